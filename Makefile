@@ -1,0 +1,33 @@
+# One virtual environment, filled by uv from the pinned lock in seconds.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+LOCK := requirements/dev.lock
+STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
+
+.PHONY: install lock lint test clean
+
+install: $(STAMP)
+
+$(STAMP):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r $(LOCK)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+lock:
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate \
+		--extra all --extra test pyproject.toml -o $(LOCK)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "not e2e"
+
+clean:
+	rm -rf $(VENV) .build artifacts dist

@@ -1,0 +1,196 @@
+"""Pure steps of allocation: each reads the cluster and returns the changes to make, and makes none."""
+
+from __future__ import annotations
+
+from resource_manager.cluster import ClusterState, could_ever_fit
+from resource_manager.errors import (
+    CapacityError,
+    DuplicateTaskError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    UnknownNodeError,
+)
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    Lease,
+    Placement,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+)
+from resource_manager.policies import Policy
+from resource_manager.queueing import Order
+
+
+def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
+    """The preferred node if the request fits there, else what the policy chooses."""
+    if request.preferred_node is not None:
+        preferred = cluster.by_name.get(request.preferred_node)
+        if preferred is not None and preferred.fits(request):
+            return Placement(preferred.name, preferred.pick_gpus(request))
+    return policy(cluster, request)
+
+
+def allocate(cluster: ClusterState, request: Request, policy: Policy, now: float) -> list[Change]:
+    """One `Granted`, or nothing if the request does not fit now.
+
+    The queue is not asked: use `submit` for a request that must not overtake.
+    """
+    placement = choose(cluster, request, policy)
+    return [] if placement is None else [grant(cluster, request, placement, now)]
+
+
+def grant(cluster: ClusterState, request: Request, placement: Placement, now: float) -> Granted:
+    """The grant of that very placement; `ClusterState.apply` refuses it if it does not fit."""
+    waiting = cluster.waiting.get(request.task_id) if cluster.waiting else None
+    return Granted(
+        Lease(
+            request,
+            placement,
+            cluster.fencing + 1,
+            now,
+            now + request.ttl_s,
+            None if waiting is None else waiting.queued_at,
+        ),
+        now,
+    )
+
+
+def submit(cluster: ClusterState, request: Request, policy: Policy, order: Order, now: float) -> list[Change]:
+    """A grant if it is this request's turn and it fits, else a place in the queue.
+
+    Raises `DuplicateTaskError` if the task holds or waits for something already, and
+    `InvalidRequestError` if no node could ever satisfy the request.
+    """
+    refuse_duplicate(cluster, request)
+    refuse_impossible(cluster, request)
+    if not cluster.waiting:
+        granted = allocate(cluster, request, policy, now)
+        if granted:
+            return granted
+    return settle(cluster, [Queued(request, now)], policy, order, now)
+
+
+def release(
+    cluster: ClusterState, task_id: str, now: float, *, fencing_token: int | None = None, outcome: str = ""
+) -> list[Change]:
+    """The end of a lease; raises `LeaseNotFoundError` if there is none, or another holder's."""
+    lease = cluster.leases.get(task_id)
+    if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
+        raise LeaseNotFoundError(task_id, fencing_token)
+    return [Released(task_id, lease.fencing_token, now, outcome)]
+
+
+def renew(
+    cluster: ClusterState, task_id: str, now: float, *, fencing_token: int | None = None
+) -> list[Change]:
+    """A lease's life counted anew from now; raises `LeaseNotFoundError`."""
+    lease = cluster.leases.get(task_id)
+    if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
+        raise LeaseNotFoundError(task_id, fencing_token)
+    return [Renewed(task_id, lease.fencing_token, now + lease.request.ttl_s, now)]
+
+
+def expire(cluster: ClusterState, now: float) -> list[Change]:
+    """The end, or the quarantine, of every lease that nobody renewed in time."""
+    return [
+        (Quarantined if lease.request.quarantine else Expired)(lease.task_id, lease.fencing_token, now)
+        for lease in cluster.expired(now)
+    ]
+
+
+def cancel(cluster: ClusterState, task_id: str, now: float, reason: str = "") -> list[Change]:
+    """The end of a wait; raises `LeaseNotFoundError` if the task does not wait."""
+    if task_id not in cluster.waiting:
+        raise LeaseNotFoundError(task_id)
+    return [Cancelled(task_id, now, reason)]
+
+
+def grant_waiting(cluster: ClusterState, policy: Policy, order: Order, now: float) -> list[Change]:
+    """Grants for waiting requests that fit, in queue order; the first that does not fit blocks the rest."""
+    return settle(cluster, [], policy, order, now)
+
+
+def settle(
+    cluster: ClusterState, changes: list[Change], policy: Policy, order: Order, now: float
+) -> list[Change]:
+    """The changes, and the grants they make possible to those who wait."""
+    if not cluster.waiting and not any(type(change) is Queued for change in changes):
+        return changes
+    settled = list(changes)
+    with cluster.trial():
+        for change in changes:
+            cluster.apply(change)
+        for waiting in order(cluster, now):
+            placement = choose(cluster, waiting.request, policy)
+            if placement is None:
+                if _blocks(cluster, waiting.request):
+                    break
+                continue
+            granted = grant(cluster, waiting.request, placement, now)
+            cluster.apply(granted)
+            settled.append(granted)
+    return settled
+
+
+def _blocks(cluster: ClusterState, request: Request) -> bool:
+    """Whether a request that waits holds up those behind it: not if no open node could ever take it.
+
+    A request that only a drained server could satisfy would otherwise stop the whole queue.
+    """
+    return any(state.is_open and could_ever_fit(state.node, request) for state in cluster.nodes)
+
+
+def refuse_duplicate(cluster: ClusterState, request: Request) -> None:
+    """Raises `DuplicateTaskError` if the task holds a lease or waits."""
+    if request.task_id in cluster.leases:
+        raise DuplicateTaskError(request.task_id, "already holds a lease")
+    if request.task_id in cluster.waiting:
+        raise DuplicateTaskError(request.task_id, "already waits in the queue")
+
+
+def refuse_impossible(cluster: ClusterState, request: Request) -> None:
+    """Raises `InvalidRequestError` if not even an empty inventory could satisfy the request."""
+    for name in (request.preferred_node, request.required_node):
+        if name is not None and name not in cluster.by_name:
+            raise UnknownNodeError(name, len(cluster.nodes))
+    if not any(could_ever_fit(state.node, request) for state in cluster.nodes if not state.retired):
+        raise InvalidRequestError(
+            f"no server could ever satisfy task {request.task_id!r}: {describe(request)}"
+        )
+
+
+def describe(request: Request) -> str:
+    """The request's demand in words."""
+    parts = [f"{request.gpus} GPUs" if request.gpu_milli == 1000 else f"{request.gpu_milli} milli of a GPU"]
+    if request.gpu_types:
+        parts[0] += f" of type {' or '.join(request.gpu_types)}"
+    if request.vendor:
+        parts[0] += f" by {request.vendor}"
+    parts += [f"{amount} {name}" for name, amount in request.resources.items()]
+    if request.required_node is not None:
+        parts.append(f"on {request.required_node}")
+    return ", ".join(parts)
+
+
+def check(cluster: ClusterState) -> None:
+    """Raises `CapacityError` unless free and held add up to the inventory on every node."""
+    for state in cluster.nodes:
+        held: dict[int, int] = {}
+        for lease in state.leases.values():
+            for gpu_id in lease.placement.gpu_ids:
+                held[gpu_id] = held.get(gpu_id, 0) + lease.request.gpu_milli
+        for gpu_id, free in state.gpu_free.items():
+            if free < 0 or free + held.get(gpu_id, 0) != 1000:
+                raise CapacityError(
+                    f"GPU {gpu_id} of {state.name!r}: {free} free, {held.get(gpu_id, 0)} held"
+                )
+        for name, total in state.node.resources.items():
+            used = sum(lease.request.resources.get(name, 0) for lease in state.leases.values())
+            if abs(state.free[name] + used - total) > 1e-9 * max(1.0, abs(total)):
+                raise CapacityError(f"{name} of {state.name!r}: {state.free[name]} free, {used} held")

@@ -1,0 +1,565 @@
+"""What is free and what is held: a fold of changes over an inventory, with indexes for fast placement."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.models import (
+    MILLI_PER_GPU,
+    Amount,
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+    Restored,
+    Waiting,
+)
+
+JOURNAL_MIN_LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A whole state as plain values: what a store keeps and a replica starts from."""
+
+    version: int
+    fencing: int
+    sequence: int
+    nodes: tuple[Node, ...]
+    leases: tuple[Lease, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    drained: tuple[Drained, ...] = ()
+    retired: tuple[str, ...] = ()
+    last_node: str | None = None
+
+
+class NodeState:
+    """One node's free capacity, derived from its leases; read it, never write it.
+
+    `free` is by resource name, `gpu_free` is the free milli by GPU id in ascending order, `whole_free`
+    counts GPUs that are free entirely. `drained` holds the change that closed the node, if any.
+    """
+
+    __slots__ = (
+        "drained",
+        "free",
+        "free_milli",
+        "gpu_free",
+        "index",
+        "leases",
+        "name",
+        "node",
+        "retired",
+        "uniform",
+        "whole_free",
+    )
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.name = node.name
+        self.index = index
+        self.free: dict[str, Amount] = dict(node.resources)
+        self.gpu_free: dict[int, int] = {
+            gpu.gpu_id: MILLI_PER_GPU for gpu in sorted(node.gpus, key=lambda g: g.gpu_id)
+        }
+        self.whole_free = len(self.gpu_free)
+        self.free_milli = MILLI_PER_GPU * len(self.gpu_free)
+        self.uniform = len({(gpu.gpu_type, gpu.vendor) for gpu in node.gpus}) <= 1
+        self.leases: dict[str, Lease] = {}
+        self.drained: Drained | None = None
+        self.retired = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the node takes new leases."""
+        return self.drained is None and not self.retired
+
+    def fits(self, request: Request) -> bool:
+        """Whether the request fits this node now, its constraints and the node's state included."""
+        free = self.free
+        for name, amount in request.resources.items():
+            if free.get(name, 0) < amount:
+                return False
+        if self.drained is not None or self.retired:
+            return False
+        if request.required_node is not None and request.required_node != self.name:
+            return False
+        gpus = request.gpus
+        if not gpus:
+            return not (request.vendor or request.gpu_types) or accepts_node(self.node, request)
+        if request.gpu_milli != MILLI_PER_GPU:
+            return bool(self.eligible_gpus(request))
+        if self.whole_free < gpus:
+            return False
+        if not (request.gpu_types or request.vendor):
+            return True
+        if self.uniform:
+            return accepts_node(self.node, request)
+        return len(self.eligible_gpus(request)) >= gpus
+
+    def eligible_gpus(self, request: Request) -> list[int]:
+        """Ids of the GPUs that have the free milli, type and vendor asked for, ascending."""
+        milli = request.gpu_milli
+        ids = [gpu_id for gpu_id, free in self.gpu_free.items() if free >= milli]
+        if request.gpu_types or request.vendor:
+            accepted = accepted_gpu_ids(self.node, request)
+            return [gpu_id for gpu_id in ids if gpu_id in accepted]
+        return ids
+
+    def pick_gpus(self, request: Request) -> tuple[int, ...]:
+        """The lowest eligible ids; for a share, the lowest among the tightest fits."""
+        if not request.gpus:
+            return ()
+        ids = self.eligible_gpus(request)
+        if request.gpu_milli != MILLI_PER_GPU:
+            return (min(ids, key=self.gpu_free.__getitem__),)
+        return tuple(ids[: request.gpus])
+
+
+def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
+    """Ids of the node's GPUs, free or not, whose type and vendor the request takes."""
+    return {
+        gpu.gpu_id
+        for gpu in node.gpus
+        if (not request.gpu_types or gpu.gpu_type in request.gpu_types)
+        and (not request.vendor or gpu.vendor == request.vendor)
+    }
+
+
+def accepts_node(node: Node, request: Request) -> bool:
+    """Whether the node as a whole has the type and vendor the request takes."""
+    if not node.gpus:
+        return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
+    return bool(accepted_gpu_ids(node, request))
+
+
+def could_ever_fit(node: Node, request: Request) -> bool:
+    """Whether the request fits the node when it is empty."""
+    state = NodeState(node, 0)
+    return state.fits(request)
+
+
+class ClusterState:
+    """The state: inventory, leases, queue. `apply(change)` is its only mutation.
+
+    `version` counts the changes applied, `fencing` is the last fencing number given out. Nodes keep the
+    order of the inventory. Amounts that are integers stay exact; where a node's float amounts are all
+    given back, its totals are restored exactly.
+    """
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.version = 0
+        self.fencing = 0
+        self.sequence = 0
+        self.last_node: str | None = None
+        self.leases: dict[str, Lease] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._undo: list[Callable[[], None]] | None = None
+        self.nodes: list[NodeState] = []
+        self.by_name: dict[str, NodeState] = {}
+        self.journal: list[int] = []
+        self.journal_start = 0
+        self._index_nodes([NodeState(node, i) for i, node in enumerate(nodes)])
+
+    # ---- reading ----
+
+    def node(self, name: str) -> NodeState:
+        """The node of that name; raises `UnknownNodeError`."""
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise UnknownNodeError(name, len(self.nodes)) from None
+
+    def candidates(self, request: Request, start: int = 0) -> Iterator[NodeState]:
+        """Nodes the request fits now, in inventory order, beginning at position `start` and wrapping."""
+        mask = self.candidate_mask(request)
+        if start:
+            low = mask & ((1 << start) - 1)
+            yield from self.scan(mask ^ low, request)
+            mask = low
+        yield from self.scan(mask, request)
+
+    def candidate_mask(self, request: Request) -> int:
+        """Bit i is set if node i may fit: open, with enough GPUs; types and amounts are left to `fits`."""
+        if request.required_node is not None:
+            state = self.by_name.get(request.required_node)
+            return 0 if state is None else 1 << state.index
+        need = request.gpus
+        if not need:
+            return self.open_mask
+        by_whole = self.whole_free_masks
+        if request.gpu_milli != MILLI_PER_GPU:
+            return self.open_mask & self.any_milli_mask
+        mask = 0
+        for level in range(need, len(by_whole)):
+            mask |= by_whole[level]
+        return mask & self.open_mask
+
+    def scan(self, mask: int, request: Request) -> Iterator[NodeState]:
+        """Nodes of the bit set that the request fits now, in inventory order."""
+        nodes = self.nodes
+        while mask:
+            low = mask & -mask
+            node = nodes[low.bit_length() - 1]
+            if node.fits(request):
+                yield node
+            mask ^= low
+
+    def expired(self, now: float) -> list[Lease]:
+        """Leases past their end and not in quarantine, the earliest end first."""
+        due: list[tuple[float, int, str]] = []
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            entry = heapq.heappop(deadlines)
+            lease = self.leases.get(entry[2])
+            if (
+                lease is not None
+                and lease.fencing_token == entry[1]
+                and lease.expires_at == entry[0]
+                and not lease.quarantined
+                and (not due or due[-1] != entry)
+            ):
+                due.append(entry)
+        for entry in due:
+            heapq.heappush(deadlines, entry)
+        return [self.leases[task_id] for _, _, task_id in due]
+
+    @property
+    def mark(self) -> int:
+        """A place in the journal; pass it to `changed_since` later."""
+        return self.journal_start + len(self.journal)
+
+    def changed_since(self, mark: int) -> list[int] | None:
+        """Positions of nodes that changed since `mark`, repeats included; None: take all as changed."""
+        if mark < self.journal_start:
+            return None
+        return self.journal[mark - self.journal_start :]
+
+    def snapshot(self) -> Snapshot:
+        """The whole state as plain values."""
+        return Snapshot(
+            version=self.version,
+            fencing=self.fencing,
+            sequence=self.sequence,
+            nodes=tuple(state.node for state in self.nodes),
+            leases=tuple(self.leases.values()),
+            waiting=tuple(self.waiting.values()),
+            drained=tuple(state.drained for state in self.nodes if state.drained is not None),
+            retired=tuple(state.name for state in self.nodes if state.retired),
+            last_node=self.last_node,
+        )
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> ClusterState:
+        """A state equal to the one the snapshot was taken of."""
+        cluster = cls(snapshot.nodes)
+        for drained in snapshot.drained:
+            cluster.by_name[drained.node].drained = drained
+        for name in snapshot.retired:
+            cluster.by_name[name].retired = True
+        for lease in snapshot.leases:
+            cluster._restore_lease(lease)
+        cluster.waiting = {waiting.task_id: waiting for waiting in snapshot.waiting}
+        cluster.version = snapshot.version
+        cluster.fencing = snapshot.fencing
+        cluster.sequence = snapshot.sequence
+        cluster.last_node = snapshot.last_node
+        cluster._index_nodes(cluster.nodes)
+        return cluster
+
+    # ---- the only mutation ----
+
+    def apply(self, change: Change) -> None:
+        """Moves the state on by one change; raises `CapacityError` or a lookup error and changes nothing."""
+        _APPLY[type(change)](self, change)
+        self.version += 1
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Everything applied inside is undone at the end: for deciding several steps without committing.
+
+        An inventory cannot be tried, and trials do not nest.
+        """
+        before = (self.version, self.fencing, self.sequence, self.last_node)
+        self._undo = []
+        try:
+            yield
+        finally:
+            undo, self._undo = self._undo, None
+            for step in reversed(undo):
+                step()
+            self.version, self.fencing, self.sequence, self.last_node = before
+
+    # ---- how each change moves the state ----
+
+    def _granted(self, change: Granted) -> None:
+        lease = change.lease
+        request = lease.request
+        task_id = request.task_id
+        if task_id in self.leases:
+            raise CapacityError(f"task {task_id!r} already holds a lease")
+        self._hold(lease)
+        if lease.fencing_token > self.fencing:
+            self.fencing = lease.fencing_token
+        self.last_node = lease.placement.node
+        waiting = self.waiting.pop(task_id, None) if self.waiting else None
+        if self._undo is not None:
+            self._undo.append(lambda: self._undo_grant(lease, waiting))
+
+    def _undo_grant(self, lease: Lease, waiting: Waiting | None) -> None:
+        self._let_go(lease)
+        if waiting is not None:
+            self.waiting[waiting.task_id] = waiting
+
+    def _ended(self, change: Released | Expired) -> None:
+        lease = self._live(change.task_id, change.fencing_token)
+        self._let_go(lease)
+        if self._undo is not None:
+            self._undo.append(lambda: self._restore_lease(lease))
+
+    def _renewed(self, change: Renewed) -> None:
+        lease = self._live(change.task_id, change.fencing_token)
+        self._replace_lease(lease, replace(lease, expires_at=change.expires_at, quarantined=False))
+
+    def _quarantined(self, change: Quarantined) -> None:
+        lease = self._live(change.task_id, change.fencing_token)
+        self._replace_lease(lease, replace(lease, quarantined=True))
+
+    def _replace_lease(self, old: Lease, new: Lease) -> None:
+        self.leases[new.task_id] = new
+        self.by_name[new.placement.node].leases[new.task_id] = new
+        self._push_deadline(new)
+        if self._undo is not None:
+            self._undo.append(lambda: self._replace_lease_back(old))
+
+    def _replace_lease_back(self, old: Lease) -> None:
+        self.leases[old.task_id] = old
+        self.by_name[old.placement.node].leases[old.task_id] = old
+        self._push_deadline(old)
+
+    def _queued(self, change: Queued) -> None:
+        task_id = change.request.task_id
+        if task_id in self.waiting or task_id in self.leases:
+            raise CapacityError(f"task {task_id!r} already waits or holds a lease")
+        self.sequence += 1
+        self.waiting[task_id] = Waiting(change.request, change.at, self.sequence)
+        if self._undo is not None:
+            self._undo.append(lambda: self.waiting.__delitem__(task_id))
+
+    def _cancelled(self, change: Cancelled) -> None:
+        waiting = self.waiting.pop(change.task_id, None)
+        if waiting is None:
+            raise LeaseNotFoundError(change.task_id)
+        if self._undo is not None:
+            self._undo.append(lambda: self.waiting.__setitem__(waiting.task_id, waiting))
+
+    def _drained(self, change: Drained) -> None:
+        self._close(self.node(change.node), change)
+
+    def _restored(self, change: Restored) -> None:
+        self._close(self.node(change.node), None)
+
+    def _close(self, state: NodeState, drained: Drained | None) -> None:
+        before = state.drained
+        state.drained = drained
+        self._set_open(state)
+        if self._undo is not None:
+            self._undo.append(lambda: self._reopen(state, before))
+
+    def _reopen(self, state: NodeState, drained: Drained | None) -> None:
+        state.drained = drained
+        self._set_open(state)
+
+    def _inventory_changed(self, change: InventoryChanged) -> None:
+        if self._undo is not None:
+            raise CapacityError("an inventory cannot be tried, only applied")
+        old = self.by_name
+        states = [NodeState(node, 0) for node in change.nodes]
+        kept = {state.name for state in states}
+        for previous in self.nodes:
+            if previous.name not in kept and previous.leases:
+                retired = NodeState(previous.node, 0)
+                retired.retired = True
+                states.append(retired)
+        self.nodes = states
+        self.by_name = {state.name: state for state in states}
+        for state in states:
+            if state.name in old:
+                state.drained = old[state.name].drained
+                for lease in old[state.name].leases.values():
+                    _book(state, lease, force=True)
+                    state.leases[lease.task_id] = lease
+        self._index_nodes(states)
+
+    # ---- indexes ----
+
+    def _index_nodes(self, states: list[NodeState]) -> None:
+        for index, state in enumerate(states):
+            state.index = index
+        self.nodes = states
+        self.by_name = {state.name: state for state in states}
+        self.by_server_id = {state.node.server_id: state for state in states}
+        width = max((len(state.gpu_free) for state in states), default=0)
+        masks = [bytearray((len(states) + 7) // 8) for _ in range(width + 1)]
+        open_bits = bytearray((len(states) + 7) // 8)
+        any_bits = bytearray((len(states) + 7) // 8)
+        for index, state in enumerate(states):
+            byte, bit = index >> 3, 1 << (index & 7)
+            masks[state.whole_free][byte] |= bit
+            if state.is_open:
+                open_bits[byte] |= bit
+            if state.free_milli > 0:
+                any_bits[byte] |= bit
+        # Bit sets over node positions: bit i of whole_free_masks[k] says node i has exactly k free GPUs.
+        self.whole_free_masks = [int.from_bytes(mask, "little") for mask in masks]
+        self.open_mask = int.from_bytes(open_bits, "little")
+        self.any_milli_mask = int.from_bytes(any_bits, "little")
+        # Positions may have moved: whoever follows the journal must look at everything again.
+        self.journal_start = self.mark + 1
+        self.journal = []
+
+    def _touch(self, index: int) -> None:
+        journal = self.journal
+        journal.append(index)
+        if len(journal) > JOURNAL_MIN_LENGTH and len(journal) > 8 * len(self.nodes):
+            cut = len(journal) // 2
+            del journal[:cut]
+            self.journal_start += cut
+
+    def _set_open(self, state: NodeState) -> None:
+        bit = 1 << state.index
+        self.open_mask = self.open_mask | bit if state.is_open else self.open_mask & ~bit
+        self._touch(state.index)
+
+    def _live(self, task_id: str, fencing_token: int) -> Lease:
+        lease = self.leases.get(task_id)
+        if lease is None or lease.fencing_token != fencing_token:
+            raise LeaseNotFoundError(task_id, fencing_token)
+        return lease
+
+    def _hold(self, lease: Lease) -> None:
+        state = self.by_name.get(lease.placement.node)
+        if state is None:
+            raise UnknownNodeError(lease.placement.node, len(self.nodes))
+        whole_before = state.whole_free
+        _book(state, lease)
+        self._reindex(state, whole_before)
+        task_id = lease.request.task_id
+        state.leases[task_id] = lease
+        self.leases[task_id] = lease
+        self._push_deadline(lease)
+
+    def _push_deadline(self, lease: Lease) -> None:
+        if lease.expires_at != math.inf:
+            heapq.heappush(self._deadlines, (lease.expires_at, lease.fencing_token, lease.task_id))
+
+    def _restore_lease(self, lease: Lease) -> None:
+        """Holds a lease that was held before, even where the inventory has shrunk beneath it since."""
+        state = self.by_name[lease.placement.node]
+        whole_before = state.whole_free
+        _book(state, lease, force=True)
+        self._reindex(state, whole_before)
+        state.leases[lease.task_id] = lease
+        self.leases[lease.task_id] = lease
+        self._push_deadline(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        task_id = lease.request.task_id
+        state = self.by_name[lease.placement.node]
+        whole_before = state.whole_free
+        del self.leases[task_id]
+        del state.leases[task_id]
+        _unbook(state, lease)
+        self._reindex(state, whole_before)
+        if state.retired and not state.leases and self._undo is None:
+            self._index_nodes([other for other in self.nodes if other is not state])
+
+    def _reindex(self, state: NodeState, whole_before: int) -> None:
+        index = state.index
+        whole_now = state.whole_free
+        if whole_now != whole_before:
+            bit = 1 << index
+            masks = self.whole_free_masks
+            masks[whole_before] ^= bit
+            masks[whole_now] ^= bit
+        if state.gpu_free and (state.free_milli > 0) != bool(self.any_milli_mask >> index & 1):
+            self.any_milli_mask ^= 1 << index
+        self._touch(index)
+
+
+def _book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
+    """Takes the lease's amounts from the node, or raises `CapacityError` and takes nothing."""
+    request = lease.request
+    gpu_ids = lease.placement.gpu_ids
+    milli = request.gpu_milli
+    gpu_free = state.gpu_free
+    free = state.free
+    if not force:
+        if len(gpu_ids) != request.gpus or len(set(gpu_ids)) != len(gpu_ids):
+            raise CapacityError(f"placement of {request.task_id!r} names {gpu_ids} for {request.gpus} GPUs")
+        for gpu_id in gpu_ids:
+            if gpu_free.get(gpu_id, 0) < milli:
+                raise CapacityError(f"GPU {gpu_id} of {state.name!r} has less than {milli} milli free")
+        for name, amount in request.resources.items():
+            if free.get(name, 0) < amount:
+                raise CapacityError(f"{state.name!r} has less than {amount} {name} free")
+    for gpu_id in gpu_ids:
+        before = gpu_free.get(gpu_id)
+        if before is None:  # the GPU left the inventory while held: it is never free again
+            continue
+        if before == MILLI_PER_GPU:
+            state.whole_free -= 1
+        gpu_free[gpu_id] = before - milli
+        state.free_milli -= milli
+    for name, amount in request.resources.items():
+        free[name] = free.get(name, 0) - amount
+
+
+def _unbook(state: NodeState, lease: Lease) -> None:
+    milli = lease.request.gpu_milli
+    gpu_free = state.gpu_free
+    for gpu_id in lease.placement.gpu_ids:
+        before = gpu_free.get(gpu_id)
+        if before is None:
+            continue
+        after = before + milli
+        if after == MILLI_PER_GPU:
+            state.whole_free += 1
+        gpu_free[gpu_id] = after
+        state.free_milli += milli
+    free = state.free
+    if state.leases:
+        for name, amount in lease.request.resources.items():
+            free[name] += amount
+    else:
+        state.free = dict(state.node.resources)
+
+
+_APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
+    Granted: ClusterState._granted,
+    Released: ClusterState._ended,
+    Expired: ClusterState._ended,
+    Renewed: ClusterState._renewed,
+    Quarantined: ClusterState._quarantined,
+    Queued: ClusterState._queued,
+    Cancelled: ClusterState._cancelled,
+    Drained: ClusterState._drained,
+    Restored: ClusterState._restored,
+    InventoryChanged: ClusterState._inventory_changed,
+}

@@ -1,0 +1,93 @@
+"""One tree of errors: catch `ResourceManagerError` to catch them all."""
+
+from __future__ import annotations
+
+
+class ResourceManagerError(Exception):
+    """Root of every error this project raises itself."""
+
+
+class InvalidRequestError(ResourceManagerError, ValueError):
+    """A request that no state could ever satisfy, or that makes no sense."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownNodeError(InvalidRequestError):
+    """A node name or server id that is not in the inventory."""
+
+    def __init__(self, node: object, known: int) -> None:
+        super().__init__(f"server {node!r} is not in the inventory of {known} servers", field="node")
+        self.node = node
+
+
+class DuplicateTaskError(InvalidRequestError):
+    """A task id that already holds or waits for something of another shape."""
+
+    def __init__(self, task_id: str, detail: str) -> None:
+        super().__init__(f"task {task_id!r} {detail}", field="task_id")
+        self.task_id = task_id
+
+
+class CapacityError(ResourceManagerError):
+    """A change that would book more than a node has, or free what is not held."""
+
+
+class LeaseNotFoundError(ResourceManagerError):
+    """No live lease with that task id (and fencing token)."""
+
+    def __init__(self, task_id: str, fencing_token: int | None = None) -> None:
+        suffix = "" if fencing_token is None else f" with fencing token {fencing_token}"
+        super().__init__(f"no live lease of task {task_id!r}{suffix}")
+        self.task_id = task_id
+        self.fencing_token = fencing_token
+
+
+class PolicyError(ResourceManagerError):
+    """A placement policy or queue order that is unknown or broke its contract."""
+
+
+class InventoryError(ResourceManagerError, ValueError):
+    """A wrong inventory file; the message names file, line and reason."""
+
+
+class SettingsError(ResourceManagerError, ValueError):
+    """A wrong setting; the message names the setting and what it takes."""
+
+
+class StoreError(ResourceManagerError):
+    """The store did not do what was asked; subclasses say why."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be reached; nothing was changed as far as is known."""
+
+
+class StaleStateError(StoreError):
+    """The state moved on since it was read; nothing was written."""
+
+    def __init__(self, expected: int, found: int | None, detail: str = "") -> None:
+        super().__init__(
+            detail or f"the state moved on: expected version {expected}, found {found}; read again and retry"
+        )
+        self.expected = expected
+        self.found = found
+
+
+class CorruptStateError(StoreError):
+    """The stored document cannot be read; it was left as it is."""
+
+
+class LockError(ResourceManagerError):
+    """The lock was lost or used wrongly."""
+
+
+class LockTimeoutError(LockError):
+    """The lock could not be had within the time allowed."""
+
+    def __init__(self, name: str, waited_s: float) -> None:
+        super().__init__(f"lock {name!r} was not free within {waited_s:g} s")
+        self.name = name
+        self.waited_s = waited_s

@@ -1,0 +1,241 @@
+"""Values of the resource manager: nodes, requests, placements, leases and the changes of state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from resource_manager.errors import InvalidRequestError
+
+MILLI_PER_GPU = 1000
+"""A GPU is divided into this many parts; a request for a share names some of them."""
+
+Amount = int | float
+"""A quantity of a divisible resource; integers stay exact, floats are allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU of a node: its index there, and what it is."""
+
+    gpu_id: int
+    gpu_type: str = ""
+    vendor: str = "nvidia"
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A server (or NUMA node, base station, device): divisible resources by name, and GPUs.
+
+    `resources` maps a name that carries its unit (`cpus`, `memory_mib`) to the total amount.
+    """
+
+    name: str
+    server_id: int
+    resources: Mapping[str, Amount] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
+    address: str = ""
+    vendor: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a task asks of one node: GPUs (whole or a share of one) and amounts, with constraints.
+
+    `gpus` GPUs of `gpu_milli` thousandths each; a share (below 1000) asks for exactly one GPU.
+    `gpu_types` empty means any type. `preferred_node` is tried first, `required_node` is the only one.
+    `ttl_s` is the life of the lease without renewal; infinite by default, which suits a simulation.
+    `quarantine` keeps the capacity held after expiry until someone confirms that the job is gone.
+    """
+
+    task_id: str
+    gpus: int = 0
+    gpu_milli: int = MILLI_PER_GPU
+    resources: Mapping[str, Amount] = field(default_factory=dict)
+    gpu_types: tuple[str, ...] = ()
+    vendor: str = ""
+    preferred_node: str | None = None
+    required_node: str | None = None
+    priority: int = 0
+    team: str = ""
+    owner: str = ""
+    ttl_s: float = math.inf
+    expected_runtime_s: float | None = None
+    quarantine: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
+    """Hashable key of everything that decides where the request fits; equal shapes fit equally."""
+
+    def __post_init__(self) -> None:
+        if not self.task_id:
+            raise InvalidRequestError("task_id must not be empty", field="task_id")
+        if self.gpus < 0:
+            raise InvalidRequestError(f"gpus must not be negative, got {self.gpus}", field="gpus")
+        if self.gpu_milli != MILLI_PER_GPU and (self.gpus != 1 or not 0 < self.gpu_milli < MILLI_PER_GPU):
+            raise InvalidRequestError(
+                f"a share asks for one GPU and 1 to 999 milli of it, got {self.gpus} x {self.gpu_milli}",
+                field="gpu_milli",
+            )
+        amounts = tuple(self.resources.items())
+        for name, amount in amounts:
+            if not 0 <= amount < math.inf:
+                raise InvalidRequestError(
+                    f"{name} must be a finite amount of 0 or more, got {amount}", field=name
+                )
+        if not self.ttl_s > 0:
+            raise InvalidRequestError(f"ttl_s must be above 0, got {self.ttl_s}", field="ttl_s")
+        object.__setattr__(
+            self,
+            "shape",
+            (self.gpus, self.gpu_milli, amounts, self.gpu_types, self.vendor, self.required_node),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes: a node by name, and the ids of its GPUs."""
+
+    node: str
+    gpu_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A request that holds its placement until it is released or expires.
+
+    `fencing_token` only grows over the life of a state; times are seconds of the store's clock.
+    """
+
+    request: Request
+    placement: Placement
+    fencing_token: int
+    granted_at: float
+    expires_at: float
+    queued_at: float | None = None
+    quarantined: bool = False
+
+    @property
+    def task_id(self) -> str:
+        return self.request.task_id
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in the queue; `sequence` is its place in the order of arrival."""
+
+    request: Request
+    queued_at: float
+    sequence: int
+
+    @property
+    def task_id(self) -> str:
+        return self.request.task_id
+
+
+# ---- changes: the only way a state moves; their list is the audit trail and a replayable trace ----
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease begins; if the task waited, it leaves the queue."""
+
+    lease: Lease
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A lease ends because its owner, an operator or the reconciler said so."""
+
+    task_id: str
+    fencing_token: int
+    at: float
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A lease lives on until `expires_at`; a quarantined one is active again."""
+
+    task_id: str
+    fencing_token: int
+    expires_at: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A lease ends because nobody renewed it."""
+
+    task_id: str
+    fencing_token: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Nobody renewed the lease, but its job may still run: the capacity stays held."""
+
+    task_id: str
+    fencing_token: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A request begins to wait."""
+
+    request: Request
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A waiting request gives up."""
+
+    task_id: str
+    at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A node takes no new leases; the ones it has live on. `failed` marks a broken server."""
+
+    node: str
+    at: float
+    reason: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A drained node takes leases again."""
+
+    node: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryChanged:
+    """The list of nodes is now this one; a node that left but is in use stays, retired, until free."""
+
+    nodes: tuple[Node, ...]
+    at: float
+
+
+Change = (
+    Granted
+    | Released
+    | Renewed
+    | Expired
+    | Quarantined
+    | Queued
+    | Cancelled
+    | Drained
+    | Restored
+    | InventoryChanged
+)

@@ -1,0 +1,43 @@
+"""Placement policies by name; a policy reads the cluster and chooses, it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import PolicyError
+from resource_manager.models import Placement, Request
+from resource_manager.policies.best_fit import best_fit
+from resource_manager.policies.first_fit import first_fit
+from resource_manager.policies.least_loaded import least_loaded
+from resource_manager.policies.random import random
+from resource_manager.policies.round_robin import round_robin
+
+Policy = Callable[[ClusterState, Request], Placement | None]
+
+POLICIES: dict[str, Policy] = {
+    "first_fit": first_fit,
+    "best_fit": best_fit,
+    "round_robin": round_robin,
+    "least_loaded": least_loaded,
+    "random": random,
+}
+
+ENTRY_POINT_GROUP = "gpu_resource_manager.policies"
+
+
+def get_policy(name: str) -> Policy:
+    """The policy of that name, ours or from an entry point; raises `PolicyError`."""
+    policy = POLICIES.get(name)
+    if policy is not None:
+        return policy
+    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in found:
+        loaded: Policy = found[name].load()
+        return loaded
+    known = ", ".join(sorted({*POLICIES, *found}))
+    raise PolicyError(f"unknown policy {name!r}; known are {known}")
+
+
+__all__ = ["POLICIES", "Policy", "get_policy"]

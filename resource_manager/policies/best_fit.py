@@ -1,0 +1,41 @@
+"""Best fit: the node that would have the least left."""
+
+from __future__ import annotations
+
+from resource_manager.cluster import ClusterState, NodeState
+from resource_manager.models import MILLI_PER_GPU, Placement, Request
+
+
+def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
+    """The node with the fewest free GPUs that still fits, the first on ties (original design, section 3.3.2).
+
+    A share goes to the tightest GPU of all; a request without GPUs to the node with the smallest share
+    of the amounts it asks for left.
+    """
+    best: NodeState | None = None
+    if request.gpus and request.gpu_milli == MILLI_PER_GPU:
+        best = _fewest_whole_gpus(cluster, request)
+    else:
+        measure = _tightest_gpu if request.gpus else _share_left
+        best = min(cluster.candidates(request), key=lambda node: measure(node, request), default=None)
+    return None if best is None else Placement(best.name, best.pick_gpus(request))
+
+
+def _fewest_whole_gpus(cluster: ClusterState, request: Request) -> NodeState | None:
+    allowed = cluster.candidate_mask(request)
+    for level in range(request.gpus, len(cluster.whole_free_masks)):
+        for node in cluster.scan(cluster.whole_free_masks[level] & allowed, request):
+            return node
+    return None
+
+
+def _tightest_gpu(node: NodeState, request: Request) -> float:
+    return min(node.gpu_free[gpu_id] for gpu_id in node.eligible_gpus(request))
+
+
+def _share_left(node: NodeState, request: Request) -> float:
+    return sum(
+        (node.free[name] - amount) / node.node.resources[name]
+        for name, amount in request.resources.items()
+        if amount
+    )

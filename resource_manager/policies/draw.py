@@ -1,0 +1,27 @@
+"""Reproducible draws from numbers alone (SplitMix64), for policies that may not hold a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    """64 well-mixed bits of an integer (Steele, Lea and Flood, SplitMix, OOPSLA 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def stream(seed: int, position: int) -> Callable[[int], int]:
+    """A function that draws one integer below its argument at each call."""
+    state = mix(mix(seed) ^ position)
+
+    def below(limit: int) -> int:
+        nonlocal state
+        state = mix(state)
+        return state % limit
+
+    return below

@@ -1,0 +1,13 @@
+"""First fit: the first node, in inventory order, that the request fits."""
+
+from __future__ import annotations
+
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Placement, Request
+
+
+def first_fit(cluster: ClusterState, request: Request) -> Placement | None:
+    """The first node with room, and its lowest free GPUs (original design, section 3.1)."""
+    for node in cluster.candidates(request):
+        return Placement(node.name, node.pick_gpus(request))
+    return None

@@ -1,0 +1,12 @@
+"""Least loaded: the node that runs the fewest tasks."""
+
+from __future__ import annotations
+
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Placement, Request
+
+
+def least_loaded(cluster: ClusterState, request: Request) -> Placement | None:
+    """The node with the fewest leases that has room, the first on ties (original design, section 3.3.2)."""
+    best = min(cluster.candidates(request), key=lambda node: len(node.leases), default=None)
+    return None if best is None else Placement(best.name, best.pick_gpus(request))

@@ -1,0 +1,1 @@
+"""Simulators that drive the product's own allocator: serverless, vgpu, oasis, edge and trace replay."""

@@ -1,0 +1,85 @@
+"""`gpu-simulate`: one command a simulator, loaded only when it is called."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+try:
+    import click
+except ModuleNotFoundError:  # pragma: no cover - the message is the whole behaviour
+    sys.exit("gpu-simulate needs the extra: pip install 'gpu-resource-manager[simulator]'")
+
+from resource_manager.errors import ResourceManagerError
+
+COMMANDS = {
+    "serverless": "simulator.serverless.command",
+    "vgpu": "simulator.vgpu.command",
+    "oasis": "simulator.oasis.command",
+    "edge": "simulator.edge.command",
+    "replay": "simulator.replay.command",
+    "compare": "simulator.replay.compare_command",
+}
+"""Command name -> module with a click command called `command`."""
+
+
+class LazyGroup(click.Group):
+    """Imports a simulator when its command is asked for, so that one missing extra spoils only itself."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        try:
+            command: click.Command = import_module(module).command
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.startswith(("simulator", "resource_manager")):
+                raise
+            raise click.UsageError(
+                f"{cmd_name} needs {error.name}: pip install 'gpu-resource-manager[simulator]'"
+            ) from error
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ResourceManagerError, OSError) as error:
+            raise BadInput(str(error)) from error
+
+
+class BadInput(click.ClickException):
+    """One line on standard error, and exit status 2."""
+
+    exit_code = 2
+
+
+def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options every simulator command takes: --seed, --output-dir, --json."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else."),
+        click.option(
+            "--output-dir",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Write reports and plots into this folder.",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random draw."),
+    ):
+        function = option(function)
+    return function
+
+
+def print_json(summary: object) -> None:
+    """Writes the summary as one line of JSON on standard output."""
+    click.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Replays and simulates GPU scheduling with the resource manager's own allocator."""

@@ -1,0 +1,22 @@
+"""Errors of the simulators; their root is the project's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resource_manager.errors import ResourceManagerError
+
+
+class SimulationError(ResourceManagerError):
+    """A simulation that cannot run as asked."""
+
+
+class InputError(SimulationError, ValueError):
+    """Bad input; where it came from a file, the message names file and line."""
+
+    def __init__(self, reason: str, *, path: str | Path | None = None, line: int | None = None) -> None:
+        where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
+        super().__init__(where + reason)
+        self.path = path
+        self.line = line
+        self.reason = reason
