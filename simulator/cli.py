@@ -17,14 +17,17 @@ except ModuleNotFoundError:  # pragma: no cover - the message is the whole behav
 from resource_manager.errors import ResourceManagerError
 
 COMMANDS = {
-    "serverless": "simulator.serverless.command",
-    "vgpu": "simulator.vgpu.command",
-    "oasis": "simulator.oasis.command",
-    "edge": "simulator.edge.command",
-    "replay": "simulator.replay.command",
-    "compare": "simulator.replay.compare_command",
+    "serverless": ("simulator.serverless.command", "Serverless workflows on servers with NUMA nodes."),
+    "vgpu": ("simulator.vgpu.command", "A vGPU pool with API-sandbox gates, scenarios A1 to A5."),
+    "oasis": ("simulator.oasis.command", "Online scheduling of training jobs by resource prices."),
+    "edge": ("simulator.edge.command", "Job graphs on cloud hosts, base stations and devices."),
+    "replay": ("simulator.replay.command", "A recorded workload under a placement policy and queue order."),
+    "compare": (
+        "simulator.replay.compare_command",
+        "Policies and queue orders side by side on one workload.",
+    ),
 }
-"""Command name -> module with a click command called `command`."""
+"""Command name -> (module with a click command called `command`, short help)."""
 
 
 class LazyGroup(click.Group):
@@ -34,11 +37,10 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
-        if module is None:
+        if cmd_name not in COMMANDS:
             return None
         try:
-            command: click.Command = import_module(module).command
+            command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith(("simulator", "resource_manager")):
                 raise
@@ -46,6 +48,10 @@ class LazyGroup(click.Group):
                 f"{cmd_name} needs {error.name}: pip install 'gpu-resource-manager[simulator]'"
             ) from error
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
