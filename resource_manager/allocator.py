@@ -93,7 +93,7 @@ def renew(
     lease = cluster.leases.get(task_id)
     if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
         raise LeaseNotFoundError(task_id, fencing_token)
-    return [Renewed(task_id, lease.fencing_token, now + lease.request.ttl_s, now)]
+    return [Renewed(task_id, lease.fencing_token, now, now + lease.request.ttl_s)]
 
 
 def expire(cluster: ClusterState, now: float) -> list[Change]:

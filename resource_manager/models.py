@@ -113,7 +113,7 @@ class Lease:
     placement: Placement
     fencing_token: int
     granted_at: float
-    expires_at: float
+    expires_at: float = math.inf
     queued_at: float | None = None
     quarantined: bool = False
 
@@ -162,8 +162,8 @@ class Renewed:
 
     task_id: str
     fencing_token: int
-    expires_at: float
     at: float
+    expires_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,189 @@
+"""JSON in and out: the one place where data from outside is validated.
+
+Defaults are left out of what is written, which keeps changes small and infinite times out of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from resource_manager.cluster import Snapshot
+from resource_manager.errors import CorruptStateError
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+    Restored,
+    Waiting,
+)
+
+FORMAT_VERSION = 1
+"""Version of everything stored; a reader refuses a newer one."""
+
+T = TypeVar("T")
+
+_CHANGES: dict[str, TypeAdapter[Any]] = {
+    kind.__name__.lower(): TypeAdapter(kind)
+    for kind in (
+        Granted,
+        Released,
+        Renewed,
+        Expired,
+        Quarantined,
+        Queued,
+        Cancelled,
+        Drained,
+        Restored,
+        InventoryChanged,
+    )
+}
+_TAGS = {adapter._type: tag for tag, adapter in _CHANGES.items()}
+_LEASE = TypeAdapter(Lease)
+_WAITING = TypeAdapter(Waiting)
+_NODE = TypeAdapter(Node)
+_REQUEST = TypeAdapter(Request)
+_SNAPSHOT = TypeAdapter(Snapshot)
+_TAG_KEY = '{"change":"'
+
+
+def change_to_json(change: Change) -> str:
+    """A change as one line of JSON whose first key, `change`, is its kind in lower case."""
+    tag = _TAGS[type(change)]
+    body = _CHANGES[tag].dump_json(change, exclude_defaults=True).decode()
+    return f'{_TAG_KEY}{tag}",{body[1:]}'
+
+
+def change_from_json(text: str | bytes) -> Change:
+    """The change that `change_to_json` wrote; raises `CorruptStateError`."""
+    if isinstance(text, bytes):
+        text = text.decode()
+    if text.startswith(_TAG_KEY):
+        tag = text[len(_TAG_KEY) : text.find('"', len(_TAG_KEY))]
+        if tag in _CHANGES:
+            return _load(_CHANGES[tag], text, "change")  # type: ignore[no-any-return]
+    return change_from_dict(_parse(text, "change"))
+
+
+def change_to_dict(change: Change) -> dict[str, Any]:
+    """A change as plain values; `change` is its kind in lower case."""
+    tag = _TAGS[type(change)]
+    return {"change": tag, **_CHANGES[tag].dump_python(change, mode="json", exclude_defaults=True)}
+
+
+def change_from_dict(value: Mapping[str, Any]) -> Change:
+    """The change that `change_to_dict` made; raises `CorruptStateError`."""
+    tag = value.get("change") if isinstance(value, Mapping) else None
+    adapter = _CHANGES.get(tag) if isinstance(tag, str) else None
+    if adapter is None:
+        raise CorruptStateError(f"not a change: {str(value)[:120]}")
+    try:
+        return adapter.validate_python(dict(value))  # type: ignore[no-any-return]
+    except ValidationError as error:
+        raise CorruptStateError(f"not a {tag} change: {_first(error)}") from error
+
+
+def lease_to_json(lease: Lease) -> str:
+    """A lease as JSON."""
+    return _LEASE.dump_json(lease, exclude_defaults=True).decode()
+
+
+def lease_from_json(text: str | bytes) -> Lease:
+    """The lease that `lease_to_json` wrote; raises `CorruptStateError`."""
+    return _load(_LEASE, text, "lease")
+
+
+def waiting_to_json(waiting: Waiting) -> str:
+    """A queue entry as JSON."""
+    return _WAITING.dump_json(waiting, exclude_defaults=True).decode()
+
+
+def waiting_from_json(text: str | bytes) -> Waiting:
+    """The queue entry that `waiting_to_json` wrote; raises `CorruptStateError`."""
+    return _load(_WAITING, text, "queue entry")
+
+
+def node_to_json(node: Node) -> str:
+    """A node as JSON."""
+    return _NODE.dump_json(node, exclude_defaults=True).decode()
+
+
+def node_from_json(text: str | bytes) -> Node:
+    """The node that `node_to_json` wrote; raises `CorruptStateError`."""
+    return _load(_NODE, text, "node")
+
+
+def request_to_dict(request: Request) -> dict[str, Any]:
+    """A request as plain values."""
+    return _REQUEST.dump_python(request, mode="json", exclude_defaults=True)  # type: ignore[no-any-return]
+
+
+def lease_to_dict(lease: Lease) -> dict[str, Any]:
+    """A lease as plain values."""
+    return _LEASE.dump_python(lease, mode="json", exclude_defaults=True)  # type: ignore[no-any-return]
+
+
+def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
+    """A whole state as plain values, with the format's version."""
+    return {
+        "format": FORMAT_VERSION,
+        **_SNAPSHOT.dump_python(snapshot, mode="json", exclude_defaults=True),
+    }
+
+
+def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
+    """The state that `snapshot_to_dict` made; raises `CorruptStateError`, also for a newer format."""
+    check_format(value.get("format"), "the snapshot")
+    try:
+        return _SNAPSHOT.validate_python({key: item for key, item in value.items() if key != "format"})
+    except ValidationError as error:
+        raise CorruptStateError(f"not a snapshot: {_first(error)}") from error
+
+
+def check_format(found: object, where: str) -> None:
+    """Raises `CorruptStateError` unless this version of the software can read that format."""
+    try:
+        number = int(str(found))
+    except ValueError:
+        raise CorruptStateError(f"{where} names no format version (found {found!r})") from None
+    if number > FORMAT_VERSION:
+        raise CorruptStateError(
+            f"{where} was written in format {number}; this software reads up to {FORMAT_VERSION}: upgrade it"
+        )
+
+
+def _load(adapter: TypeAdapter[T], text: str | bytes, what: str) -> T:
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        raise CorruptStateError(f"not a {what}: {_first(error)}") from error
+
+
+def _parse(text: str, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CorruptStateError(f"not a {what}: {error}") from error
+    if not isinstance(value, dict):
+        raise CorruptStateError(f"not a {what}: {text[:120]}")
+    return value
+
+
+def _first(error: ValidationError) -> str:
+    """The first complaint of a validation error, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

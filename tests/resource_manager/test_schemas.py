@@ -1,0 +1,93 @@
+"""What is written can be read back, and what is wrong is refused in one line."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from resource_manager import schemas
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import CorruptStateError
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Gpu,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Placement,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+    Restored,
+)
+
+NODE = Node("a", 0, {"cpus": 64, "compute_tflops": 57.6}, (Gpu(0, "A100"), Gpu(1, "A100", memory_mib=81920)))
+REQUEST = Request("t", gpus=1, gpu_milli=250, resources={"cpus": 2}, ttl_s=60.0, labels={"dag": "d"})
+CHANGES: list[Change] = [
+    Granted(Lease(REQUEST, Placement("a", (1,)), 7, 1.5, 61.5, queued_at=0.25), 1.5),
+    Granted(Lease(Request("u"), Placement("a"), 8, 1.5, math.inf), 1.5),
+    Released("t", 7, 2.0, "SUCCESS"),
+    Renewed("t", 7, 2.0, 62.0),
+    Renewed("u", 8, 2.0),
+    Expired("t", 7, 70.0),
+    Quarantined("t", 7, 70.0),
+    Queued(REQUEST, 1.0),
+    Cancelled("t", 1.0, "gave up"),
+    Drained("a", 1.0, "maintenance", failed=True),
+    Restored("a", 2.0),
+    InventoryChanged((NODE,), 3.0),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: type(c).__name__)
+def test_a_change_survives_json_and_dict(change: Change) -> None:
+    assert schemas.change_from_json(schemas.change_to_json(change)) == change
+    assert schemas.change_from_json(schemas.change_to_json(change).encode()) == change
+    assert schemas.change_from_dict(schemas.change_to_dict(change)) == change
+
+
+def test_amounts_keep_their_type() -> None:
+    node = schemas.node_from_json(schemas.node_to_json(NODE))
+    assert node == NODE
+    assert [type(value) for value in node.resources.values()] == [int, float]
+
+
+def test_a_state_survives_as_a_snapshot() -> None:
+    cluster = ClusterState([NODE])
+    for change in (CHANGES[0], Queued(Request("w", priority=3), 2.0), Drained("a", 3.0)):
+        cluster.apply(change)
+    snapshot = cluster.snapshot()
+    again = schemas.snapshot_from_dict(schemas.snapshot_to_dict(snapshot))
+    assert again == snapshot
+    assert ClusterState.from_snapshot(again).snapshot() == snapshot
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"change":"granted","at":1}',
+        '{"change":"nonsense"}',
+        '{"at":1}',
+        '{"change":"released"}',
+    ],
+)
+def test_what_is_no_change_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(CorruptStateError) as caught:
+        schemas.change_from_json(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_format_is_refused() -> None:
+    value = schemas.snapshot_to_dict(ClusterState([NODE]).snapshot())
+    with pytest.raises(CorruptStateError, match="upgrade"):
+        schemas.snapshot_from_dict({**value, "format": schemas.FORMAT_VERSION + 1})
