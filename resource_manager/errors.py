@@ -80,6 +80,10 @@ class CorruptStateError(StoreError):
     """The stored document cannot be read; it was left as it is."""
 
 
+class StateLostError(StoreError):
+    """The store went back in time or was emptied; nothing is granted until an operator has looked at it."""
+
+
 class LockError(ResourceManagerError):
     """The lock was lost or used wrongly."""
 

@@ -1,0 +1,111 @@
+"""A state that lives in this process: for simulations, tests and a first try."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.errors import StaleStateError, StateLostError
+from resource_manager.locks import Lock, ThreadLock, ThreadMutex
+from resource_manager.models import Change
+
+
+def steady_clock() -> Callable[[], float]:
+    """A clock that starts at the wall clock's time and then never jumps."""
+    offset_s = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset_s
+
+
+class MemoryStore:
+    """Keeps the last `history_limit` to twice as many changes, and one state from before them.
+
+    `clock` returns seconds; it is an argument so that a simulation or a test brings its own.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] | None = None, history_limit: int = 10_000) -> None:
+        self._clock = clock or steady_clock()
+        self._history_limit = history_limit
+        self._mutex = threading.Lock()
+        self._order = ThreadMutex()
+        self._base: ClusterState | None = None
+        self._changes: list[Change] = []
+
+    def now(self) -> float:
+        return self._clock()
+
+    def refresh(self, replica: ClusterState | None) -> ClusterState | None:
+        with self._mutex:
+            base = self._base
+            if base is None:
+                if replica is not None:
+                    raise StateLostError("the memory store is empty, but a state was read from it before")
+                return None
+            newest = base.version + len(self._changes)
+            if replica is None or replica.version < base.version:
+                replica = ClusterState.from_snapshot(base.snapshot())
+            elif replica.version > newest:
+                raise StateLostError(f"the memory store is at version {newest}, behind {replica.version}")
+            missed = self._changes[replica.version - base.version :]
+        for change in missed:
+            replica.apply(change)
+        return replica
+
+    def commit(
+        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
+    ) -> None:
+        with self._mutex:
+            stored = self._version()
+            if stored != version:
+                raise StaleStateError(version, stored)
+            holder = self._order.holder
+            if holder is not None and holder.token != lock_token:
+                raise StaleStateError(version, stored, "somebody else holds the lock; take it and retry")
+            self._changes += changes
+            if len(self._changes) > 2 * self._history_limit:
+                self._fold(len(self._changes) - self._history_limit)
+
+    def initialise(self, snapshot: Snapshot) -> bool:
+        with self._mutex:
+            if self._base is not None:
+                return False
+            self._base = ClusterState.from_snapshot(snapshot)
+            return True
+
+    def replace(self, snapshot: Snapshot) -> None:
+        with self._mutex:
+            if self._base is not None:
+                self._fold(len(self._changes))
+                snapshot = replace(
+                    snapshot,
+                    version=max(snapshot.version, self._base.version + 1),
+                    fencing=max(snapshot.fencing, self._base.fencing),
+                    sequence=max(snapshot.sequence, self._base.sequence),
+                )
+            self._base = ClusterState.from_snapshot(snapshot)
+
+    def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
+        with self._mutex:
+            if self._base is None:
+                return []
+            first = self._base.version + 1
+            start = max(after + 1 - first, 0)
+            return list(enumerate(self._changes[start : start + limit], first + start))
+
+    def lock(self) -> Lock:
+        return ThreadLock(self._order)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _version(self) -> int | None:
+        return None if self._base is None else self._base.version + len(self._changes)
+
+    def _fold(self, count: int) -> None:
+        """Moves the oldest changes from the history into the state before it."""
+        assert self._base is not None
+        for change in self._changes[:count]:
+            self._base.apply(change)
+        del self._changes[:count]

@@ -1,0 +1,211 @@
+"""What every store promises, whatever it is made of."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.errors import StaleStateError, StateLostError
+from resource_manager.models import Drained, Granted, Lease, Placement, Request
+from resource_manager.stores import Store
+
+from .walk import Walk, first_state
+
+OpenStore = Callable[[], Store]
+
+
+def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> Granted:
+    request = Request(task_id, gpus, resources={"cpus": 4})
+    for node in cluster.candidates(request):
+        placement = Placement(node.name, node.pick_gpus(request))
+        return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60.0), now)
+    raise AssertionError("nothing fits")
+
+
+def started(store: Store) -> ClusterState:
+    store.initialise(first_state())
+    replica = store.refresh(None)
+    assert replica is not None
+    return replica
+
+
+def fresh(store: Store) -> Snapshot:
+    cluster = store.refresh(None)
+    assert cluster is not None
+    allocator.check(cluster)
+    return normal(cluster.snapshot())
+
+
+def normal(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with leases and queue in one order, which a store need not keep."""
+    return replace(
+        snapshot,
+        leases=tuple(sorted(snapshot.leases, key=lambda lease: lease.fencing_token)),
+        waiting=tuple(sorted(snapshot.waiting, key=lambda waiting: waiting.sequence)),
+    )
+
+
+def test_an_empty_store_has_no_state(open_client: OpenStore) -> None:
+    store = open_client()
+    assert store.refresh(None) is None
+    assert store.history() == []
+
+
+def test_only_the_first_state_is_written(open_client: OpenStore) -> None:
+    store = open_client()
+    assert store.initialise(first_state(4))
+    assert not open_client().initialise(first_state(2))
+    assert len(fresh(store).nodes) == 4
+
+
+def test_a_commit_reaches_other_replicas_in_place(open_client: OpenStore) -> None:
+    writer, reader = open_client(), open_client()
+    mine = started(writer)
+    theirs = reader.refresh(None)
+    assert theirs is not None
+    change = granted(mine, "a", writer.now())
+    writer.commit(mine.version, [change], now=writer.now())
+    assert mine.version == 0, "the caller's replica is the caller's"
+    mine.apply(change)
+    assert reader.refresh(theirs) is theirs
+    assert theirs.snapshot() == mine.snapshot()
+    assert reader.refresh(theirs) is theirs
+
+
+def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    theirs = other.refresh(None)
+    assert theirs is not None
+    store.commit(0, [granted(mine, "a", store.now())], now=store.now())
+    with pytest.raises(StaleStateError) as caught:
+        other.commit(0, [granted(theirs, "b", other.now())], now=other.now())
+    assert (caught.value.expected, caught.value.found) == (0, 1)
+    assert [lease.task_id for lease in fresh(other).leases] == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_kind_of_change_survives_the_store(open_client: OpenStore, seed: int) -> None:
+    writer, reader = open_client(), open_client()
+    mine, walk = started(writer), Walk(seed)
+    theirs: ClusterState | None = None
+    for step in range(120):
+        now = writer.now()
+        changes = walk.changes(mine, now)
+        writer.commit(mine.version, changes, now=now)
+        for change in changes:
+            mine.apply(change)
+        if step % 7 == 0:
+            theirs = reader.refresh(theirs)
+    theirs = reader.refresh(theirs)
+    assert theirs is not None
+    assert normal(theirs.snapshot()) == normal(mine.snapshot()) == fresh(open_client())
+
+
+def test_history_folds_to_the_state(open_client: OpenStore) -> None:
+    store = open_client()
+    mine, walk = started(store), Walk(11)
+    for _ in range(60):
+        now = store.now()
+        changes = walk.changes(mine, now)
+        store.commit(mine.version, changes, now=now)
+        for change in changes:
+            mine.apply(change)
+    history = open_client().history(limit=10_000)
+    assert [version for version, _ in history] == list(range(1, mine.version + 1))
+    assert store.history(after=5, limit=3) == history[5:8]
+    assert store.history(after=mine.version) == []
+    replay = ClusterState.from_snapshot(first_state())
+    for _, change in history:
+        replay.apply(change)
+    assert normal(replay.snapshot()) == normal(mine.snapshot())
+
+
+def test_while_a_lock_is_held_only_the_holder_commits(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    lock = store.lock()
+    assert lock.acquire(5)
+    with pytest.raises(StaleStateError, match="lock"):
+        other.commit(0, [granted(mine, "a", other.now())], now=other.now())
+    store.commit(0, [granted(mine, "b", store.now())], now=store.now(), lock_token=lock.token)
+    lock.release()
+    assert [lease.task_id for lease in fresh(other).leases] == ["b"]
+    cluster = other.refresh(None)
+    assert cluster is not None
+    other.commit(1, [granted(cluster, "a", other.now())], now=other.now())
+
+
+def test_starting_over_keeps_numbers_growing(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    theirs = other.refresh(None)
+    assert theirs is not None
+    change = granted(mine, "a", store.now())
+    store.commit(0, [change], now=store.now())
+    mine.apply(change)
+    store.replace(first_state(2))
+    for client, replica in ((store, mine), (other, theirs)):
+        seen = client.refresh(replica)
+        assert seen is not None
+        assert (seen.version, seen.fencing, len(seen.nodes), seen.leases) == (2, 1, 2, {})
+    store.commit(2, [Drained("gpu-server-0", store.now())], now=store.now())
+    assert fresh(other).drained
+
+
+def test_a_replica_ahead_of_the_store_is_a_lost_state(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    mine.apply(granted(mine, "a", store.now()))
+    with pytest.raises(StateLostError):
+        store.refresh(mine)
+
+
+def test_the_clock_moves_forward_and_is_shared(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    times = [store.now(), store.now(), other.now(), other.now()]
+    assert times[0] <= times[1]
+    assert times[2] <= times[3]
+    assert max(times) - min(times) < 1.0
+    assert abs(times[0] - time.time()) < 5.0
+
+
+def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
+    started(open_client())
+    errors: list[BaseException] = []
+
+    def write(name: str) -> None:
+        try:
+            store = open_client()
+            replica = store.refresh(None)
+            for i in range(15):
+                while True:
+                    assert replica is not None
+                    now = store.now()
+                    changes = [granted(replica, f"{name}-{i}", now, gpus=1)]
+                    if i:
+                        changes.insert(0, allocator.release(replica, f"{name}-{i - 1}", now)[0])
+                    try:
+                        store.commit(replica.version, changes, now=now)
+                        break
+                    except StaleStateError:
+                        replica = store.refresh(replica)
+                replica = store.refresh(replica)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(f"w{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    state = fresh(open_client())
+    assert sorted(lease.task_id for lease in state.leases) == [f"w{n}-14" for n in range(6)]
+    assert state.version == 6 * 29

@@ -1,0 +1,81 @@
+"""A seeded walk through every kind of change, as a manager would make them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.models import Change, Drained, Gpu, InventoryChanged, Node, Request, Restored
+from resource_manager.policies import get_policy
+from resource_manager.queueing import fifo
+
+
+def servers(count: int = 4) -> tuple[Node, ...]:
+    return tuple(
+        Node(f"gpu-server-{i}", i, {"cpus": 64}, tuple(Gpu(k, "A100") for k in range(8)))
+        for i in range(count)
+    )
+
+
+def first_state(count: int = 4) -> Snapshot:
+    return Snapshot(version=0, fencing=0, sequence=0, nodes=servers(count))
+
+
+class Walk:
+    """Decides random changes on a replica at the times it is asked; it applies none."""
+
+    def __init__(self, seed: int, name: str = "task") -> None:
+        self.rng = random.Random(seed)
+        self.name = name
+        self.count = 0
+        self.policy = get_policy("first_fit")
+
+    def request(self) -> Request:
+        self.count += 1
+        rng = self.rng
+        return Request(
+            f"{self.name}-{self.count}",
+            gpus := rng.randint(1, 8),
+            gpu_milli=rng.choice((250, 1000)) if gpus == 1 else 1000,
+            resources={"cpus": rng.randint(1, 32)},
+            ttl_s=rng.choice((5.0, 60.0, float("inf"))),
+            quarantine=rng.random() < 0.2,
+        )
+
+    def changes(self, cluster: ClusterState, now: float) -> list[Change]:
+        rng = self.rng
+        step = rng.choice(("allocate", "submit", "release", "release", "renew", "expire", "cancel", "node"))
+        if step == "allocate":
+            return allocator.allocate(cluster, self.request(), self.policy, now)
+        if step == "submit":
+            return allocator.submit(cluster, self.request(), self.policy, fifo, now)
+        if step == "expire":
+            return self._settled(cluster, allocator.expire(cluster, now + rng.choice((0.0, 30.0))), now)
+        if step == "cancel" and cluster.waiting:
+            gone = allocator.cancel(cluster, rng.choice(sorted(cluster.waiting)), now, "tired")
+            return self._settled(cluster, gone, now)
+        if step == "release" and cluster.leases:
+            ended = allocator.release(cluster, rng.choice(sorted(cluster.leases)), now, outcome="success")
+            return self._settled(cluster, ended, now)
+        if step == "renew" and cluster.leases:
+            return allocator.renew(cluster, rng.choice(sorted(cluster.leases)), now)
+        if step == "node":
+            return self._node(cluster, now)
+        return []
+
+    def _settled(self, cluster: ClusterState, changes: list[Change], now: float) -> list[Change]:
+        return allocator.settle(cluster, changes, self.policy, fifo, now)
+
+    def _node(self, cluster: ClusterState, now: float) -> list[Change]:
+        open_nodes = [state for state in cluster.nodes if state.is_open]
+        kind = self.rng.randrange(4)
+        if kind == 0 and len(open_nodes) > 2:
+            return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
+        if kind == 1:
+            return [Restored(state.name, now) for state in cluster.nodes if state.drained is not None]
+        if kind == 2:
+            keep = servers(self.rng.randint(3, 5))
+            return [InventoryChanged(tuple(replace(node, address="10.0.0.1") for node in keep), now)]
+        return []

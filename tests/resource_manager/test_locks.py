@@ -1,0 +1,123 @@
+"""What every lock promises: one holder, order of arrival, growing fencing numbers, honest time-outs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from resource_manager.errors import LockError
+from resource_manager.locks import Lock, ThreadLock, ThreadMutex
+
+MakeLock = Callable[[], Lock]
+
+
+@pytest.fixture(params=["thread"])
+def make_lock(request: pytest.FixtureRequest) -> MakeLock:
+    """Makes claims on one and the same lock."""
+    mutex = ThreadMutex()
+    return lambda: ThreadLock(mutex)
+
+
+def test_one_holder_at_a_time(make_lock: MakeLock) -> None:
+    first, second = make_lock(), make_lock()
+    assert first.acquire(1)
+    assert not second.acquire(0)
+    assert not second.acquire(0.05)
+    first.release()
+    assert second.acquire(1)
+    second.release()
+
+
+def test_a_lock_object_can_be_used_again(make_lock: MakeLock) -> None:
+    lock = make_lock()
+    seen = []
+    for _ in range(3):
+        assert lock.acquire(1)
+        seen.append((lock.fencing, lock.token))
+        lock.release()
+    assert [fencing for fencing, _ in seen] == sorted({fencing for fencing, _ in seen})
+    assert len({token for _, token in seen}) == 3
+
+
+def test_a_time_out_takes_the_time_it_was_given(make_lock: MakeLock) -> None:
+    holder, waiter = make_lock(), make_lock()
+    assert holder.acquire(1)
+    begin = time.monotonic()
+    assert not waiter.acquire(0.3)
+    assert 0.25 < time.monotonic() - begin < 1.5
+    holder.release()
+
+
+def test_release_without_holding_is_an_error(make_lock: MakeLock) -> None:
+    with pytest.raises(LockError):
+        make_lock().release()
+    lock = make_lock()
+    assert lock.acquire(1)
+    lock.release()
+    with pytest.raises(LockError):
+        lock.release()
+
+
+def test_waiters_are_served_in_order_of_arrival(make_lock: MakeLock) -> None:
+    holder = make_lock()
+    assert holder.acquire(1)
+    order: list[int] = []
+    fencing: list[int] = [holder.fencing]
+
+    def wait(number: int) -> None:
+        lock = make_lock()
+        assert lock.acquire(20)
+        order.append(number)
+        fencing.append(lock.fencing)
+        lock.release()
+
+    threads = []
+    for number in range(12):
+        threads.append(threading.Thread(target=wait, args=(number,)))
+        threads[-1].start()
+        time.sleep(0.03)
+    holder.release()
+    for thread in threads:
+        thread.join()
+    assert order == list(range(12))
+    assert fencing == sorted(set(fencing)), "each acquisition has its own, larger number"
+
+
+def test_those_who_gave_up_do_not_hold_up_the_line(make_lock: MakeLock) -> None:
+    holder, patient = make_lock(), make_lock()
+    assert holder.acquire(1)
+    gave_up = [make_lock() for _ in range(3)]
+    assert not any(lock.acquire(0.01) for lock in gave_up)
+    got = threading.Event()
+    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread.start()
+    time.sleep(0.05)
+    holder.release()
+    assert got.wait(1)
+    thread.join()
+    patient.release()
+
+
+def test_many_threads_exclude_each_other(make_lock: MakeLock) -> None:
+    inside = 0
+    worst = 0
+
+    def work() -> None:
+        nonlocal inside, worst
+        lock = make_lock()
+        for _ in range(20):
+            assert lock.acquire(30)
+            inside += 1
+            worst = max(worst, inside)
+            inside -= 1
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert worst == 1
