@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from resource_manager.cluster import ClusterState, could_ever_fit
 from resource_manager.errors import (
     CapacityError,
@@ -43,6 +45,26 @@ def allocate(cluster: ClusterState, request: Request, policy: Policy, now: float
     """
     placement = choose(cluster, request, policy)
     return [] if placement is None else [grant(cluster, request, placement, now)]
+
+
+def allocate_in_turn(
+    cluster: ClusterState, requests: Sequence[Request], policy: Policy, order: Order, now: float
+) -> list[Change]:
+    """Grants for those of the requests that fit now and overtake nobody who waits; the others get nothing."""
+    if not cluster.waiting and len(requests) == 1:
+        return allocate(cluster, requests[0], policy, now)
+    if cluster.waiting:
+        new = {request.task_id for request in requests}
+        settled = settle(cluster, [Queued(request, now) for request in requests], policy, order, now)
+        return [c for c in settled if not (type(c) is Queued and c.request.task_id in new)]
+    changes: list[Change] = []
+    with cluster.trial():
+        for request in requests:
+            granted = allocate(cluster, request, policy, now)
+            for change in granted:
+                cluster.apply(change)
+            changes += granted
+    return changes
 
 
 def grant(cluster: ClusterState, request: Request, placement: Placement, now: float) -> Granted:

@@ -415,6 +415,12 @@ class ClusterState:
         self.nodes = states
         self.by_name = {state.name: state for state in states}
         self.by_server_id = {state.node.server_id: state for state in states}
+        # The most any one node has of each resource: more than this can never fit.
+        self.largest: dict[str, Amount] = {}
+        for state in states:
+            for name, total in state.node.resources.items():
+                if total > self.largest.get(name, 0):
+                    self.largest[name] = total
         width = max((len(state.gpu_free) for state in states), default=0)
         masks = [bytearray((len(states) + 7) // 8) for _ in range(width + 1)]
         open_bits = bytearray((len(states) + 7) // 8)

@@ -76,6 +76,13 @@ class StaleStateError(StoreError):
         self.found = found
 
 
+class LockedError(StaleStateError):
+    """Another holds the lock, so only that one may commit now; nothing was written."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(expected, None, "another holds the lock; take it first")
+
+
 class CorruptStateError(StoreError):
     """The stored document cannot be read; it was left as it is."""
 

@@ -13,16 +13,16 @@ LAYERS = (
     ("models",),
     ("cluster",),
     ("policies", "queueing"),
-    ("allocator",),
-    ("schemas",),
+    ("allocator", "explain"),
+    ("schemas", "views"),
     ("stores", "locks", "settings", "inventory"),
-    ("manager",),
+    ("manager", "aio"),
     ("launchers",),
     ("api", "provider", "cli", "service"),
 )
 """Each layer of resource_manager may import only its own and those before it."""
 
-PURE = {"errors", "models", "cluster", "policies", "queueing", "allocator"}
+PURE = {"errors", "models", "cluster", "policies", "queueing", "allocator", "explain"}
 IMPURE = {"airflow", "redis", "flask", "time", "random"}
 
 

@@ -1,0 +1,62 @@
+"""The manager's asyncio face: the same names, awaitable, run on threads so that the loop never blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from resource_manager.manager import GPUResourceManager
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _awaitable(
+    method: Callable[Concatenate[GPUResourceManager, P], R],
+) -> Callable[Concatenate[AsyncGPUResourceManager, P], Coroutine[Any, Any, R]]:
+    @wraps(method)
+    async def call(self: AsyncGPUResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        bound = partial(method, self.manager, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, bound)
+
+    return call
+
+
+class AsyncGPUResourceManager:
+    """Wraps a manager (one with the settings' values if none is given); see there for each method."""
+
+    def __init__(self, manager: GPUResourceManager | None = None, *, max_workers: int = 10) -> None:
+        self.manager = GPUResourceManager() if manager is None else manager
+        self.executor = ThreadPoolExecutor(max_workers, thread_name_prefix="gpu-manager")
+
+    allocate_resources = _awaitable(GPUResourceManager.allocate_resources)
+    allocate_resources_async = allocate_resources  # the original's name (section 10.2.4)
+    release_resources = _awaitable(GPUResourceManager.release_resources)
+    get_resource_summary = _awaitable(GPUResourceManager.get_resource_summary)
+    reset_resources = _awaitable(GPUResourceManager.reset_resources)
+    allocate_batch = _awaitable(GPUResourceManager.allocate_batch)
+    submit = _awaitable(GPUResourceManager.submit)
+    cancel = _awaitable(GPUResourceManager.cancel)
+    renew = _awaitable(GPUResourceManager.renew)
+    status_of = _awaitable(GPUResourceManager.status_of)
+    leases = _awaitable(GPUResourceManager.leases)
+    queue = _awaitable(GPUResourceManager.queue)
+    explain = _awaitable(GPUResourceManager.explain)
+    history = _awaitable(GPUResourceManager.history)
+    drain = _awaitable(GPUResourceManager.drain)
+    restore = _awaitable(GPUResourceManager.restore)
+    sweep = _awaitable(GPUResourceManager.sweep)
+
+    async def close(self) -> None:
+        """Waits for what still runs, then closes the manager."""
+        await asyncio.get_running_loop().run_in_executor(self.executor, self.manager.close)
+        self.executor.shutdown()
+
+    async def __aenter__(self) -> AsyncGPUResourceManager:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,171 @@
+"""The inventory of servers: the original's default, or a TOML file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from resource_manager.errors import InventoryError
+from resource_manager.models import Gpu, Node
+
+Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def default_inventory(servers: int = 4, gpus: int = 8, cpus: int = 64) -> tuple[Node, ...]:
+    """`servers` equal servers named gpu-server-0, gpu-server-1, …"""
+    return tuple(
+        Node(f"gpu-server-{i}", i, {"cpus": cpus}, tuple(Gpu(gpu_id) for gpu_id in range(gpus)))
+        for i in range(servers)
+    )
+
+
+class GpuGroup(BaseModel):
+    """Equal GPUs of one server; `ids` names them where they are not numbered from 0 without gaps."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    count: int | None = Field(default=None, ge=1, le=1024)
+    ids: list[Annotated[int, Field(ge=0)]] | None = None
+    type: str = ""
+    vendor: str = "nvidia"
+    memory_mib: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _how_many(self) -> GpuGroup:
+        if (self.count is None) == (self.ids is None):
+            raise ValueError("give either count or ids")
+        return self
+
+
+class Server(BaseModel):
+    """One `[[servers]]` table; with `count`, that many servers and `{id}` in the name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._{}-]+$")
+    id: int | None = Field(default=None, ge=0)
+    count: int | None = Field(default=None, ge=1, le=100_000)
+    gpus: Annotated[int, Field(ge=0, le=1024)] | list[GpuGroup] = 0
+    gpu_type: str = ""
+    gpu_memory_mib: int = Field(default=0, ge=0)
+    vendor: str = "nvidia"
+    cpus: int = Field(ge=0)
+    memory_mib: int | None = Field(default=None, ge=0)
+    resources: dict[str, Amount] = Field(default_factory=dict)
+    address: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _pattern_of_names(self) -> Server:
+        if self.count is not None and "{id}" not in self.name:
+            raise ValueError("with count, name must contain {id}")
+        if self.count is not None and self.id is not None:
+            raise ValueError("give either count or id")
+        return self
+
+    def gpu_list(self) -> tuple[Gpu, ...]:
+        groups = self.gpus
+        if isinstance(groups, int):
+            return tuple(
+                Gpu(gpu_id, self.gpu_type, self.vendor, self.gpu_memory_mib) for gpu_id in range(groups)
+            )
+        found: list[Gpu] = []
+        for group in groups:
+            ids = group.ids if group.ids is not None else range(len(found), len(found) + (group.count or 0))
+            found += [Gpu(gpu_id, group.type, group.vendor, group.memory_mib) for gpu_id in ids]
+        return tuple(found)
+
+
+class Document(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    servers: list[Server] = Field(min_length=1)
+
+
+def load_inventory(path: Path | str) -> tuple[Node, ...]:
+    """The servers of a TOML file; raises `InventoryError` with file, line and reason."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InventoryError(f"{path}: {reason}") from error
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line (\d+)", str(error))
+        raise InventoryError(f"{path}:{line[1] if line else 1}: {error}") from error
+    try:
+        document = Document.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InventoryError(
+            f"{path}:{_line_of(text, first['loc'])}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from error
+    return _nodes(document, path, text)
+
+
+def _nodes(document: Document, path: Path, text: str) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    names: set[str] = set()
+    ids: set[int] = set()
+    next_id = 0
+    for position, server in enumerate(document.servers):
+        for _ in range(server.count or 1):
+            server_id = server.id if server.id is not None else next_id
+            name = server.name.replace("{id}", str(server_id))
+            gpus = server.gpu_list()
+            reason = (
+                f"server name {name!r} is used twice"
+                if name in names
+                else f"server id {server_id} is used twice"
+                if server_id in ids
+                else f"a GPU id of {name!r} is used twice"
+                if len({gpu.gpu_id for gpu in gpus}) != len(gpus)
+                else ""
+            )
+            if reason:
+                raise InventoryError(f"{path}:{_line_of(text, ('servers', position))}: {reason}")
+            names.add(name)
+            ids.add(server_id)
+            next_id = server_id + 1
+            resources: dict[str, int | float] = {"cpus": server.cpus}
+            if server.memory_mib is not None:
+                resources["memory_mib"] = server.memory_mib
+            resources.update(server.resources)
+            nodes.append(
+                Node(name, server_id, resources, gpus, server.address, server.vendor, dict(server.labels))
+            )
+    return tuple(nodes)
+
+
+def _line_of(text: str, location: tuple[Any, ...]) -> int:
+    """The line of a table's key, or of the table's head; 1 if it cannot be told."""
+    position = location[1] if len(location) > 1 and isinstance(location[1], int) else None
+    key = location[2] if len(location) > 2 else None
+    seen = -1
+    head = 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*\[\[\s*servers\s*\]\]", line):
+            if seen == position:
+                break
+            seen += 1
+            if seen == position:
+                head = number
+        elif (
+            position is None
+            and len(location) == 1
+            and re.match(rf"\s*\[*{re.escape(str(location[0]))}\b", line)
+        ) or (
+            seen == position
+            and key is not None
+            and re.match(rf"\s*\[*(servers\.)?{re.escape(str(key))}\b", line)
+        ):
+            return number
+    return head

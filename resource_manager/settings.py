@@ -1,0 +1,84 @@
+"""Settings, read once from the environment (`GPU_MANAGER_*`) and an optional TOML file."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from resource_manager.errors import SettingsError
+
+PREFIX = "GPU_MANAGER_"
+FILE_VARIABLE = "GPU_MANAGER_SETTINGS"
+
+
+class Settings(BaseModel):
+    """Every setting with its default; `GPU_MANAGER_LEASE_TTL_S=600` sets `lease_ttl_s`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    store: str = Field(
+        default="airflow://",
+        description="Where the state is: airflow:// (an Airflow Variable), redis://…, rediss://…, "
+        "redis+sentinel://…, unix://… or memory://.",
+    )
+    redis_url: str = Field(
+        default="redis://localhost:6379/0",
+        description="The Redis whose lock guards the airflow:// store; a redis:// store brings its own.",
+    )
+    policy: str = Field(default="first_fit", description="Placement policy.")
+    order: str = Field(default="fifo", description="Order of the waiting requests.")
+    inventory: Path | None = Field(
+        default=None, description="TOML file with the servers; without one, 4 servers x 8 GPUs x 64 CPUs."
+    )
+    min_gpus: int = Field(default=2, ge=0, description="Fewest whole GPUs one task may ask for.")
+    max_gpus: int = Field(default=8, ge=1, description="Most whole GPUs one task may ask for.")
+    lease_ttl_s: float = Field(
+        default=86_400.0, gt=0, description="Life of a lease nobody renews, where the caller names none."
+    )
+    lock_timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for the lock.")
+    cache_ttl_s: float = Field(
+        default=0.0, ge=0, description="How old a summary may be; 0 reads what changed each time."
+    )
+    history_length: int = Field(
+        default=100_000, ge=1000, description="How many changes a Redis store keeps, about."
+    )
+
+    @model_validator(mode="after")
+    def _range_of_gpus(self) -> Settings:
+        if self.min_gpus > self.max_gpus:
+            raise ValueError(f"min_gpus ({self.min_gpus}) is above max_gpus ({self.max_gpus})")
+        return self
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Settings from the file that `GPU_MANAGER_SETTINGS` names, overridden by `GPU_MANAGER_*`.
+
+        Raises `SettingsError` that names the setting and where it came from.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        if path := environ.get(FILE_VARIABLE):
+            values.update(_read_file(Path(path)))
+        names = {PREFIX + name.upper(): name for name in cls.model_fields}
+        from_environment = {names[key]: value for key, value in environ.items() if key in names}
+        values.update(from_environment)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in first["loc"])
+            source = PREFIX + name.upper() if name in from_environment else f"setting {name!r}"
+            raise SettingsError(f"{source if name else 'settings'}: {first['msg']}") from error
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            return tomllib.load(stream)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{FILE_VARIABLE}={path}: {error}") from error

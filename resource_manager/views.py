@@ -1,0 +1,133 @@
+"""Plain dictionaries for callers: allocations, queue entries and summaries in the original's words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from resource_manager.cluster import ClusterState, NodeState
+from resource_manager.explain import Verdict
+from resource_manager.models import MILLI_PER_GPU, Lease, Request, Waiting
+
+
+def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
+    """An allocation result (original design, section 6.1.2) with the lease's own facts beside it.
+
+    Times are seconds since the epoch by the store's clock; an end that never comes is None.
+    """
+    node = cluster.by_name[lease.placement.node].node
+    gpu_ids = list(lease.placement.gpu_ids)
+    request = lease.request
+    return {
+        "server_id": node.server_id,
+        "server_name": node.name,
+        "gpu_ids": gpu_ids,
+        "cpu_count": request.resources.get("cpus", 0),
+        "gpu_devices": ",".join(map(str, gpu_ids)),
+        "task_id": request.task_id,
+        "address": node.address,
+        "vendor": node.gpus[0].vendor if node.gpus else node.vendor,
+        "fencing_token": lease.fencing_token,
+        "granted_at": lease.granted_at,
+        "expires_at": None if lease.expires_at == math.inf else lease.expires_at,
+        "queued_at": lease.queued_at,
+        "state": "ERROR" if lease.quarantined else "RUNNING",
+        "quarantined": lease.quarantined,
+        **_demand(request),
+    }
+
+
+def waiting(entry: Waiting, position: int, reason: str) -> dict[str, Any]:
+    """A queue entry: position counts from 1 in the order in which the queue is served."""
+    request = entry.request
+    return {
+        "task_id": request.task_id,
+        "state": "WAITING",
+        "position": position,
+        "reason": reason,
+        "queued_at": entry.queued_at,
+        "required_gpus": request.gpus,
+        "required_cpus": request.resources.get("cpus", 0),
+        **_demand(request),
+    }
+
+
+def _demand(request: Request) -> dict[str, Any]:
+    return {
+        "gpu_milli": request.gpu_milli,
+        "gpu_types": list(request.gpu_types),
+        "resources": dict(request.resources),
+        "priority": request.priority,
+        "team": request.team,
+        "owner": request.owner,
+        "expected_runtime_s": request.expected_runtime_s,
+        "labels": dict(request.labels),
+    }
+
+
+def server_state(state: NodeState) -> str:
+    """IDLE, PARTIAL, FULL or ERROR (original design, section 5.2), or DRAINED.
+
+    ERROR: the server was marked as failed, or a lease on it sits in quarantine.
+    """
+    if (state.drained is not None and state.drained.failed) or any(
+        lease.quarantined for lease in state.leases.values()
+    ):
+        return "ERROR"
+    if state.drained is not None or state.retired:
+        return "DRAINED"
+    if not state.leases:
+        return "IDLE"
+    return "FULL" if state.gpu_free and state.free_milli == 0 else "PARTIAL"
+
+
+def server(state: NodeState) -> dict[str, Any]:
+    """One server of the summary (original design, section 6.1.3)."""
+    total_gpus = len(state.gpu_free)
+    total_milli = total_gpus * MILLI_PER_GPU
+    total_cpus = state.node.resources.get("cpus", 0)
+    free_cpus = state.free.get("cpus", 0)
+    return {
+        "server_id": state.node.server_id,
+        "server_name": state.name,
+        "available_gpus": state.whole_free,
+        "total_gpus": total_gpus,
+        "available_cpus": free_cpus,
+        "total_cpus": total_cpus,
+        "running_tasks": len(state.leases),
+        "gpu_utilization": _percent(total_milli - state.free_milli, total_milli),
+        "cpu_utilization": _percent(total_cpus - free_cpus, total_cpus),
+        "state": server_state(state),
+        "drained": state.drained is not None,
+        "drain_reason": "" if state.drained is None else state.drained.reason,
+        "retired": state.retired,
+        "address": state.node.address,
+        "gpu_types": sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type}),
+        "free_gpu_milli": {str(gpu_id): milli for gpu_id, milli in state.gpu_free.items()},
+    }
+
+
+def summary(cluster: ClusterState) -> dict[str, Any]:
+    """The resource summary (original design, section 6.1.3)."""
+    return {
+        "total_servers": len(cluster.nodes),
+        "servers": [server(state) for state in cluster.nodes],
+        "leases": len(cluster.leases),
+        "queue_length": len(cluster.waiting),
+        "version": cluster.version,
+    }
+
+
+def verdict(answer: Verdict) -> dict[str, Any]:
+    """One server's answer to `explain`."""
+    return {
+        "server_id": answer.server_id,
+        "server_name": answer.node,
+        "fits": answer.fits,
+        "could_fit": answer.could_fit,
+        "reasons": list(answer.reasons),
+    }
+
+
+def _percent(used: float, total: float) -> str:
+    return f"{100 * used / total if total else 0:.1f}%"

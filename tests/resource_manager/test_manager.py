@@ -1,0 +1,394 @@
+"""The manager's interface: the original's cases, leases, the queue, servers and faults of use."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from resource_manager import AsyncGPUResourceManager, GPUResourceManager, MemoryStore, Settings
+from resource_manager.allocator import check
+from resource_manager.errors import (
+    DuplicateTaskError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    UnknownNodeError,
+)
+from resource_manager.inventory import default_inventory
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(clock: Clock) -> Iterator[Callable[..., GPUResourceManager]]:
+    def build(**settings: object) -> GPUResourceManager:
+        return GPUResourceManager(
+            Settings(store="memory://", **settings),  # type: ignore[arg-type]
+            store=MemoryStore(clock=clock),
+        )
+
+    return build
+
+
+@pytest.fixture
+def manager(make: Callable[..., GPUResourceManager]) -> GPUResourceManager:
+    return make()
+
+
+def audit(manager: GPUResourceManager) -> None:
+    """Free and held add up to the inventory."""
+    manager.get_resource_summary()
+    assert manager._replica is not None
+    check(manager._replica)
+
+
+class TestAppendixC:
+    """The original's own test cases (Appendix C)."""
+
+    def test_allocate_success(self, manager: GPUResourceManager) -> None:
+        result = manager.allocate_resources(task_id="test_001", required_gpus=4, required_cpus=32)
+        assert result is not None
+        assert {
+            key: result[key]
+            for key in ("server_id", "server_name", "gpu_ids", "cpu_count", "gpu_devices", "task_id")
+        } == {
+            "server_id": 0,
+            "server_name": "gpu-server-0",
+            "gpu_ids": [0, 1, 2, 3],
+            "cpu_count": 32,
+            "gpu_devices": "0,1,2,3",
+            "task_id": "test_001",
+        }
+
+    @pytest.mark.parametrize(
+        ("gpus", "cpus", "server"),
+        [
+            (1, 32, None),
+            (9, 32, None),
+            (0, 32, None),
+            (-2, 32, None),
+            (2, 0, None),
+            (2, 65, None),
+            (2, 8, 4),
+            (2, 8, -1),
+        ],
+    )
+    def test_allocate_invalid_params(
+        self, manager: GPUResourceManager, gpus: int, cpus: int, server: int | None
+    ) -> None:
+        with pytest.raises(ValueError):
+            manager.allocate_resources("test_002", gpus, cpus, server)
+        audit(manager)
+        assert manager.leases() == []
+
+    def test_allocate_insufficient_resources(self, manager: GPUResourceManager) -> None:
+        for i in range(16):
+            assert manager.allocate_resources(f"test_{i:03d}", 2, 16) is not None
+        assert manager.allocate_resources("test_fail", 2, 16) is None
+        audit(manager)
+
+    def test_release_success(self, manager: GPUResourceManager) -> None:
+        assert manager.allocate_resources("test_release", 4, 32)
+        assert manager.release_resources("test_release") is True
+        assert manager.release_resources("test_release") is False
+        assert manager.get_resource_summary()["servers"][0]["available_gpus"] == 8
+
+    def test_concurrent_allocation(self, manager: GPUResourceManager) -> None:
+        results = []
+
+        def allocate() -> None:
+            results.append(manager.allocate_resources(f"concurrent_{threading.get_ident()}", 2, 16))
+
+        barrier = threading.Barrier(10)
+        threads = [threading.Thread(target=lambda: (barrier.wait(), allocate())) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(result is not None for result in results) == 10
+        held = [(r["server_id"], gpu) for r in results for gpu in r["gpu_ids"]]
+        assert len(held) == len(set(held)) == 20
+
+
+class TestOriginalResults:
+    def test_the_preferred_server_wins_if_it_has_room(self, manager: GPUResourceManager) -> None:
+        first = manager.allocate_resources("a", 6, 8, prefer_server_id=2)
+        second = manager.allocate_resources("b", 4, 8, prefer_server_id=2)
+        assert first is not None
+        assert second is not None
+        assert (first["server_id"], second["server_id"]) == (2, 0)
+
+    def test_summary_has_the_originals_shape(self, manager: GPUResourceManager) -> None:
+        manager.allocate_resources("a", 4, 32)
+        summary = manager.get_resource_summary()
+        assert summary["total_servers"] == 4
+        expected = {
+            "server_id": 0,
+            "server_name": "gpu-server-0",
+            "available_gpus": 4,
+            "total_gpus": 8,
+            "available_cpus": 32,
+            "total_cpus": 64,
+            "running_tasks": 1,
+            "gpu_utilization": "50.0%",
+            "cpu_utilization": "50.0%",
+        }
+        assert expected.items() <= summary["servers"][0].items()
+
+    def test_server_states(self, manager: GPUResourceManager) -> None:
+        manager.allocate_resources("half", 4, 32, prefer_server_id=0)
+        manager.allocate_resources("all", 8, 8, prefer_server_id=1)
+        manager.drain(2, reason="fan")
+        manager.drain("gpu-server-3", failed=True)
+        states = [server["state"] for server in manager.get_resource_summary()["servers"]]
+        assert states == ["PARTIAL", "FULL", "DRAINED", "ERROR"]
+        assert manager.restore(2)["state"] == "IDLE"
+
+    def test_reset_frees_everything_and_fencing_goes_on(self, manager: GPUResourceManager) -> None:
+        before = manager.allocate_resources("a", 4, 32)
+        assert manager.reset_resources() is True
+        assert manager.leases() == []
+        after = manager.allocate_resources("a", 4, 32)
+        assert before is not None
+        assert after is not None
+        assert after["fencing_token"] > before["fencing_token"]
+
+    def test_batch_grants_each_on_its_own_in_one_commit(self, manager: GPUResourceManager) -> None:
+        results = manager.allocate_batch(
+            [{"task_id": f"t{i}", "required_gpus": 8, "required_cpus": 8} for i in range(5)]
+        )
+        assert [result and result["server_id"] for result in results] == [0, 1, 2, 3, None]
+        audit(manager)
+
+    def test_batch_with_one_bad_request_changes_nothing(self, manager: GPUResourceManager) -> None:
+        with pytest.raises(ValueError):
+            manager.allocate_batch(
+                [
+                    {"task_id": "a", "required_gpus": 2, "required_cpus": 8},
+                    {"task_id": "b", "required_gpus": 1, "required_cpus": 8},
+                ]
+            )
+        with pytest.raises(InvalidRequestError, match="twice"):
+            manager.allocate_batch([{"task_id": "a", "required_gpus": 2, "required_cpus": 8}] * 2)
+        assert manager.leases() == []
+
+    def test_a_lock_that_is_not_free_in_time_gives_none_and_false(
+        self, make: Callable[..., GPUResourceManager]
+    ) -> None:
+        manager = make(lock_timeout_s=0.05)
+        assert manager.allocate_resources("held", 2, 8)
+        lock = manager._store.lock()
+        assert lock.acquire(1)
+        assert manager.allocate_resources("a", 2, 8) is None
+        assert manager.release_resources("held") is False
+        assert manager.allocate_batch([{"task_id": "a", "required_gpus": 2, "required_cpus": 8}]) == [None]
+        assert manager.reset_resources() is False
+        lock.release()
+        assert manager.allocate_resources("a", 2, 8) is not None
+
+
+class TestLeases:
+    def test_asking_again_returns_the_same_lease(self, manager: GPUResourceManager) -> None:
+        first = manager.allocate_resources("a", 4, 32)
+        assert manager.allocate_resources("a", 4, 32) == first
+        with pytest.raises(DuplicateTaskError, match="already holds 4 GPUs"):
+            manager.allocate_resources("a", 2, 32)
+
+    def test_expiry_frees_and_renewal_prolongs(self, manager: GPUResourceManager, clock: Clock) -> None:
+        manager.allocate_resources("kept", 2, 8, ttl_s=60)
+        manager.allocate_resources("lost", 2, 8, ttl_s=60)
+        clock.now += 50
+        assert manager.renew("kept")["expires_at"] == clock.now + 60
+        clock.now += 20
+        manager.sweep()
+        assert [lease["task_id"] for lease in manager.leases()] == ["kept"]
+        with pytest.raises(LeaseNotFoundError):
+            manager.renew("lost")
+
+    def test_any_operation_expires_what_is_over(self, manager: GPUResourceManager, clock: Clock) -> None:
+        for i in range(4):
+            manager.allocate_resources(f"t{i}", 8, 8, ttl_s=10)
+        assert manager.allocate_resources("late", 8, 8) is None
+        clock.now += 11
+        assert manager.allocate_resources("late", 8, 8) is not None
+
+    def test_quarantine_holds_until_someone_confirms(self, manager: GPUResourceManager, clock: Clock) -> None:
+        manager.allocate_resources("a", 8, 8, ttl_s=10, quarantine=True)
+        clock.now += 11
+        manager.sweep()
+        status = manager.status_of("a")
+        assert status is not None
+        assert status["state"] == "ERROR"
+        assert manager.get_resource_summary()["servers"][0]["available_gpus"] == 0
+        assert manager.renew("a")["state"] == "RUNNING"
+        clock.now += 11
+        manager.sweep()
+        assert manager.release_resources("a") is True
+
+    def test_an_old_holder_cannot_release_the_next_ones_lease(
+        self, manager: GPUResourceManager, clock: Clock
+    ) -> None:
+        old = manager.allocate_resources("a", 2, 8, ttl_s=10)
+        clock.now += 11
+        new = manager.allocate_resources("a", 2, 8)
+        assert old is not None
+        assert new is not None
+        assert manager.release_resources("a", fencing_token=old["fencing_token"]) is False
+        with pytest.raises(LeaseNotFoundError):
+            manager.renew("a", fencing_token=old["fencing_token"])
+        assert manager.release_resources("a", fencing_token=new["fencing_token"]) is True
+
+    def test_shares_of_one_gpu(self, manager: GPUResourceManager) -> None:
+        shares = [manager.allocate_resources(f"s{i}", 1, 1, gpu_milli=300) for i in range(4)]
+        assert [share and share["gpu_ids"] for share in shares] == [[0], [0], [0], [1]]
+        with pytest.raises(ValueError, match="share"):
+            manager.allocate_resources("bad", 2, 1, gpu_milli=300)
+        whole = manager.allocate_resources("whole", 6, 1)
+        assert whole is not None
+        assert whole["gpu_ids"] == [2, 3, 4, 5, 6, 7]
+
+
+class TestQueue:
+    def test_whoever_frees_capacity_grants_in_order(self, manager: GPUResourceManager) -> None:
+        for i in range(4):
+            assert manager.submit(f"run{i}", 8, 8)["state"] == "RUNNING"
+        assert manager.submit("big", 8, 8)["position"] == 1
+        waiting = manager.submit("small", 2, 8)
+        assert (waiting["state"], waiting["position"]) == ("WAITING", 2)
+        assert manager.release_resources("run2", outcome="SUCCESS")
+        big = manager.status_of("big")
+        assert big is not None
+        assert (big["state"], big["server_id"]) == ("RUNNING", 2)
+        small = manager.status_of("small")
+        assert small is not None
+        assert small["position"] == 1
+        audit(manager)
+
+    def test_nobody_overtakes(self, manager: GPUResourceManager) -> None:
+        for i in range(4):
+            manager.submit(f"run{i}", 6, 8)
+        manager.submit("big", 8, 8)
+        assert manager.allocate_resources("nimble", 2, 8) is None
+        assert manager.submit("nimble", 2, 8)["state"] == "WAITING"
+        assert manager.cancel("big") is True
+        assert manager.cancel("big") is False
+        status = manager.status_of("nimble")
+        assert status is not None
+        assert status["state"] == "RUNNING"
+
+    def test_priority_order(self, make: Callable[..., GPUResourceManager]) -> None:
+        manager = make(order="priority")
+        for i in range(4):
+            manager.submit(f"run{i}", 8, 8)
+        manager.submit("low", 8, 8, priority=1)
+        manager.submit("high", 8, 8, priority=5)
+        assert [entry["task_id"] for entry in manager.queue()] == ["high", "low"]
+
+    def test_submit_again_returns_the_same_place(self, manager: GPUResourceManager) -> None:
+        for i in range(4):
+            manager.submit(f"run{i}", 8, 8)
+        first = manager.submit("a", 8, 8)
+        assert manager.submit("a", 8, 8) == first
+        with pytest.raises(DuplicateTaskError, match="already waits"):
+            manager.submit("a", 4, 8)
+
+    def test_what_no_server_could_ever_hold_is_refused_at_once(self, manager: GPUResourceManager) -> None:
+        with pytest.raises(InvalidRequestError, match="no server could ever"):
+            manager.submit("a", 8, 8, gpu_types=["H100"])
+        with pytest.raises(UnknownNodeError):
+            manager.submit("a", 8, 8, required_server="elsewhere")
+
+    def test_a_wait_for_a_drained_server_does_not_stop_the_others(self, manager: GPUResourceManager) -> None:
+        manager.drain(1)
+        assert manager.submit("pinned", 2, 8, required_server=1)["state"] == "WAITING"
+        assert manager.submit("free", 2, 8)["state"] == "RUNNING"
+        manager.restore(1)
+        status = manager.status_of("pinned")
+        assert status is not None
+        assert status["server_id"] == 1
+
+    def test_expiry_grants_to_those_who_wait(self, manager: GPUResourceManager, clock: Clock) -> None:
+        for i in range(4):
+            manager.submit(f"run{i}", 8, 8, ttl_s=10)
+        manager.submit("next", 8, 8)
+        clock.now += 11
+        manager.sweep()
+        status = manager.status_of("next")
+        assert status is not None
+        assert status["state"] == "RUNNING"
+
+
+class TestServersAndHistory:
+    def test_a_drained_server_gets_nothing_new_and_keeps_what_it_has(
+        self, manager: GPUResourceManager
+    ) -> None:
+        manager.allocate_resources("a", 4, 8)
+        manager.drain(0, reason="maintenance")
+        result = manager.allocate_resources("b", 2, 8)
+        assert result is not None
+        assert result["server_id"] == 1
+        assert [lease["task_id"] for lease in manager.leases()] == ["a", "b"]
+        with pytest.raises(UnknownNodeError):
+            manager.drain(17)
+
+    def test_changing_the_inventory_never_drops_a_lease(self, manager: GPUResourceManager) -> None:
+        for i in range(4):
+            manager.allocate_resources(f"t{i}", 8, 8)
+        manager.apply_inventory(default_inventory(2, gpus=4))
+        summary = manager.get_resource_summary()
+        assert [server["server_name"] for server in summary["servers"] if server["retired"]] == [
+            "gpu-server-2",
+            "gpu-server-3",
+        ]
+        assert len(manager.leases()) == 4
+        for i in range(4):
+            assert manager.release_resources(f"t{i}")
+        summary = manager.get_resource_summary()
+        assert [server["available_gpus"] for server in summary["servers"]] == [4, 4]
+        audit(manager)
+
+    def test_explain_says_why_per_server(self, manager: GPUResourceManager) -> None:
+        manager.allocate_resources("a", 6, 60)
+        manager.drain(1, reason="fan")
+        answer = manager.explain("b", 4, 8)
+        assert answer["fits"]
+        assert answer["server_name"] == "gpu-server-2"
+        reasons = [server["reasons"] for server in answer["servers"]]
+        assert reasons[0] == ["2 of 8 GPUs free, 4 asked for", "4 of 64 cpus free, 8 asked for"]
+        assert reasons[1] == ["drained: fan"]
+        assert reasons[2] == []
+        assert manager.status_of("b") is None
+
+    def test_history_is_the_audit_trail(self, manager: GPUResourceManager) -> None:
+        manager.allocate_resources("a", 2, 8)
+        manager.release_resources("a", outcome="SUCCESS")
+        history = manager.history()
+        assert [entry["change"] for entry in history] == ["granted", "released"]
+        assert [entry["version"] for entry in history] == [1, 2]
+        assert history[1]["outcome"] == "SUCCESS"
+        assert manager.history(after=1, limit=10) == history[1:]
+
+    def test_asyncio_speaks_the_same_words(self, manager: GPUResourceManager) -> None:
+        async def main() -> None:
+            async with AsyncGPUResourceManager(manager) as face:
+                results = await asyncio.gather(*(face.allocate_resources(f"t{i}", 2, 16) for i in range(16)))
+                assert all(results)
+                assert await face.allocate_resources_async("more", 2, 16) is None
+                assert (await face.get_resource_summary())["leases"] == 16
+
+        asyncio.run(main())
