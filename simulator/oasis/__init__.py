@@ -1,1 +1,1 @@
-"""Simulator package: oasis."""
+"""OASiS: online scheduling of distributed training jobs by resource prices (Bao et al., INFOCOM 2018)."""

@@ -1,0 +1,163 @@
+"""`gpu-simulate oasis`: OASiS, its baselines and the offline optimum on random or given instances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from simulator.cli import BadInput, common_options, print_json
+from simulator.oasis.experiment import SCHEDULERS, Case, compare, summarise
+from simulator.oasis.instance_file import read_instance, write_instance
+from simulator.oasis.model import Instance
+from simulator.oasis.prices import UTILITY_FLOOR, fit_prices
+from simulator.oasis.workload import draw_history, draw_instance
+from simulator.report import write_json
+
+
+def parse_seeds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
+    """Seeds written as `1-20` or `3,5,8`."""
+    if value is None:
+        return None
+    seeds: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
+            raise click.BadParameter(f"{value!r} is not a list of seeds such as 1-20 or 3,5,8")
+        seeds += range(int(first), int(last if dash else first) + 1)
+    return seeds
+
+
+def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
+    """Names of algorithms, separated by commas."""
+    names = list(dict.fromkeys(part.strip() for part in value.split(",")))
+    for name in names:
+        if name not in SCHEDULERS:
+            raise click.BadParameter(f"unknown algorithm {name!r}; known are {', '.join(SCHEDULERS)}")
+    return names
+
+
+@click.command("oasis")
+@click.option("--jobs", type=click.IntRange(1), default=10, show_default=True, help="Jobs an instance.")
+@click.option("--slots", type=click.IntRange(1), default=30, show_default=True, help="Slots of time.")
+@click.option(
+    "--servers",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Worker servers, and as many parameter servers.",
+)
+@click.option("--mixed", is_flag=True, help="Servers of several types instead of one.")
+@click.option(
+    "--load",
+    type=click.FloatRange(0, min_open=True),
+    help="Scale the jobs until the most demanded resource is asked for that share of all its slots.",
+)
+@click.option(
+    "--seeds", callback=parse_seeds, help="Many runs: 1-20 or 3,5,8. Without it, one run with --seed."
+)
+@click.option(
+    "--algorithms",
+    callback=parse_algorithms,
+    default="oasis",
+    show_default=True,
+    help=f"Of {', '.join(SCHEDULERS)}.",
+)
+@click.option(
+    "--prices",
+    type=click.Choice(["estimated", "clairvoyant"]),
+    default="estimated",
+    show_default=True,
+    help="Price functions from other jobs of the same distribution, or from the very jobs to come.",
+)
+@click.option(
+    "--utility-floor",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=UTILITY_FLOOR,
+    show_default=True,
+    help="The latest finish of a job counts as at least this share of its priority in the lowest price.",
+)
+@click.option(
+    "--eta",
+    type=click.FloatRange(0, min_open=True),
+    help="Divides the lowest price; default: as in the proof.",
+)
+@click.option(
+    "--instance",
+    "instance_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read the instance from this JSON file instead of drawing it.",
+)
+@click.option(
+    "--save-instances",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write each instance into this folder as JSON.",
+)
+@common_options
+def command(
+    jobs: int,
+    slots: int,
+    servers: int,
+    mixed: bool,
+    load: float | None,
+    seeds: list[int] | None,
+    algorithms: list[str],
+    prices: str,
+    utility_floor: float,
+    eta: float | None,
+    instance_file: Path | None,
+    save_instances: Path | None,
+    seed: int,
+    output_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Online scheduling of training jobs by resource prices, its baselines and the offline optimum."""
+    if seed < 0:
+        raise BadInput(f"--seed must be 0 or more, got {seed}")
+    seeds = seeds or [seed]
+    if instance_file is not None:
+        instances = [read_instance(instance_file)] * len(seeds)
+    else:
+        instances = [draw_instance(each, jobs, slots, servers, load=load, mixed=mixed) for each in seeds]
+    cases = []
+    for each, instance in zip(seeds, instances, strict=True):
+        history = instance.jobs if prices == "clairvoyant" else draw_history(instance, each)
+        cases.append(Case(each, instance, fit_prices(history, instance, utility_floor, eta)))
+    console = Console(stderr=True)
+    runs = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("instances", total=len(cases))
+        for case in cases:
+            runs.append(compare(case, algorithms))
+            progress.advance(bar)
+    summary = summarise(cases, runs)
+    if save_instances is not None:
+        for each, instance in zip(seeds, instances, strict=True):
+            write_instance(save_instances / f"instance-{each}.json", instance)
+    if output_dir is not None:
+        write_json(output_dir / "summary.json", summary)
+    if as_json:
+        print_json(summary)
+    else:
+        print_table(summary, instances)
+
+
+def print_table(summary: dict[str, Any], instances: list[Instance]) -> None:
+    """The means over the instances, one row an algorithm."""
+    table = Table(title=f"means over {len(instances)} instance(s)")
+    for column in ("algorithm", "utility", "accepted", "completed", "decision ms"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    for name, figures in summary["algorithms"].items():
+        count = len(figures["utility"])
+        table.add_row(
+            name,
+            f"{sum(figures['utility']) / count:.1f}",
+            f"{sum(figures['accepted']) / count:.1f}",
+            f"{sum(figures['completed']) / count:.1f}",
+            f"{figures['decision_ms_mean']:.2f}",
+        )
+    Console().print(table)

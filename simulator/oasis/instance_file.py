@@ -1,0 +1,158 @@
+"""Instances as JSON, so that another program can solve the same problem; keys are the paper's symbols."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from simulator.errors import InputError
+from simulator.oasis.model import RESOURCES, Amounts, Instance, Job
+from simulator.report import write_json
+
+
+class Document(BaseModel):
+    """Every part of the file: exact types, finite numbers, no unknown key."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class AmountsDocument(Document):
+    """GPUs, CPUs, GiB of memory and storage, Gb/s; what is left out is 0."""
+
+    gpu: int = Field(0, ge=0)
+    cpu: float = Field(0, ge=0)
+    memory: float = Field(0, ge=0)
+    storage: float = Field(0, ge=0)
+    bandwidth: float = Field(0, ge=0)
+
+    def amounts(self) -> Amounts:
+        return tuple(getattr(self, name) for name in RESOURCES)
+
+
+class JobDocument(Document):
+    """One job: arrival slot a, N chunks of M mini-batches, E epochs, tau slots a mini-batch, gradient e in
+    Gb/s x slots, demand w of a worker and s of a PS, utility gamma1 / (1 + exp(gamma2 (duration - gamma3))).
+    """
+
+    id: str | None = Field(None, min_length=1)
+    a: int = Field(ge=0)
+    N: int = Field(ge=1)
+    M: int = Field(ge=1)
+    E: int = Field(ge=1)
+    tau: float = Field(ge=0)
+    e: float = Field(ge=0)
+    w: AmountsDocument
+    s: AmountsDocument
+    gamma1: float = Field(gt=0)
+    gamma2: float = Field(ge=0)
+    gamma3: float = Field(ge=0)
+
+
+class InstanceDocument(Document):
+    """The whole file."""
+
+    slots: int = Field(ge=1)
+    worker_servers: list[AmountsDocument] = Field(min_length=1)
+    ps_servers: list[AmountsDocument] = Field(min_length=1)
+    jobs: list[JobDocument] = Field(min_length=1)
+
+
+def read_instance(path: Path) -> Instance:
+    """The instance in that file; raises `InputError` naming the file, the place and what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", path=path) from error
+    try:
+        document = InstanceDocument.model_validate(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg}", path=path, line=error.lineno) from error
+    except ValidationError as error:
+        raise InputError(first_complaint(error), path=path) from error
+    try:
+        return to_instance(document)
+    except InputError as error:
+        raise InputError(error.reason, path=path) from error
+
+
+def first_complaint(error: ValidationError) -> str:
+    """The first thing wrong in one line, and how many more there are."""
+    complaints = error.errors(include_url=False)
+    first = complaints[0]
+    place = ""
+    for part in first["loc"]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    if first["type"] == "extra_forbidden":
+        message = "unknown key"
+    else:
+        got = first["input"]
+        message = first["msg"] + (f", got {got!r}" if isinstance(got, int | float | str) else "")
+    more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
+    return f"{place or 'document'}: {message}{more}"
+
+
+def to_instance(document: InstanceDocument) -> Instance:
+    """The validated document as an instance; raises `InputError` for a job that cannot fit its slots."""
+    jobs = []
+    for index, entry in enumerate(document.jobs):
+        job = Job(
+            job_id=entry.id or f"job-{index}",
+            arrival=entry.a,
+            chunks=entry.N,
+            minibatches=entry.M,
+            epochs=entry.E,
+            minibatch_slots=entry.tau,
+            gradient=entry.e,
+            worker=entry.w.amounts(),
+            ps=entry.s.amounts(),
+            priority=entry.gamma1,
+            sensitivity=entry.gamma2,
+            target=entry.gamma3,
+        )
+        left = document.slots - job.arrival
+        if job.shortest_duration > left:
+            raise InputError(
+                f"jobs[{index}] ({job.job_id}): its shortest duration of {job.shortest_duration} slots does "
+                f"not fit the {max(0, left)} from its arrival in slot {job.arrival} to the end"
+            )
+        jobs.append(job)
+    return Instance(
+        document.slots,
+        tuple(server.amounts() for server in document.worker_servers),
+        tuple(server.amounts() for server in document.ps_servers),
+        tuple(jobs),
+    )
+
+
+def to_document(instance: Instance) -> dict[str, Any]:
+    """What `read_instance` reads back as the same instance."""
+    return {
+        "slots": instance.slots,
+        "worker_servers": [dict(zip(RESOURCES, server, strict=True)) for server in instance.worker_servers],
+        "ps_servers": [dict(zip(RESOURCES, server, strict=True)) for server in instance.ps_servers],
+        "jobs": [
+            {
+                "id": job.job_id,
+                "a": job.arrival,
+                "N": job.chunks,
+                "M": job.minibatches,
+                "E": job.epochs,
+                "tau": job.minibatch_slots,
+                "e": job.gradient,
+                "w": dict(zip(RESOURCES, job.worker, strict=True)),
+                "s": dict(zip(RESOURCES, job.ps, strict=True)),
+                "gamma1": job.priority,
+                "gamma2": job.sensitivity,
+                "gamma3": job.target,
+            }
+            for job in instance.jobs
+        ],
+    }
+
+
+def write_instance(path: Path, instance: Instance) -> None:
+    """Writes the instance as JSON, whole or not at all."""
+    write_json(path, to_document(instance))

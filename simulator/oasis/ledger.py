@@ -1,0 +1,151 @@
+"""What every worker and parameter server holds: one `ClusterState` a slot, moved only by the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Change, Gpu, Lease, Node, Request
+from resource_manager.policies.first_fit import first_fit
+from simulator.errors import SimulationError
+from simulator.oasis.model import GPU, Amounts, Instance, Job
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+WORKER = "worker"
+PS = "ps"
+
+NODE_RESOURCES = ("", "cpus", "memory_gib", "storage_gib", "bandwidth_gbps")
+"""Names on a `Node`, in the order of `RESOURCES`; GPUs are devices there, not an amount."""
+
+
+class Pool:
+    """The servers of one role, with their free amounts of every slot as an array read off the ledger.
+
+    `capacity` is servers x resources, `free` is slots x servers x resources.
+    """
+
+    def __init__(self, role: str, servers: Sequence[Amounts], first_index: int, slots: int) -> None:
+        self.role = role
+        self.first_index = first_index
+        self.capacity: Floats = np.array(servers, dtype=float)
+        self.total: Floats = self.capacity.sum(axis=0)
+        self.free: Floats = np.repeat(self.capacity[np.newaxis], slots, axis=0)
+        self.nodes = [
+            Node(
+                name=f"{role}-server-{index}",
+                server_id=first_index + index,
+                resources=dict(zip(NODE_RESOURCES[1:], capacity[1:], strict=True)),
+                gpus=tuple(Gpu(gpu_id) for gpu_id in range(int(capacity[GPU]))),
+            )
+            for index, capacity in enumerate(servers)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def demand(self, job: Job) -> Amounts:
+        """What one worker, or one PS, of the job takes."""
+        return job.worker if self.role == WORKER else job.ps
+
+    def fit(self, job: Job, first_slot: int, last_slot: int | None = None) -> Ints:
+        """How many workers (or PS) of the job each server still takes: slots x servers."""
+        return how_many(self.free[first_slot:last_slot], self.demand(job))
+
+
+def how_many(free: Floats, demand: Amounts) -> Ints:
+    """The largest whole n with n x demand <= free in every resource, exact in floating point.
+
+    `free` has resources last; a demand of nothing at all fits any number of times, given as 2**31.
+    """
+    most: Floats = np.full(free.shape[:-1], 2.0**31)
+    for r, amount in enumerate(demand):
+        if amount > 0:
+            available = free[..., r]
+            count = np.floor(available / amount)
+            count += (count + 1) * amount <= available
+            count -= count * amount > available
+            np.minimum(most, count, out=most)
+    return most.astype(np.int64)
+
+
+class Ledger:
+    """One cluster state a slot over the same servers; places and removes through the allocator only."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.slots = instance.slots
+        self.worker = Pool(WORKER, instance.worker_servers, 0, instance.slots)
+        self.ps = Pool(PS, instance.ps_servers, len(self.worker), instance.slots)
+        nodes = [*self.worker.nodes, *self.ps.nodes]
+        self.states = [ClusterState(nodes) for _ in range(instance.slots)]
+        self._marks = [state.mark for state in self.states]
+        self._placed = [0] * instance.slots
+
+    def pool(self, role: str) -> Pool:
+        """The servers of that role."""
+        return self.worker if role == WORKER else self.ps
+
+    def place(self, slot: int, job: Job, role: str, server: int, count: int) -> Lease:
+        """Books that many workers (or PS) of the job on that server, as one lease.
+
+        Raises `SimulationError` if the allocator refuses: whoever planned it broke a capacity.
+        """
+        pool = self.pool(role)
+        demand = pool.demand(job)
+        self._placed[slot] += 1
+        request = Request(
+            task_id=f"{job.job_id}/{role}/{self._placed[slot]}",
+            gpus=count * int(demand[GPU]),
+            resources={name: count * demand[r] for r, name in enumerate(NODE_RESOURCES) if r != GPU},
+            required_node=pool.nodes[server].name,
+            owner=job.job_id,
+            labels={"role": role, "count": str(count)},
+        )
+        changes = allocator.allocate(self.states[slot], request, first_fit, slot)
+        if not changes:
+            raise SimulationError(
+                f"slot {slot}: {count} x {role} of job {job.job_id!r} do not fit on {request.required_node}"
+            )
+        self._apply(slot, changes)
+        return self.states[slot].leases[request.task_id]
+
+    def remove(self, slot: int, lease: Lease) -> None:
+        """Gives a lease of that slot back."""
+        self._apply(slot, allocator.release(self.states[slot], lease.task_id, slot))
+
+    def end_slot(self, slot: int) -> tuple[Lease, ...]:
+        """Checks the slot's books, gives every lease back and returns what ran."""
+        state = self.states[slot]
+        allocator.check(state)
+        ran = tuple(state.leases.values())
+        for lease in ran:
+            self._apply(slot, allocator.release(state, lease.task_id, slot, outcome="slot over"))
+        return ran
+
+    def _apply(self, slot: int, changes: list[Change]) -> None:
+        state = self.states[slot]
+        for change in changes:
+            state.apply(change)
+        changed = state.changed_since(self._marks[slot])
+        self._marks[slot] = state.mark
+        for index in range(len(state.nodes)) if changed is None else changed:
+            pool = self.worker if index < self.ps.first_index else self.ps
+            node = state.nodes[index]
+            row = pool.free[slot, index - pool.first_index]
+            row[GPU] = node.whole_free
+            row[1:] = [node.free[name] for name in NODE_RESOURCES[1:]]
+
+
+def count_of(lease: Lease) -> int:
+    """How many workers (or PS) the lease holds."""
+    return int(lease.request.labels["count"])
+
+
+def role_of(lease: Lease) -> str:
+    """`worker` or `ps`."""
+    return lease.request.labels["role"]

@@ -1,0 +1,158 @@
+"""Jobs, servers and problem instances of OASiS, in slots and in the units of the instance file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from simulator.errors import InputError
+
+RESOURCES = ("gpu", "cpu", "memory", "storage", "bandwidth")
+"""Order of every amount vector: GPUs, CPUs, GiB, GiB, Gb/s."""
+
+GPU = RESOURCES.index("gpu")
+BANDWIDTH = RESOURCES.index("bandwidth")
+
+Amounts = tuple[float, ...]
+"""One amount a resource, in the order of `RESOURCES`."""
+
+ROUNDING = 1e-9
+"""Products of floats that miss a whole number by less than this count as that number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training job on workers and parameter servers (PS); the paper's symbol stands behind each field.
+
+    Times are in slots. `gradient` is in Gb/s x slots (gigabits divided by the seconds of a slot), so that
+    gradient / bandwidth is in slots. Raises `InputError` for values that make no sense.
+    """
+
+    job_id: str
+    arrival: int  # a
+    chunks: int  # N, the most workers at a time
+    minibatches: int  # M, a chunk
+    epochs: int  # E
+    minibatch_slots: float  # tau
+    gradient: float  # e
+    worker: Amounts  # w
+    ps: Amounts  # s
+    priority: float  # gamma 1
+    sensitivity: float  # gamma 2
+    target: float  # gamma 3
+    work: int = field(init=False)
+    """W, worker-slots."""
+    shortest_duration: int = field(init=False)
+    """d, slots with a worker on every chunk."""
+    ps_for: tuple[int, ...] = field(init=False, repr=False)
+    """The fewest PS whose bandwidth serves y workers, by y from 0 to `chunks`."""
+
+    def __post_init__(self) -> None:
+        self._refuse_nonsense()
+        bandwidth, ps_bandwidth = self.worker[BANDWIDTH], self.ps[BANDWIDTH]
+        exchange = 2 * self.gradient / bandwidth if self.gradient else 0.0
+        slots_a_chunk = self.epochs * self.minibatches * (self.minibatch_slots + exchange)
+        object.__setattr__(self, "work", ceil(self.chunks * slots_a_chunk))
+        object.__setattr__(self, "shortest_duration", ceil(slots_a_chunk))
+        ps_for = (
+            tuple(ceil(bandwidth * workers / ps_bandwidth) for workers in range(self.chunks + 1))
+            if bandwidth
+            else (0,) * (self.chunks + 1)
+        )
+        object.__setattr__(self, "ps_for", ps_for)
+
+    def _refuse_nonsense(self) -> None:
+        def refuse(reason: str) -> None:
+            raise InputError(f"job {self.job_id!r}: {reason}")
+
+        for name, count in (("N", self.chunks), ("M", self.minibatches), ("E", self.epochs)):
+            if count < 1:
+                refuse(f"{name} must be 1 or more, got {count}")
+        if self.arrival < 0:
+            refuse(f"a must be 0 or more, got {self.arrival}")
+        for name, amount in (
+            ("tau", self.minibatch_slots),
+            ("e", self.gradient),
+            ("gamma2", self.sensitivity),
+            ("gamma3", self.target),
+            *((f"w.{name}", amount) for name, amount in zip(RESOURCES, self.worker, strict=True)),
+            *((f"s.{name}", amount) for name, amount in zip(RESOURCES, self.ps, strict=True)),
+        ):
+            if not 0 <= amount < math.inf:
+                refuse(f"{name} must be a finite number of 0 or more, got {amount}")
+        if not 0 < self.priority < math.inf:
+            refuse(f"gamma1 must be a finite number above 0, got {self.priority}")
+        for name, gpus in (("w.gpu", self.worker[GPU]), ("s.gpu", self.ps[GPU])):
+            if gpus != int(gpus):
+                refuse(f"{name} must be a whole number of GPUs, got {gpus}")
+        if not any(self.worker):
+            refuse("a worker must ask for something; w is all zeros")
+        if not self.minibatch_slots + self.gradient > 0:
+            refuse("tau and e are both 0: there is no work to do")
+        if self.gradient and not self.worker[BANDWIDTH]:
+            refuse("w.bandwidth must be above 0 where a gradient e is sent")
+        if self.worker[BANDWIDTH] > self.ps[BANDWIDTH]:
+            refuse(
+                f"s.bandwidth {self.ps[BANDWIDTH]:g} is below w.bandwidth {self.worker[BANDWIDTH]:g}: "
+                "one PS a worker at most could never serve the workers"
+            )
+
+    def utility(self, duration: float) -> float:
+        """What finishing within that many slots is worth: a sigmoid around the target (paper, section V)."""
+        exponent = self.sensitivity * (duration - self.target)
+        if exponent > 0:
+            shrunk = math.exp(-exponent)
+            return self.priority * shrunk / (1 + shrunk)
+        return self.priority / (1 + math.exp(exponent))
+
+    def utility_at(self, slot: int) -> float:
+        """The utility of finishing in that slot."""
+        return self.utility(slot - self.arrival + 1)
+
+
+def ceil(value: float) -> int:
+    """The value rounded up, forgiving the rounding of floats."""
+    return math.ceil(value - ROUNDING * max(1.0, abs(value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A problem: slots 0 to `slots` - 1, the capacities of each worker and PS server, the jobs."""
+
+    slots: int
+    worker_servers: tuple[Amounts, ...]
+    ps_servers: tuple[Amounts, ...]
+    jobs: tuple[Job, ...]
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise InputError(f"slots must be 1 or more, got {self.slots}")
+        for name, servers in (("worker_servers", self.worker_servers), ("ps_servers", self.ps_servers)):
+            if not servers:
+                raise InputError(f"{name} is empty: at least one server is needed")
+            for index, capacity in enumerate(servers):
+                for resource, amount in zip(RESOURCES, capacity, strict=True):
+                    if not 0 <= amount < math.inf:
+                        raise InputError(
+                            f"{name}[{index}].{resource} must be a finite number of 0 or more, got {amount}"
+                        )
+                if capacity[GPU] != int(capacity[GPU]):
+                    raise InputError(
+                        f"{name}[{index}].gpu must be a whole number of GPUs, got {capacity[GPU]}"
+                    )
+        seen: set[str] = set()
+        for job in self.jobs:
+            if job.job_id in seen:
+                raise InputError(f"job id {job.job_id!r} is used twice")
+            seen.add(job.job_id)
+
+    def load(self) -> float:
+        """Share of all its slots that the jobs ask of the most demanded worker resource."""
+        return max(
+            (
+                sum(job.work * job.worker[r] for job in self.jobs) / (self.slots * capacity)
+                for r in range(len(RESOURCES))
+                if (capacity := sum(server[r] for server in self.worker_servers)) > 0
+            ),
+            default=0.0,
+        )

@@ -1,0 +1,168 @@
+"""OASiS itself: the best schedule of a job at today's prices, and whether to accept it.
+
+Algorithms 1 and 2 of Bao et al., INFOCOM 2018, in a fast form that gives the same plans: the dynamic
+programme runs forward over worker-slots, so one table serves every end slot, and the cost of any number
+of workers in a slot is read off a sorted cumulative sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from simulator.oasis.ledger import PS, WORKER, Floats, Ints, Ledger
+from simulator.oasis.model import Job
+from simulator.oasis.prices import Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """That many workers (or PS) of a job on one server in one slot."""
+
+    slot: int
+    role: str
+    server: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Where a job runs in every slot; `completion` is its last slot, `cost` what that takes at the prices."""
+
+    job: Job
+    shares: tuple[Share, ...]
+    completion: int
+    cost: float
+
+    @property
+    def payoff(self) -> float:
+        return self.job.utility_at(self.completion) - self.cost
+
+
+class Oasis:
+    """Algorithm 1: accepts a job whose best schedule pays, books it, and never revises it."""
+
+    def __init__(self, ledger: Ledger, prices: Prices) -> None:
+        self.ledger = ledger
+        self.prices = prices
+
+    def arrive(self, job: Job, slot: int) -> bool:
+        """Whether the job, new or offered again, is accepted; its plan is then booked to the end."""
+        schedule = best_schedule(job, slot, self.ledger, self.prices)
+        if schedule is None:
+            return False
+        for share in schedule.shares:
+            self.ledger.place(share.slot, job, share.role, share.server, share.count)
+        return True
+
+    def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
+        """Nothing to do: every slot was booked on arrival."""
+
+
+def best_schedule(job: Job, slot: int, ledger: Ledger, prices: Prices) -> Schedule | None:
+    """Algorithm 2: the schedule from `slot` on with the largest payoff, or None if none is above 0."""
+    first = max(slot, job.arrival)
+    if ledger.slots - first < job.shortest_duration:
+        return None
+    most = min(job.chunks, job.work)
+    workers = Supply(
+        prices.of_one(ledger.worker, job.worker, first), ledger.worker.fit(job, first), WORKER, first
+    )
+    servers = Supply(prices.of_one(ledger.ps, job.ps, first), ledger.ps.fit(job, first), PS, first)
+    ps_for = np.array(job.ps_for[: most + 1])
+    cost = workers.cost(most) + servers.cost(int(ps_for[-1]))[:, ps_for]
+    best = cheapest_worker_slots(job, first, cost)
+    if best is None:
+        return None
+    counts, total = best
+    shares: list[Share] = []
+    for offset, count in enumerate(counts):
+        if count:
+            shares += workers.cheapest(offset, count)
+            shares += servers.cheapest(offset, job.ps_for[count])
+    return Schedule(job, tuple(shares), first + len(counts) - 1, total)
+
+
+class Supply:
+    """Servers of one role by price, slot by slot: what one more worker (or PS) costs and how many fit.
+
+    `price` and `fit` are slots x servers; the first row is slot `first_slot`.
+    """
+
+    def __init__(self, price: Floats, fit: Ints, role: str, first_slot: int) -> None:
+        self.role = role
+        self.first_slot = first_slot
+        self.order = np.argsort(price, axis=1, kind="stable")
+        self.price = np.take_along_axis(price, self.order, axis=1)
+        self.fit = np.take_along_axis(fit, self.order, axis=1)
+
+    def cost(self, most: int) -> Floats:
+        """COST_t for every count at once: slots x (most + 1), infinite where so many do not fit."""
+        slots, servers = self.price.shape
+        fit = np.minimum(self.fit, most)
+        filled = np.zeros((slots, servers + 1), dtype=np.int64)
+        np.cumsum(fit, axis=1, out=filled[:, 1:])
+        paid = np.zeros((slots, servers + 1))
+        np.cumsum(fit * self.price, axis=1, out=paid[:, 1:])
+        # One search for all slots: each slot's counts are moved into a range of their own.
+        apart = np.arange(slots)[:, np.newaxis] * (servers * most + most + 1)
+        wanted = np.arange(most + 1)
+        found = np.searchsorted((filled[:, 1:] + apart).ravel(), (wanted + apart).ravel())
+        last = found.reshape(slots, most + 1) - np.arange(slots)[:, np.newaxis] * servers
+        rows = np.arange(slots)[:, np.newaxis]
+        price = np.pad(self.price, ((0, 0), (0, 1)), constant_values=np.inf)
+        cost: Floats = paid[rows, last]
+        some = wanted > filled[rows, last]
+        np.add(cost, (wanted - filled[rows, last]) * price[rows, last], out=cost, where=some)
+        return cost
+
+    def cheapest(self, offset: int, count: int) -> list[Share]:
+        """That many, on the cheapest servers of the slot at that row."""
+        shares: list[Share] = []
+        for server, fit in zip(self.order[offset].tolist(), self.fit[offset].tolist(), strict=True):
+            if not count:
+                break
+            taken = min(fit, count)
+            if taken:
+                shares.append(Share(self.first_slot + offset, self.role, server, taken))
+                count -= taken
+        return shares
+
+
+def cheapest_worker_slots(job: Job, first: int, cost: Floats) -> tuple[list[int], float] | None:
+    """Workers a slot, up to the end slot with the largest payoff, and their cost; None if nothing pays.
+
+    `cost` is slots x workers. DP_COST(t, work) = min over d of COST_t(d) + DP_COST(t - 1, work - d), built
+    forward; it ends where not even a gift would pay more than the best end slot so far.
+    """
+    most = cost.shape[1] - 1
+    table = np.full(most + job.work + 1, np.inf)  # entry most + w: w worker-slots done; below: impossible
+    table[most] = 0.0
+    reached = 0
+    choices: list[Ints] = []
+    best_payoff, best_end, best_cost = 0.0, -1, 0.0
+    for offset in range(len(cost)):
+        utility = job.utility_at(first + offset)
+        if utility <= best_payoff:
+            break
+        row = cost[offset]
+        limit = int(np.searchsorted(row, np.inf)) - 1
+        reached = min(job.work, reached + limit)
+        before = sliding_window_view(table[most - limit : most + reached + 1], limit + 1)[:, ::-1]
+        options = before + row[: limit + 1]
+        choice = options.argmin(axis=1)
+        table[most : most + reached + 1] = options[np.arange(reached + 1), choice]
+        choices.append(choice)
+        if reached == job.work and utility - table[-1] > best_payoff:
+            best_payoff, best_end, best_cost = float(utility - table[-1]), offset, float(table[-1])
+    if best_end < 0:
+        return None
+    counts = [0] * (best_end + 1)
+    left = job.work
+    for offset in range(best_end, -1, -1):
+        counts[offset] = int(choices[offset][left])
+        left -= counts[offset]
+    return counts, best_cost

@@ -1,0 +1,114 @@
+"""Prices of resources that grow exponentially with use (Bao et al., INFOCOM 2018, section IV)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.errors import InputError
+from simulator.oasis.ledger import PS, WORKER, Floats, Pool
+from simulator.oasis.model import RESOURCES, Amounts, Instance, Job
+
+UTILITY_FLOOR = 0.5
+"""f(T - a) counts as at least this share of gamma 1; without it one urgent job makes everything free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The price functions of the worker servers (L1, U1) and of the PS servers (L2, U2).
+
+    A price is utility a unit of resource and slot, the unit being the pool's whole capacity, so that
+    gigabytes and GPUs add up; `low` is the price when nothing is used, `high[r]` when all is.
+    """
+
+    low: dict[str, float]
+    high: dict[str, Amounts]
+
+    def of_one(self, pool: Pool, demand: Amounts, first_slot: int) -> Floats:
+        """The price of one worker (or PS) on each server in each slot from `first_slot`: slots x servers."""
+        low, high = self.low[pool.role], self.high[pool.role]
+        price: Floats = np.zeros(pool.free.shape[:-1])[first_slot:]
+        for r, amount in enumerate(demand):
+            if amount > 0 and pool.total[r] > 0:
+                share = amount / pool.total[r]
+                price += share * low * np.exp(math.log(high[r] / low) * used_share(pool, r, first_slot))
+        return price
+
+    @property
+    def alpha(self) -> float:
+        """The competitive ratio is twice this (paper, theorem 4)."""
+        return max(
+            1.0,
+            *(math.log(high / self.low[role]) for role in self.high for high in self.high[role]),
+        )
+
+    def scaled(self, low: float = 1.0, high: float = 1.0) -> Prices:
+        """The same functions with mis-estimated ends; `low` stays below `high`."""
+        scaled_high = {role: tuple(high * value for value in values) for role, values in self.high.items()}
+        return replace(
+            self,
+            high=scaled_high,
+            low={role: min(low * value, *scaled_high[role]) for role, value in self.low.items()},
+        )
+
+
+def used_share(pool: Pool, r: int, first_slot: int) -> Floats:
+    """The share of resource r in use: slots x servers; 1 where a server has none of it."""
+    capacity = pool.capacity[:, r]
+    free = pool.free[first_slot:, :, r]
+    return 1.0 - np.divide(free, capacity, out=np.zeros_like(free), where=capacity > 0)
+
+
+def fit_prices(
+    history: Sequence[Job], instance: Instance, utility_floor: float = UTILITY_FLOOR, eta: float | None = None
+) -> Prices:
+    """U and L of the price functions from jobs seen before (or, clairvoyantly, the very jobs to come).
+
+    `eta` scales L down; None takes the smallest that the proof of the competitive ratio allows, at which
+    all capacity at its first price is worth half the least valuable job.
+    Raises `InputError` for an empty history or a floor outside (0, 1].
+    """
+    if not 0 < utility_floor <= 1:
+        raise InputError(f"utility_floor must be above 0 and at most 1, got {utility_floor}")
+    if eta is not None and not 0 < eta < math.inf:
+        raise InputError(f"eta must be a finite number above 0, got {eta}")
+    possible = [job for job in history if job.arrival + job.shortest_duration <= instance.slots]
+    if not possible:
+        raise InputError("prices need at least one job that fits the slots to be estimated from")
+    best = np.array([job.utility(job.shortest_duration) for job in possible])
+    last = np.array(
+        [max(job.utility(instance.slots - job.arrival), utility_floor * job.priority) for job in possible]
+    )
+    work = np.array([job.work for job in possible], dtype=float)
+    shares = {
+        WORKER: demand_shares([job.worker for job in possible], instance.worker_servers),
+        PS: demand_shares([job.ps for job in possible], instance.ps_servers),
+    }
+    # Worker-slots times shares: how much of the pool's capacity a job asks for in all.
+    asked = {role: work * share.sum(axis=1) for role, share in shares.items()}
+    if eta is None:
+        eta = max(
+            instance.slots * len(RESOURCES) / float(asked[role][asked[role] > 0].min(initial=np.inf))
+            for role in shares
+        )
+    low: dict[str, float] = {}
+    high: dict[str, Amounts] = {}
+    for role, share in shares.items():
+        some = asked[role] > 0
+        low[role] = float((last[some] / asked[role][some]).min(initial=last.max())) / (4 * eta)
+        ends = np.divide(best[:, np.newaxis], share, out=np.zeros_like(share), where=share > 0).max(axis=0)
+        # A resource nobody in the history asked for is priced like the dearest; no price falls with use.
+        ends[ends == 0] = ends.max()
+        high[role] = tuple(float(end) for end in np.maximum(ends, low[role]))
+    return Prices(low, high)
+
+
+def demand_shares(demands: Sequence[Amounts], servers: Sequence[Amounts]) -> Floats:
+    """Demands as shares of what all the servers have together: demands x resources."""
+    total = np.array(servers, dtype=float).sum(axis=0)
+    shares: Floats = np.zeros((len(demands), len(RESOURCES)))
+    np.divide(np.array(demands, dtype=float), total, out=shares, where=total > 0)
+    return shares

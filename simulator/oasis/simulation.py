@@ -1,0 +1,163 @@
+"""One instance under one algorithm: jobs arrive, slots pass, and what ran decides what it was worth."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from resource_manager.models import Lease
+from simulator.errors import SimulationError
+from simulator.oasis.ledger import PS, WORKER, Ledger, count_of, role_of
+from simulator.oasis.model import BANDWIDTH, RESOURCES, Amounts, Instance, Job
+
+OnSlot = Callable[[int, Ledger], object]
+
+
+class Scheduler(Protocol):
+    """Decides who runs where; it books on the ledger and nowhere else."""
+
+    def arrive(self, job: Job, slot: int) -> bool:
+        """Whether the job is taken, decided in the slot of its arrival or when it is offered again."""
+
+    def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
+        """Books the slot for those taken; `remaining` is their work left, in worker-slots, by job id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job: the slot it finished in, if it did, and what that was worth."""
+
+    job: Job
+    accepted: bool
+    completion: int | None
+    utility: float
+
+    @property
+    def target_gap(self) -> float | None:
+        """Slots later than the target duration (below 0: earlier); None if it never finished."""
+        return None if self.completion is None else self.completion - self.job.arrival + 1 - self.job.target
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The outcome of every job, in order of the instance, and the time that each decision took."""
+
+    outcomes: tuple[Outcome, ...]
+    decision_s: tuple[float, ...]
+
+    @property
+    def utility(self) -> float:
+        return math.fsum(outcome.utility for outcome in self.outcomes)
+
+    @property
+    def accepted(self) -> int:
+        return sum(outcome.accepted for outcome in self.outcomes)
+
+    @property
+    def completed(self) -> int:
+        return sum(outcome.completion is not None for outcome in self.outcomes)
+
+
+def run(
+    instance: Instance,
+    scheduler_on: Callable[[Ledger], Scheduler],
+    *,
+    reoffer_after: int = 0,
+    on_slot: OnSlot | None = None,
+) -> Run:
+    """Plays the instance; `decision_s` holds the scheduler's time a job, in seconds.
+
+    A job that could not finish even alone is refused at once. With `reoffer_after`, a refused one is
+    offered again each so many slots. `on_slot` sees the ledger of a slot just before it ends.
+    Raises `SimulationError` if what ran breaks a constraint of the model.
+    """
+    ledger = Ledger(instance)
+    scheduler = scheduler_on(ledger)
+    offers: dict[int, list[Job]] = defaultdict(list)
+    for job in instance.jobs:
+        if job.arrival + job.shortest_duration <= instance.slots:
+            offers[job.arrival].append(job)
+    remaining: dict[str, int] = {}
+    jobs = {job.job_id: job for job in instance.jobs}
+    accepted: set[str] = set()
+    completion: dict[str, int] = {}
+    arriving_s: list[float] = []
+    booking_s = 0.0
+    for slot in range(instance.slots):
+        for job in offers[slot]:
+            started = time.perf_counter()
+            taken = scheduler.arrive(job, slot)
+            arriving_s.append(time.perf_counter() - started)
+            if taken:
+                remaining[job.job_id] = job.work
+                accepted.add(job.job_id)
+            elif reoffer_after:
+                offers[slot + reoffer_after].append(job)
+        started = time.perf_counter()
+        scheduler.begin_slot(slot, remaining)
+        booking_s += time.perf_counter() - started
+        if on_slot is not None:
+            on_slot(slot, ledger)
+        for job_id, workers in work_done(instance, jobs, slot, ledger.end_slot(slot)).items():
+            left = remaining.get(job_id, 0) - workers
+            remaining[job_id] = left
+            if left <= 0:
+                completion.setdefault(job_id, slot)
+                del remaining[job_id]
+    share_s = booking_s / max(1, len(arriving_s))
+    return Run(
+        tuple(
+            Outcome(
+                job,
+                job.job_id in accepted,
+                completion.get(job.job_id),
+                job.utility_at(completion[job.job_id]) if job.job_id in completion else 0.0,
+            )
+            for job in instance.jobs
+        ),
+        tuple(spent + share_s for spent in arriving_s),
+    )
+
+
+def work_done(
+    instance: Instance, jobs: Mapping[str, Job], slot: int, leases: Iterable[Lease]
+) -> dict[str, int]:
+    """Workers that ran, by job; raises `SimulationError` if the leases break a constraint of the model."""
+    workers: dict[str, int] = defaultdict(int)
+    servers: dict[str, int] = defaultdict(int)
+    used: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(RESOURCES))
+    for lease in leases:
+        job = jobs[lease.request.owner]
+        count = count_of(lease)
+        is_worker = role_of(lease) == WORKER
+        (workers if is_worker else servers)[job.job_id] += count
+        for r, amount in enumerate(job.worker if is_worker else job.ps):
+            used[lease.placement.node][r] += count * amount
+    for role, capacities in ((WORKER, instance.worker_servers), (PS, instance.ps_servers)):
+        for index, capacity in enumerate(capacities):
+            refuse_overuse(slot, f"{role}-server-{index}", used.get(f"{role}-server-{index}"), capacity)
+    for job_id in {*workers, *servers}:
+        refuse_broken_job(slot, jobs[job_id], workers[job_id], servers[job_id])
+    return dict(workers)
+
+
+def refuse_overuse(slot: int, server: str, used: list[float] | None, capacity: Amounts) -> None:
+    for name, amount, total in zip(RESOURCES, used or (), capacity, strict=used is not None):
+        if amount > total * (1 + 1e-9):
+            raise SimulationError(f"slot {slot}: {server} has {total} {name}, {amount} are in use")
+
+
+def refuse_broken_job(slot: int, job: Job, workers: int, servers: int) -> None:
+    bandwidth, served = workers * job.worker[BANDWIDTH], servers * job.ps[BANDWIDTH]
+    for broken, rule in (
+        (slot < job.arrival, f"runs before it arrives in slot {job.arrival}"),
+        (workers > job.chunks, f"has {workers} workers for {job.chunks} chunks"),
+        (servers > workers, f"has {servers} PS for {workers} workers"),
+        (bandwidth > served * (1 + 1e-9), f"sends {bandwidth} Gb/s to PS that take {served}"),
+    ):
+        if broken:
+            raise SimulationError(f"slot {slot}: job {job.job_id!r} {rule}")

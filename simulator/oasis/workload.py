@@ -1,0 +1,158 @@
+"""Seeded random instances with the ranges of the paper's evaluation (Bao et al., INFOCOM 2018, section V)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from simulator.errors import InputError
+from simulator.oasis.model import BANDWIDTH, Amounts, Instance, Job
+
+GPU_SERVERS: tuple[Amounts, ...] = (
+    (8, 64, 488, 1024, 25),
+    (16, 64, 732, 1024, 25),
+    (4, 32, 244, 512, 10),
+)
+"""Capacities of worker servers; a homogeneous cluster has the first type only, a mixed one takes turns."""
+
+CPU_SERVERS: tuple[Amounts, ...] = ((0, 72, 144, 512, 25), (0, 36, 72, 512, 20))
+"""Capacities of PS servers, likewise."""
+
+LONGEST_SHARE = 0.5
+"""A job whose shortest duration is over this share of the slots is drawn again."""
+
+TYPICAL_SHARE = 0.1
+"""A slot is so long that the median job could finish within this share of the slots."""
+
+HISTORY_STREAM = 1
+"""Second word of the seed of a history, so that it shares no draw with an instance."""
+
+
+def draw_instance(
+    seed: int | Sequence[int],
+    jobs: int = 10,
+    slots: int = 30,
+    servers: int = 5,
+    *,
+    load: float | None = None,
+    mixed: bool = False,
+) -> Instance:
+    """An instance with that many jobs, and that many worker servers and as many PS servers.
+
+    `load` scales the data sets (chunks N, hence worker-slots) until the most demanded worker resource is
+    asked for that share of all its slots, as closely as whole chunks allow; durations stay as drawn.
+    Raises `InputError` for numbers below 1 or a load not above 0.
+    """
+    for name, count in (("jobs", jobs), ("slots", slots), ("servers", servers)):
+        if count < 1:
+            raise InputError(f"{name} must be 1 or more, got {count}")
+    rng = np.random.default_rng(seed)
+    instance = Instance(
+        slots,
+        take_turns(GPU_SERVERS, servers, mixed),
+        take_turns(CPU_SERVERS, servers, mixed),
+        draw_jobs(rng, jobs, slots),
+    )
+    return instance if load is None else scale_to_load(instance, load)
+
+
+def draw_history(like: Instance, seed: int, jobs: int = 200) -> tuple[Job, ...]:
+    """Jobs such as an operator would have on record: the same distribution and load, other draws."""
+    rng = np.random.default_rng([seed, HISTORY_STREAM])
+    drawn = replace(like, jobs=draw_jobs(rng, jobs, like.slots))
+    load_each = like.load() / max(1, len(like.jobs))
+    return (scale_to_load(drawn, load_each * jobs) if load_each > 0 else drawn).jobs
+
+
+def take_turns(types: Sequence[Amounts], count: int, mixed: bool) -> tuple[Amounts, ...]:
+    """That many servers, of the first type only or of all types in turn."""
+    return tuple(types[index % len(types) if mixed else 0] for index in range(count))
+
+
+def draw_jobs(rng: np.random.Generator, count: int, slots: int) -> tuple[Job, ...]:
+    """Jobs in order of arrival; each could finish within the slots if it had the cluster to itself."""
+    # A slot's seconds follow from the distribution, not from the jobs drawn, so that all share them.
+    slot_s = median_shortest_s() / max(1.0, TYPICAL_SHARE * slots)
+    drawn: list[Job] = []
+    while len(drawn) < count:
+        job = draw_job(rng, slot_s)
+        if job.shortest_duration <= max(1, LONGEST_SHARE * slots):
+            arrival = int(rng.integers(0, slots - job.shortest_duration + 1))
+            drawn.append(replace(job, arrival=arrival))
+    drawn.sort(key=lambda job: job.arrival)
+    return tuple(replace(job, job_id=f"job-{index}") for index, job in enumerate(drawn))
+
+
+@cache
+def median_shortest_s() -> float:
+    """Seconds that the median job of the distribution takes with a worker on every chunk."""
+    rng = np.random.default_rng(0)
+    seconds = []
+    for _ in range(1000):
+        job = draw_job(rng, 1.0)
+        exchange = 2 * job.gradient / job.worker[BANDWIDTH]
+        seconds.append(job.epochs * job.minibatches * (job.minibatch_slots + exchange))
+    return float(np.median(seconds))
+
+
+def draw_job(rng: np.random.Generator, slot_s: float) -> Job:
+    """A job arriving in slot 0 with the paper's ranges; tau is 0.01 to 1 s a mini-batch."""
+    worker = (
+        int(rng.integers(0, 5)),
+        int(rng.integers(1, 11)),
+        int(rng.integers(2, 33)),
+        int(rng.integers(5, 11)),
+        round(float(rng.uniform(0.1, 5.0)), 2),
+    )
+    ps = (
+        0,
+        int(rng.integers(1, 11)),
+        int(rng.integers(2, 33)),
+        int(rng.integers(5, 11)),
+        round(float(rng.uniform(5.0, 20.0)), 2),
+    )
+    kind = rng.random()
+    if kind < 0.10:
+        sensitivity = 0.0
+    elif kind < 0.65:
+        sensitivity = float(rng.uniform(0.01, 1.0))
+    else:
+        sensitivity = float(rng.uniform(4.0, 6.0))
+    return Job(
+        job_id="job",
+        arrival=0,
+        chunks=int(rng.integers(5, 101)),
+        minibatches=int(rng.integers(10, 101)),
+        epochs=int(rng.integers(50, 201)),
+        minibatch_slots=float(rng.uniform(0.01, 1.0)) / slot_s,
+        gradient=float(rng.uniform(30.0, 575.0)) * 8 / 1000 / slot_s,
+        worker=worker,
+        ps=ps,
+        priority=float(rng.uniform(1.0, 100.0)),
+        sensitivity=sensitivity,
+        target=float(rng.uniform(1.0, 15.0)),
+    )
+
+
+def scale_to_load(instance: Instance, load: float) -> Instance:
+    """The instance with its chunks scaled by one factor, found by bisection, to come closest to the load."""
+    if not load > 0:
+        raise InputError(f"load must be above 0, got {load}")
+
+    def scaled(factor: float) -> Instance:
+        jobs = tuple(replace(job, chunks=max(1, round(job.chunks * factor))) for job in instance.jobs)
+        return replace(instance, jobs=jobs)
+
+    low, high = 0.0, 1.0
+    while scaled(high).load() < load:
+        high *= 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        if scaled(middle).load() < load:
+            low = middle
+        else:
+            high = middle
+    return min((scaled(low), scaled(high)), key=lambda found: abs(found.load() - load))
