@@ -1,0 +1,100 @@
+"""A plan: the commands of every second, and the two files that hold them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simulator.edge.dataset import Dataset, Device
+from simulator.edge.tables import read_rows, whole_number
+from simulator.errors import InputError
+from simulator.report import write_text
+
+EXECUTOR_COLUMNS = ("Time", "Action", "ExecutorId", "CategoryId", "DeviceType", "DeviceId")
+TASK_COLUMNS = ("Time", "ExecutorId", "TaskId")
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Create an executor of a category on a device."""
+
+    executor_id: int
+    category_id: int
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Give a task to an executor."""
+
+    executor_id: int
+    task_id: int
+
+
+@dataclass(slots=True)
+class Step:
+    """The commands of one second, in the order in which they are carried out: delete, add, match."""
+
+    deletes: list[int] = field(default_factory=list)
+    adds: list[Add] = field(default_factory=list)
+    matches: list[Match] = field(default_factory=list)
+
+
+Plan = dict[int, Step]
+"""Second -> its commands."""
+
+
+def read_plan(folder: Path, dataset: Dataset) -> Plan:
+    """The plan in that folder; raises `InputError` for one that cannot be of this dataset."""
+    plan: Plan = {}
+    path = folder / "executor.csv"
+    for line, (time, action, executor, category, kind, device) in read_rows(path, EXECUTOR_COLUMNS):
+        at = whole_number(time, "Time", path, line)
+        executor_id = whole_number(executor, "ExecutorId", path, line)
+        step = plan.setdefault(at, Step())
+        if action == "Delete":
+            step.deletes.append(executor_id)
+            continue
+        if action != "Add":
+            raise InputError(f"Action is {action!r}, neither Add nor Delete", path=path, line=line)
+        category_id = whole_number(category, "CategoryId", path, line)
+        device_id = whole_number(device, "DeviceId", path, line)
+        if category_id not in dataset.categories:
+            raise _foreign(f"CategoryId {category_id}", dataset, path, line)
+        if (kind, device_id) not in dataset.by_name:
+            raise _foreign(f"device {kind} {device_id}", dataset, path, line)
+        step.adds.append(Add(executor_id, category_id, dataset.by_name[kind, device_id]))
+    path = folder / "task.csv"
+    for line, texts in read_rows(path, TASK_COLUMNS):
+        at, executor_id, task_id = (
+            whole_number(text, name, path, line) for text, name in zip(texts, TASK_COLUMNS, strict=True)
+        )
+        if task_id not in dataset.tasks:
+            raise _foreign(f"TaskId {task_id}", dataset, path, line)
+        plan.setdefault(at, Step()).matches.append(Match(executor_id, task_id))
+    return plan
+
+
+def _foreign(what: str, dataset: Dataset, path: Path, line: int) -> InputError:
+    reason = f"{what} is not in dataset {dataset.name}: is this plan for another one?"
+    return InputError(reason, path=path, line=line)
+
+
+def write_plan(plan: Plan, folder: Path) -> None:
+    """Writes `executor.csv` and `task.csv`, in the columns of the published plans."""
+    executors, tasks = io.StringIO(), io.StringIO()
+    executor_rows = csv.writer(executors, lineterminator="\n")
+    task_rows = csv.writer(tasks, lineterminator="\n")
+    executor_rows.writerow(EXECUTOR_COLUMNS)
+    task_rows.writerow(TASK_COLUMNS)
+    for at, step in sorted(plan.items()):
+        executor_rows.writerows((at, "Delete", executor_id, "", "", "") for executor_id in step.deletes)
+        executor_rows.writerows(
+            (at, "Add", add.executor_id, add.category_id, add.device.kind, add.device.device_id)
+            for add in step.adds
+        )
+        task_rows.writerows((at, match.executor_id, match.task_id) for match in step.matches)
+    write_text(folder / "executor.csv", executors.getvalue())
+    write_text(folder / "task.csv", tasks.getvalue())
