@@ -104,7 +104,12 @@ def load_inventory(path: Path | str) -> tuple[Node, ...]:
     try:
         document = Document.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        # Of the complaints of a choice of types, the deepest is about the type that was meant.
+        errors = error.errors(include_url=False)
+        first = max(
+            (found for found in errors if found["loc"][:3] == errors[0]["loc"][:3]),
+            key=lambda found: len(found["loc"]),
+        )
         raise InventoryError(
             f"{path}:{_line_of(text, first['loc'])}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from error

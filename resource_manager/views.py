@@ -26,7 +26,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
         "gpu_devices": ",".join(map(str, gpu_ids)),
         "task_id": request.task_id,
         "address": node.address,
-        "vendor": node.gpus[0].vendor if node.gpus else node.vendor,
+        "vendor": next((gpu.vendor for gpu in node.gpus if gpu.gpu_id in gpu_ids), node.vendor),
         "fencing_token": lease.fencing_token,
         "granted_at": lease.granted_at,
         "expires_at": None if lease.expires_at == math.inf else lease.expires_at,

@@ -1,0 +1,214 @@
+"""The state as a fold of changes: capacity is never exceeded, trials leave no trace, indexes agree."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.inventory import default_inventory
+from resource_manager.models import (
+    Cancelled,
+    Drained,
+    Expired,
+    Gpu,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Placement,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+    Restored,
+)
+from resource_manager.policies import POLICIES
+from resource_manager.queueing import ORDERS
+
+
+def granted(request: Request, node: str, *gpu_ids: int, token: int = 1, ends: float = math.inf) -> Granted:
+    return Granted(Lease(request, Placement(node, gpu_ids), token, 0.0, ends), 0.0)
+
+
+@pytest.fixture
+def cluster() -> ClusterState:
+    return ClusterState(default_inventory())
+
+
+def test_a_grant_takes_and_a_release_gives_back(cluster: ClusterState) -> None:
+    empty = cluster.snapshot()
+    cluster.apply(granted(Request("t", gpus=2, resources={"cpus": 60}), "gpu-server-1", 3, 5))
+    state = cluster.node("gpu-server-1")
+    assert (state.whole_free, state.free_milli, state.free["cpus"]) == (6, 6000, 4)
+    assert state.gpu_free[3] == state.gpu_free[5] == 0
+    cluster.apply(Released("t", 1, 1.0))
+    assert (state.whole_free, state.free["cpus"]) == (8, 64)
+    assert cluster.snapshot().nodes == empty.nodes
+    allocator.check(cluster)
+
+
+@pytest.mark.parametrize(
+    ("request_", "node", "gpu_ids"),
+    [
+        (Request("x", gpus=1), "gpu-server-0", (0,)),  # held by "t"
+        (Request("x", gpus=1), "gpu-server-0", (8,)),  # not there
+        (Request("x", gpus=2), "gpu-server-0", (4,)),  # too few named
+        (Request("x", gpus=2), "gpu-server-0", (4, 4)),  # one named twice
+        (Request("x", resources={"cpus": 65}), "gpu-server-0", ()),
+        (Request("x", resources={"fpga": 1}), "gpu-server-0", ()),
+        (Request("x", gpus=1, gpu_milli=500), "gpu-server-0", (0,)),
+        (Request("t", gpus=1), "gpu-server-0", (5,)),  # this task holds a lease
+    ],
+)
+def test_what_is_not_free_is_refused_and_nothing_changes(
+    cluster: ClusterState, request_: Request, node: str, gpu_ids: tuple[int, ...]
+) -> None:
+    cluster.apply(granted(Request("t", gpus=2), "gpu-server-0", 0, 1))
+    before = cluster.snapshot()
+    with pytest.raises(CapacityError):
+        cluster.apply(granted(request_, node, *gpu_ids, token=2))
+    assert cluster.snapshot() == before
+    allocator.check(cluster)
+
+
+def test_only_the_holder_ends_or_renews_a_lease(cluster: ClusterState) -> None:
+    cluster.apply(granted(Request("t"), "gpu-server-0", token=5))
+    for change in (Released("t", 4, 1.0), Expired("t", 6, 1.0), Renewed("t", 4, 1.0), Released("u", 5, 1.0)):
+        with pytest.raises(LeaseNotFoundError):
+            cluster.apply(change)
+    with pytest.raises(UnknownNodeError):
+        cluster.apply(Drained("nowhere", 1.0))
+    with pytest.raises(LeaseNotFoundError):
+        cluster.apply(Cancelled("t", 1.0))
+
+
+def test_a_trial_leaves_no_trace(cluster: ClusterState) -> None:
+    cluster.apply(
+        granted(Request("t", gpus=2, resources={"cpus": 8}, ttl_s=60), "gpu-server-0", 0, 1, ends=60.0)
+    )
+    cluster.apply(granted(Request("q", ttl_s=60, quarantine=True), "gpu-server-3", token=2, ends=60.0))
+    cluster.apply(Queued(Request("w1", gpus=8), 1.0))
+    cluster.apply(Queued(Request("w2", gpus=8), 1.0))
+    before, masks = cluster.snapshot(), list(cluster.whole_free_masks)
+    with cluster.trial():
+        cluster.apply(Renewed("t", 1, 2.0, 70.0))
+        cluster.apply(Quarantined("q", 2, 2.0))
+        cluster.apply(Released("t", 1, 2.0))
+        cluster.apply(granted(Request("w1", gpus=8), "gpu-server-0", *range(8), token=3))
+        cluster.apply(Cancelled("w2", 2.0))
+        cluster.apply(Drained("gpu-server-2", 2.0))
+        cluster.apply(Restored("gpu-server-2", 2.0))
+        cluster.apply(Drained("gpu-server-2", 2.0))
+        cluster.apply(Queued(Request("w3"), 2.0))
+    after = cluster.snapshot()
+    assert sorted(after.waiting, key=lambda w: w.sequence) == list(before.waiting)
+    assert {lease.task_id: lease for lease in after.leases} == {
+        lease.task_id: lease for lease in before.leases
+    }
+    assert (after.version, after.fencing, after.sequence, after.drained) == (4, 2, 2, ())
+    assert cluster.whole_free_masks == masks
+    assert cluster.open_mask == 0b1111
+    assert [lease.task_id for lease in cluster.expired(61.0)] == ["t", "q"]
+    allocator.check(cluster)
+
+
+def test_expired_names_each_lease_once_and_forgets_nothing(cluster: ClusterState) -> None:
+    cluster.apply(granted(Request("a", ttl_s=10), "gpu-server-0", token=1, ends=10.0))
+    cluster.apply(granted(Request("b", ttl_s=5), "gpu-server-0", token=2, ends=5.0))
+    cluster.apply(Renewed("b", 2, 1.0, 6.0))
+    assert cluster.expired(4.0) == []
+    for _ in range(2):  # asking changes nothing
+        assert [lease.task_id for lease in cluster.expired(10.0)] == ["b", "a"]
+    cluster.apply(Quarantined("b", 2, 10.0))
+    assert [lease.task_id for lease in cluster.expired(99.0)] == ["a"]
+
+
+def test_float_amounts_come_back_exactly_when_a_node_is_empty() -> None:
+    cluster = ClusterState([Node("n", 0, {"compute_tflops": 57.6})])
+    for i in range(7):
+        cluster.apply(granted(Request(f"t{i}", resources={"compute_tflops": 0.1}), "n", token=i))
+    for i in range(7):
+        cluster.apply(Released(f"t{i}", i, 1.0))
+    assert cluster.node("n").free["compute_tflops"] == 57.6
+
+
+def test_mixed_gpus_and_their_constraints() -> None:
+    node = Node("n", 0, {}, (Gpu(0, "A100"), Gpu(1, "H100"), Gpu(2, "H100"), Gpu(5, "MI300", "amd")))
+    cluster = ClusterState([node])
+    state = cluster.node("n")
+    assert state.pick_gpus(Request("t", gpus=2, gpu_types=("H100",))) == (1, 2)
+    assert not state.fits(Request("t", gpus=3, gpu_types=("H100",)))
+    assert state.fits(Request("t", gpus=3, gpu_types=("H100", "A100")))
+    assert state.pick_gpus(Request("t", gpus=1, vendor="amd")) == (5,)
+    assert not state.fits(Request("t", gpus=1, vendor="huawei"))
+    assert not state.fits(Request("t", vendor="huawei"))
+
+
+def test_a_share_goes_to_the_tightest_gpu(cluster: ClusterState) -> None:
+    cluster.apply(granted(Request("a", gpus=1, gpu_milli=200), "gpu-server-0", 2, token=1))
+    cluster.apply(granted(Request("b", gpus=1, gpu_milli=600), "gpu-server-0", 4, token=2))
+    state = cluster.node("gpu-server-0")
+    assert state.pick_gpus(Request("t", gpus=1, gpu_milli=400)) == (4,)
+    assert state.pick_gpus(Request("t", gpus=1, gpu_milli=500)) == (2,)
+    assert state.pick_gpus(Request("t", gpus=2)) == (0, 1)
+
+
+def test_the_journal_names_what_changed_or_says_that_it_forgot(cluster: ClusterState) -> None:
+    mark = cluster.mark
+    cluster.apply(granted(Request("t"), "gpu-server-2"))
+    assert cluster.changed_since(mark) == [2]
+    assert cluster.changed_since(cluster.mark) == []
+    for i in range(3000):
+        cluster.apply(granted(Request(f"x{i}"), "gpu-server-1", token=i))
+        cluster.apply(Released(f"x{i}", i, 0.0))
+    assert cluster.changed_since(mark) is None
+    assert len(cluster.journal) < 5000
+    mark = cluster.mark
+    cluster.apply(InventoryChanged(default_inventory(5), 1.0))
+    assert cluster.changed_since(mark) is None
+
+
+def test_an_inventory_change_keeps_leases_even_on_gpus_that_left(cluster: ClusterState) -> None:
+    cluster.apply(granted(Request("t", gpus=2, resources={"cpus": 40}), "gpu-server-0", 6, 7, token=1))
+    cluster.apply(Drained("gpu-server-1", 1.0))
+    cluster.apply(InventoryChanged(default_inventory(2, gpus=7, cpus=32), 2.0))
+    state = cluster.node("gpu-server-0")
+    assert state.free["cpus"] == -8
+    assert state.whole_free == 6
+    assert not cluster.node("gpu-server-1").is_open
+    again = ClusterState.from_snapshot(cluster.snapshot())
+    assert again.node("gpu-server-0").free == state.free
+    cluster.apply(Released("t", 1, 3.0))
+    assert (state.whole_free, state.free["cpus"]) == (7, 32)
+    allocator.check(cluster)
+
+
+def test_policies_follow_one_order_at_ten_thousand_servers() -> None:
+    cluster = ClusterState(default_inventory(10_000))
+    cluster.apply(InventoryChanged(default_inventory(10_000), 0.0))
+    for i in range(9_999):
+        change = allocator.allocate(cluster, Request(f"t{i}", gpus=8), POLICIES["first_fit"], 0.0)
+        cluster.apply(change[0])
+    placement = POLICIES["first_fit"](cluster, Request("last", gpus=1))
+    assert placement == Placement("gpu-server-9999", (0,))
+    placement = POLICIES["round_robin"](cluster, Request("last", gpus=1))
+    assert placement == Placement("gpu-server-9999", (0,))
+
+
+def test_settle_grants_in_order_and_stops_at_the_first_that_does_not_fit(cluster: ClusterState) -> None:
+    for i in range(4):
+        cluster.apply(granted(Request(f"t{i}", gpus=8), f"gpu-server-{i}", *range(8), token=i + 1))
+    for task_id, gpus in (("a", 4), ("b", 8), ("c", 2)):
+        cluster.apply(Queued(Request(task_id, gpus=gpus), 1.0))
+    changes = allocator.settle(cluster, [Released("t0", 1, 2.0)], POLICIES["first_fit"], ORDERS["fifo"], 2.0)
+    assert [type(change).__name__ for change in changes] == ["Released", "Granted"]
+    assert cluster.version == 7  # nothing was applied
+    for change in changes:
+        cluster.apply(change)
+    lease = cluster.leases["a"]
+    assert (lease.fencing_token, lease.queued_at, lease.granted_at) == (5, 1.0, 2.0)

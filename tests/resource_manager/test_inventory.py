@@ -1,0 +1,111 @@
+"""Inventory files: what they say, and one line with file, line and reason when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.errors import InventoryError
+from resource_manager.inventory import default_inventory, load_inventory
+from resource_manager.models import Gpu
+
+GOOD = """
+[[servers]]
+name = "a100-box"
+address = "10.0.0.7"
+cpus = 96
+memory_mib = 1048576
+gpus = 4
+gpu_type = "A100"
+gpu_memory_mib = 81920
+
+[[servers]]
+name = "mixed"
+id = 7
+cpus = 64
+resources = { bandwidth_gbps = 12.5 }
+gpus = [ { count = 2, type = "H100" }, { ids = [4, 6], type = "910B", vendor = "huawei" } ]
+labels = { rack = "r2" }
+
+[[servers]]
+name = "plain-{id}"
+count = 2
+cpus = 16
+"""
+
+
+def test_a_file_says_everything_about_its_servers(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(GOOD)
+    first, mixed, *plain = load_inventory(path)
+    assert (first.name, first.server_id, first.address) == ("a100-box", 0, "10.0.0.7")
+    assert first.resources == {"cpus": 96, "memory_mib": 1048576}
+    assert first.gpus == tuple(Gpu(i, "A100", "nvidia", 81920) for i in range(4))
+    assert (mixed.server_id, mixed.resources["bandwidth_gbps"], mixed.labels) == (7, 12.5, {"rack": "r2"})
+    assert [(gpu.gpu_id, gpu.gpu_type, gpu.vendor) for gpu in mixed.gpus] == [
+        (0, "H100", "nvidia"),
+        (1, "H100", "nvidia"),
+        (4, "910B", "huawei"),
+        (6, "910B", "huawei"),
+    ]
+    assert [(node.name, node.server_id, node.gpus) for node in plain] == [
+        ("plain-8", 8, ()),
+        ("plain-9", 9, ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("[[servers]\n", 1, "TOML|Expected|expected"),
+        ("", 1, "servers"),
+        ("[[servers]]\nname = 'a'\n", 1, "cpus"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\n\n[[servers]]\nname = 'b'\ncpus = -4\n", 7, "cpus"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\ngpu = 8\n", 4, "gpu"),
+        ("[[servers]]\nname = 'a b'\ncpus = 1\n", 2, "name"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = 'eight'\n", 4, "gpus"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\n\n[[servers]]\nname = 'a'\ncpus = 1\n", 5, "used twice"),
+        (
+            "[[servers]]\nname = 'a'\ncpus = 1\nid = 3\n[[servers]]\nname = 'b'\ncpus = 1\nid = 3\n",
+            5,
+            "used twice",
+        ),
+        ("[[servers]]\nname = 'a'\ncount = 2\ncpus = 1\n", 1, "{id}"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ ids = [1, 1] }]\n", 1, "GPU id"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ type = 'A' }]\n", 4, "count or ids"),
+        ("[[machines]]\nname = 'a'\n", 1, "servers|machines"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_line_and_reason(
+    tmp_path: Path, text: str, line: int, reason: str
+) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(text)
+    with pytest.raises(InventoryError, match=reason) as caught:
+        load_inventory(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}: ")
+    assert "\n" not in message
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="No such file"):
+        load_inventory(tmp_path / "missing.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InventoryError, match="UTF-8"):
+        load_inventory(binary)
+
+
+def test_a_manager_takes_a_file_and_a_default(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(GOOD)
+    with GPUResourceManager.from_url("memory://", inventory=path) as manager:
+        result = manager.allocate_resources("t", 2, 8, gpu_types=["910B"])
+        assert result is not None
+        assert (result["server_name"], result["gpu_devices"], result["vendor"]) == ("mixed", "4,6", "huawei")
+        with pytest.raises(ValueError, match="96"):
+            manager.allocate_resources("u", 2, 97)
+    assert [node.name for node in default_inventory()] == [f"gpu-server-{i}" for i in range(4)]

@@ -1,0 +1,225 @@
+"""Random steps through two managers on one store, against a plain model of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.allocator import check
+from resource_manager.errors import DuplicateTaskError, LeaseNotFoundError
+from resource_manager.inventory import default_inventory
+from resource_manager.stores import Store
+
+SERVERS, GPUS, CPUS = 3, 8, 64
+TTL_S = 100.0
+TASKS = st.sampled_from([f"task{i}" for i in range(12)])
+DEMANDS = st.tuples(st.integers(2, 8), st.sampled_from([1, 8, 32, 64]))
+
+
+@dataclass
+class Held:
+    server: int
+    gpus: list[int]
+    cpus: int
+    ends: float
+
+
+@dataclass
+class Model:
+    """First fit in server order, first come first served, told as plainly as can be."""
+
+    now: float = 0.0
+    held: dict[str, Held] = field(default_factory=dict)
+    queue: list[tuple[str, int, int]] = field(default_factory=list)
+    drained: set[int] = field(default_factory=set)
+
+    def free(self, server: int) -> tuple[list[int], int]:
+        mine = [held for held in self.held.values() if held.server == server]
+        taken = {gpu for held in mine for gpu in held.gpus}
+        return [gpu for gpu in range(GPUS) if gpu not in taken], CPUS - sum(held.cpus for held in mine)
+
+    def place(self, task: str, gpus: int, cpus: int) -> bool:
+        for server in range(SERVERS):
+            free_gpus, free_cpus = self.free(server)
+            if server not in self.drained and len(free_gpus) >= gpus and free_cpus >= cpus:
+                self.held[task] = Held(server, free_gpus[:gpus], cpus, self.now + TTL_S)
+                return True
+        return False
+
+    def serve(self) -> None:
+        while self.queue and self.place(*self.queue[0]):
+            self.queue.pop(0)
+
+    def expire(self) -> None:
+        over = [task for task, held in self.held.items() if held.ends <= self.now]
+        for task in over:
+            del self.held[task]
+        if over:
+            self.serve()
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    make_store: Callable[[Callable[[], float]], Store]
+    has_fake_clock = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(now=1e9)
+        store = type(self).make_store(lambda: self.model.now)
+        settings = Settings(store="memory://", lease_ttl_s=TTL_S)
+        inventory = default_inventory(SERVERS)
+        self.managers = [GPUResourceManager(settings, store=store, inventory=inventory) for _ in range(2)]
+        self.turn = 0
+
+    @property
+    def manager(self) -> GPUResourceManager:
+        """The two take turns, so that each keeps meeting a state the other has moved on."""
+        self.turn += 1
+        return self.managers[self.turn // 2 % 2]
+
+    def known(self, task: str) -> tuple[int, int] | None:
+        if task in self.model.held:
+            held = self.model.held[task]
+            return len(held.gpus), held.cpus
+        return next(((gpus, cpus) for name, gpus, cpus in self.model.queue if name == task), None)
+
+    @rule(task=TASKS, demand=DEMANDS)
+    def allocate(self, task: str, demand: tuple[int, int]) -> None:
+        self.model.expire()
+        before = self.known(task)
+        if before is not None and before != demand:
+            with pytest.raises(DuplicateTaskError):
+                self.manager.allocate_resources(task, *demand)
+            return
+        result = self.manager.allocate_resources(task, *demand)
+        if before is None and not self.model.queue:
+            self.model.place(task, *demand)
+        assert (result is not None) == (task in self.model.held)
+
+    @rule(task=TASKS, demand=DEMANDS)
+    def submit(self, task: str, demand: tuple[int, int]) -> None:
+        self.model.expire()
+        before = self.known(task)
+        if before is not None and before != demand:
+            with pytest.raises(DuplicateTaskError):
+                self.manager.submit(task, *demand)
+            return
+        result = self.manager.submit(task, *demand)
+        if before is None:
+            self.model.queue.append((task, *demand))
+            self.model.serve()
+        assert result["state"] == ("RUNNING" if task in self.model.held else "WAITING")
+
+    @rule(task=TASKS)
+    def release(self, task: str) -> None:
+        self.model.expire()
+        assert self.manager.release_resources(task) == (task in self.model.held)
+        if self.model.held.pop(task, None):
+            self.model.serve()
+
+    @rule(task=TASKS)
+    def cancel(self, task: str) -> None:
+        self.model.expire()
+        waiting = [entry for entry in self.model.queue if entry[0] == task]
+        assert self.manager.cancel(task) == bool(waiting)
+        if waiting:
+            self.model.queue.remove(waiting[0])
+            self.model.serve()
+
+    @rule(task=TASKS)
+    def renew(self, task: str) -> None:
+        self.model.expire()
+        if task in self.model.held:
+            self.manager.renew(task)
+            self.model.held[task].ends = self.model.now + TTL_S
+        else:
+            with pytest.raises(LeaseNotFoundError):
+                self.manager.renew(task)
+
+    @rule(server=st.integers(0, SERVERS - 1))
+    def drain(self, server: int) -> None:
+        self.model.expire()
+        self.manager.drain(server)
+        self.model.drained.add(server)
+
+    @rule(server=st.integers(0, SERVERS - 1))
+    def restore(self, server: int) -> None:
+        self.model.expire()
+        self.manager.restore(server)
+        self.model.drained.discard(server)
+        self.model.serve()
+
+    @precondition(lambda self: self.has_fake_clock)
+    @rule(seconds=st.sampled_from([1.0, 49.5, 99.0, 100.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.model.now += seconds
+
+    @rule()
+    def sweep(self) -> None:
+        self.model.expire()
+        self.manager.sweep()
+        self.model.serve()
+
+    @rule(demands=st.lists(DEMANDS, min_size=1, max_size=4))
+    def batch(self, demands: list[tuple[int, int]]) -> None:
+        self.model.expire()
+        requests: list[dict[str, Any]] = [
+            {"task_id": f"batch{i}", "required_gpus": gpus, "required_cpus": cpus}
+            for i, (gpus, cpus) in enumerate(demands)
+        ]
+        if any(self.known(request["task_id"]) for request in requests):
+            return
+        results = self.manager.allocate_batch(requests)
+        if not self.model.queue:
+            for request in requests:
+                self.model.place(*request.values())
+        assert [result is not None for result in results] == [
+            request["task_id"] in self.model.held for request in requests
+        ]
+
+    @invariant()
+    def both_managers_see_the_model(self) -> None:
+        """Leases whose end has come count until somebody's next change; reading alone changes nothing."""
+        expected = {task: (held.server, held.gpus, held.cpus) for task, held in self.model.held.items()}
+        for manager in self.managers:
+            assert {
+                lease["task_id"]: (lease["server_id"], lease["gpu_ids"], lease["cpu_count"])
+                for lease in manager.leases()
+            } == expected
+            assert [entry["task_id"] for entry in manager.queue()] == [
+                task for task, _, _ in self.model.queue
+            ]
+            assert manager._replica is not None
+            check(manager._replica)
+
+
+def run(machine: type[ManagerMachine], examples: int) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_memory_store() -> None:
+    class Machine(ManagerMachine):
+        make_store = staticmethod(lambda clock: MemoryStore(clock=clock))
+
+    run(Machine, 120)
