@@ -1,0 +1,222 @@
+"""OASiS: the fast form equals the literal one, and what the paper promises of every plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from resource_manager.models import Lease
+from simulator.errors import InputError, SimulationError
+from simulator.oasis.ledger import PS, WORKER, Ledger
+from simulator.oasis.model import Instance
+from simulator.oasis.planner import Oasis, best_schedule
+from simulator.oasis.prices import fit_prices
+from simulator.oasis.simulation import run, work_done
+from simulator.oasis.workload import draw_history, draw_instance
+
+from .literal import LiteralPlanner
+from .small import a_job, instances
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(instances())
+def test_the_fast_form_equals_the_literal_one(instance: Instance) -> None:
+    ledger = Ledger(instance)
+    prices = fit_prices(instance.jobs, instance)
+    oasis = Oasis(ledger, prices)
+    for job in sorted(instance.jobs, key=lambda job: job.arrival):
+        payoff, deployment = LiteralPlanner(job, job.arrival, ledger, prices).best()
+        schedule = best_schedule(job, job.arrival, ledger, prices)
+        assert (schedule is None) == (not deployment)
+        if schedule is not None:
+            assert schedule.payoff == pytest.approx(payoff, rel=1e-9)
+            placed = {(each.slot, each.role, each.server): each.count for each in schedule.shares}
+            assert placed == deployment
+        oasis.arrive(job, job.arrival)
+
+
+def per_slot(deployment: dict[tuple[int, str, int], int]) -> Counter[tuple[int, str]]:
+    counts: Counter[tuple[int, str]] = Counter()
+    for (slot, role, _), count in deployment.items():
+        counts[slot, role] += count
+    return counts
+
+
+@settings(max_examples=40, deadline=None)
+@given(instances(jobs=8, slots=8))
+def test_plans_keep_every_constraint_and_are_never_revised(instance: Instance) -> None:
+    """`run` itself raises where leases break a constraint, so a run to the end is the check."""
+    watched: list[Oasis] = []
+    booked: dict[int, dict[str, Lease]] = {}
+
+    class Watch(Oasis):
+        def arrive(self, job, slot):  # type: ignore[no-untyped-def]
+            before = [dict(state.leases) for state in self.ledger.states]
+            accepted = super().arrive(job, slot)
+            for later, leases in enumerate(before):
+                now = self.ledger.states[later].leases
+                assert leases.items() <= now.items()
+                assert {lease.request.owner for lease in now.values() if lease.task_id not in leases} <= {
+                    job.job_id
+                }
+                booked[later] = dict(now)
+            return accepted
+
+    def make(ledger: Ledger) -> Oasis:
+        watched.append(Watch(ledger, fit_prices(instance.jobs, instance)))
+        return watched[0]
+
+    def ends(slot: int, ledger: Ledger) -> None:
+        assert dict(ledger.states[slot].leases) == booked.get(slot, {})
+
+    result = run(instance, make, on_slot=ends)
+    assert result.completed == result.accepted
+    assert all(not state.leases for state in watched[0].ledger.states)
+
+
+@settings(max_examples=40, deadline=None)
+@given(instances(jobs=8, slots=8))
+def test_an_accepted_job_pays_and_prices_rise_with_use(instance: Instance) -> None:
+    ledger = Ledger(instance)
+    prices = fit_prices(instance.jobs, instance)
+    oasis = Oasis(ledger, prices)
+    one = (1.0,) * 5
+    for job in instance.jobs:
+        schedule = best_schedule(job, job.arrival, ledger, prices)
+        before = {role: prices.of_one(ledger.pool(role), one, 0) for role in (WORKER, PS)}
+        assert oasis.arrive(job, job.arrival) == (schedule is not None)
+        for role, old in before.items():
+            assert (prices.of_one(ledger.pool(role), one, 0) >= old).all()
+        if schedule is None:
+            continue
+        assert schedule.payoff > 0
+        assert sum(share.count for share in schedule.shares if share.role == WORKER) == job.work
+        for share in schedule.shares:
+            new = prices.of_one(ledger.pool(share.role), one, 0)
+            if prices.high[share.role][1] > prices.low[share.role]:
+                assert new[share.slot, share.server] > before[share.role][share.slot, share.server]
+
+
+def test_same_seed_same_plan() -> None:
+    plans = []
+    for _ in range(2):
+        instance = draw_instance(7, load=1.0)
+        prices = fit_prices(draw_history(instance, 7), instance)
+        ledger = Ledger(instance)
+        oasis = Oasis(ledger, prices)
+        for job in instance.jobs:
+            oasis.arrive(job, job.arrival)
+        plans.append([list(state.leases.values()) for state in ledger.states])
+    assert plans[0] == plans[1]
+
+
+def test_a_plan_by_hand() -> None:
+    """Four worker-slots, two at a time, and the price of a used server sends the next job elsewhere."""
+    instance = Instance(4, ((2, 8, 8, 8, 10.0),) * 2, ((0, 8, 8, 8, 10.0),) * 2, (a_job(), a_job("next")))
+    ledger = Ledger(instance)
+    prices = fit_prices(instance.jobs, instance)
+    first = best_schedule(instance.jobs[0], 0, ledger, prices)
+    assert first is not None
+    assert Oasis(ledger, prices).arrive(instance.jobs[0], 0)
+    second = best_schedule(instance.jobs[1], 0, ledger, prices)
+    assert second is not None
+    # Finishing in two slots is worth far more than the first prices cost: two workers a slot, at once.
+    assert per_slot({(s.slot, s.role, s.server): s.count for s in first.shares}) == Counter(
+        {(0, WORKER): 2, (0, PS): 1, (1, WORKER): 2, (1, PS): 1}
+    )
+    assert {share.server for share in first.shares} == {0}
+    assert {share.server for share in second.shares} == {1}
+
+
+def test_a_job_that_cannot_finish_is_refused_at_once() -> None:
+    job = a_job(epochs=20)
+    instance = Instance(3, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (job, a_job("fits", epochs=1)))
+    result = run(instance, lambda ledger: Oasis(ledger, fit_prices(instance.jobs, instance)))
+    assert [outcome.accepted for outcome in result.outcomes] == [False, True]
+
+
+def test_a_refused_job_may_be_offered_again_but_never_revised() -> None:
+    instance = draw_instance(3, jobs=20, load=2.0)
+    prices = fit_prices(instance.jobs, instance).scaled(low=50.0)
+
+    def accepted(reoffer_after: int) -> set[str]:
+        result = run(instance, lambda ledger: Oasis(ledger, prices), reoffer_after=reoffer_after)
+        return {outcome.job.job_id for outcome in result.outcomes if outcome.accepted}
+
+    assert accepted(0) <= accepted(1)
+
+
+def test_the_ledger_refuses_what_does_not_fit_and_changes_nothing() -> None:
+    job = a_job()
+    instance = Instance(1, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (job,))
+    ledger = Ledger(instance)
+    with pytest.raises(SimulationError, match="do not fit on worker-server-0"):
+        ledger.place(0, job, WORKER, 0, 3)
+    lease = ledger.place(0, job, WORKER, 0, 2)
+    assert ledger.worker.fit(job, 0).tolist() == [[0]]
+    ledger.remove(0, lease)
+    assert ledger.worker.fit(job, 0).tolist() == [[2]]
+    np.testing.assert_array_equal(ledger.worker.free[0], ledger.worker.capacity)
+
+
+@pytest.mark.parametrize(
+    ("slot", "role", "count", "complaint"),
+    [
+        (0, WORKER, 1, "before it arrives"),
+        (1, WORKER, 3, "3 workers for 2 chunks"),
+        (1, WORKER, 2, "sends 4.0 Gb/s to PS that take 0"),
+        (1, PS, 1, "1 PS for 0 workers"),
+    ],
+)
+def test_a_broken_constraint_is_found_in_what_ran(slot: int, role: str, count: int, complaint: str) -> None:
+    job = a_job(arrival=1)
+    instance = Instance(4, ((8, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (job,))
+    ledger = Ledger(instance)
+    ledger.place(slot, job, role, 0, count)
+    with pytest.raises(SimulationError, match=complaint):
+        work_done(instance, {job.job_id: job}, slot, ledger.end_slot(slot))
+
+
+def test_overuse_is_found_in_what_ran() -> None:
+    job = a_job()
+    ample = Instance(4, ((8, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (job,))
+    ledger = Ledger(ample)
+    ledger.place(0, job, WORKER, 0, 2)
+    tight = replace(ample, worker_servers=((1, 8, 8, 8, 10.0),))
+    with pytest.raises(SimulationError, match=r"worker-server-0 has 1 gpu, 2.* are in use"):
+        work_done(tight, {job.job_id: job}, 0, ledger.end_slot(0))
+
+
+def test_prices_start_at_low_and_end_at_high() -> None:
+    job = a_job()
+    instance = Instance(4, ((2, 2, 4, 2, 4.0),), ((0, 8, 8, 8, 10.0),), (job,))
+    prices = fit_prices(instance.jobs, instance)
+    ledger = Ledger(instance)
+    only_gpu = (1.0, 0.0, 0.0, 0.0, 0.0)
+    share = 1 / 2
+    assert prices.of_one(ledger.worker, only_gpu, 0)[0, 0] == pytest.approx(share * prices.low[WORKER])
+    ledger.place(0, job, WORKER, 0, 2)
+    found = prices.of_one(ledger.worker, only_gpu, 0)[0, 0]
+    assert found == pytest.approx(share * prices.high[WORKER][0])
+    # At full use, one worker's GPU alone costs what the most valuable job could ever bring.
+    assert found == pytest.approx(job.utility(job.shortest_duration))
+
+
+def test_an_urgent_job_does_not_make_everything_free() -> None:
+    """f(T - a) of a job with a steep utility is nothing in floating point; the floor keeps L above it."""
+    calm, urgent = a_job("calm"), a_job("urgent", sensitivity=6.0, target=1.0)
+    instance = Instance(200, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (calm, urgent))
+    low = {floor: fit_prices(instance.jobs, instance, floor, eta=1.0).low[WORKER] for floor in (0.5, 1e-300)}
+    assert low[0.5] > 1e-3
+    assert low[1e-300] < 1e-200
+
+
+@pytest.mark.parametrize(("floor", "eta"), [(0.0, None), (1.5, None), (0.5, 0.0), (0.5, float("inf"))])
+def test_senseless_price_parameters_are_refused(floor: float, eta: float | None) -> None:
+    instance = Instance(4, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (a_job(),))
+    with pytest.raises(InputError):
+        fit_prices(instance.jobs, instance, floor, eta)
