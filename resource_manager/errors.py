@@ -91,6 +91,14 @@ class StateLostError(StoreError):
     """The store went back in time or was emptied; nothing is granted until an operator has looked at it."""
 
 
+class StateUnconfirmedError(StoreError):
+    """The store was restarted or failed over: nothing is granted until owners have renewed their leases."""
+
+    def __init__(self, message: str, *, rest_s: float) -> None:
+        super().__init__(message)
+        self.rest_s = rest_s
+
+
 class LockError(ResourceManagerError):
     """The lock was lost or used wrongly."""
 

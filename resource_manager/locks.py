@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import deque
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
 
-from resource_manager.errors import LockError
+import redis
+
+from resource_manager.errors import LockError, StoreUnavailableError
+from resource_manager.redis_client import RedisClient, load_script
 
 
 class Lock(Protocol):
@@ -101,3 +107,171 @@ class ThreadLock:
             mutex.give_to(following)
         if following is not None:
             following._turn.release()
+
+
+LIFE_S = 10.0
+HEARTBEAT_S = 3.0
+CLAIM_S = 1.0
+WAIT_S = 1.0
+"""A lock's life without renewal; how long a waiter counts as alive, a turn waits for its claim, and one
+blocking read waits. Each is well above the delays of a busy machine and below what a user would notice."""
+
+
+class RedisLock:
+    """First come, first served between all processes that reach one Redis.
+
+    The holder's token sits under one key with a time to live. Whoever releases passes the key to the first
+    in line in the same script and wakes it through a list on which only that waiter blocks. Waiters leave
+    a heartbeat and are passed over once it stops. A lock held for more than a third of its life is renewed
+    by a thread of this process until it is released.
+
+    A lock like this orders work but cannot guard it, because a holder may sleep through its own expiry:
+
+        0.0 s   A takes the lock (life 10 s) and reads version 7
+        0.1 s   A is stopped: swapped out, suspended, a long collection
+       10.1 s   the lock expires; B takes it, reads version 7 and commits version 8
+       12.0 s   A goes on, sure that it holds the lock, and writes what it decided from version 7
+
+    That write is refused, since a commit names the version it started from and the token it holds, and
+    both are compared where the data is. A learns of its loss by `StaleStateError`, or by `LockError` when
+    it renews or releases. Whatever else is done under the lock has to carry `fencing` to be as safe.
+    """
+
+    def __init__(self, client: RedisClient, name: str = "lock", *, life_s: float = LIFE_S) -> None:
+        self._client = client
+        self._keys = (client.key(name), client.key(f"{name}:line"), client.key(f"{name}:fencing"))
+        self._life_s = life_s
+        self._token: str | None = None
+        self._fencing = 0
+        self._alive_since = 0.0
+        self._script = load_script("handover", "lock")
+
+    @property
+    def token(self) -> str:
+        return self._token or ""
+
+    @property
+    def fencing(self) -> int:
+        return self._fencing
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which the lock is surely still held, by this process's steady clock; 0 if it is not."""
+        if self._token is None:
+            return 0.0
+        return max(self._alive_since + self._life_s - time.monotonic(), 0.0)
+
+    def acquire(self, timeout_s: float) -> bool:
+        if self._token is not None:
+            raise LockError("this lock object is in use already; make one for each acquirer")
+        deadline = time.monotonic() + timeout_s
+        token = os.urandom(12).hex()
+        try:
+            since = time.monotonic()
+            fencing, ttl_ms = self._step("acquire", token)
+            while not fencing:
+                patience_s = min(deadline - time.monotonic(), WAIT_S)
+                if patience_s <= 0:
+                    self._step("leave", token)
+                    return False
+                if ttl_ms > 0:
+                    patience_s = min(patience_s, ttl_ms / 1000 + 0.005)
+                since = time.monotonic()
+                fencing, ttl_ms = self._wait(token, patience_s)
+        except StoreUnavailableError:
+            raise
+        except BaseException:
+            with suppress(StoreUnavailableError):
+                self._step("leave", token)
+            raise
+        self._token, self._fencing, self._alive_since = token, fencing, since
+        _renewals.watch(self)
+        return True
+
+    def renew(self) -> None:
+        """Counts the lock's life anew; raises `LockError` if it was lost."""
+        token = self._token
+        if token is None:
+            raise LockError("renewed a lock that is not held")
+        since = time.monotonic()
+        if not self._step("renew", token):
+            raise LockError(f"the lock was lost: it was held for more than its life of {self._life_s:g} s")
+        self._alive_since = since
+
+    def release(self) -> None:
+        token, self._token = self._token, None
+        if token is None:
+            raise LockError("released a lock that is not held")
+        _renewals.forget(self)
+        if not self._step("release", token):
+            raise LockError(f"the lock was lost: it was held for more than its life of {self._life_s:g} s")
+
+    def _args(self, step: str, token: str) -> tuple[str | int, ...]:
+        life_ms, alive_ms, claim_ms = (round(s * 1000) for s in (self._life_s, HEARTBEAT_S, CLAIM_S))
+        return step, token, life_ms, alive_ms, claim_ms
+
+    def _step(self, step: str, token: str) -> Any:
+        return self._client.run(self._script, self._keys, self._args(step, token))
+
+    def _wait(self, token: str, patience_s: float) -> list[int]:
+        """Blocks until the turn comes or patience ends, and claims or beats the heart in one round trip.
+
+        The server runs the second command the moment the first is served, also while this process is slow
+        to wake up.
+        """
+        pipe = self._client.driver.pipeline(transaction=False)
+        pipe.blpop([f"{self._keys[0]}:turn:{token}"], max(patience_s, 0.001))
+        pipe.evalsha(self._script.sha, len(self._keys), *self._keys, *self._args("acquire", token))
+        with self._client.reporting():
+            try:
+                answer: list[int] = pipe.execute()[1]
+            except redis.exceptions.NoScriptError:
+                answer = self._step("acquire", token)
+        return answer
+
+
+class _Renewals:
+    """One thread that renews the Redis locks this process holds for long; idle, it ends."""
+
+    IDLE_ROUNDS = 50
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: set[RedisLock] = set()
+        self._thread: threading.Thread | None = None
+        self._round_s = LIFE_S / 10
+
+    def watch(self, lock: RedisLock) -> None:
+        with self._changed:
+            self._held.add(lock)
+            if lock._life_s / 10 < self._round_s:
+                self._round_s = lock._life_s / 10
+                self._changed.notify()
+            # A forked child inherits the object but not the thread, which is_alive() tells.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="gpu-manager-renewals", daemon=True)
+                self._thread.start()
+
+    def forget(self, lock: RedisLock) -> None:
+        with self._changed:
+            self._held.discard(lock)
+
+    def _run(self) -> None:
+        idle_rounds = 0
+        while True:
+            with self._changed:
+                self._changed.wait(self._round_s)
+                held = list(self._held)
+                idle_rounds = 0 if held else idle_rounds + 1
+                if idle_rounds > self.IDLE_ROUNDS:
+                    self._thread = None
+                    self._round_s = LIFE_S / 10
+                    return
+            for lock in held:
+                if lock.remaining_s < lock._life_s * 2 / 3:
+                    # A lost lock is left to its holder to discover, an outage to the next round.
+                    with suppress(LockError, StoreUnavailableError):
+                        lock.renew()
+
+
+_renewals = _Renewals()

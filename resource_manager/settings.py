@@ -47,6 +47,12 @@ class Settings(BaseModel):
     history_length: int = Field(
         default=100_000, ge=1000, description="How many changes a Redis store keeps, about."
     )
+    reconfirm_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long nothing is granted after Redis restarted or failed over, so that the owners of "
+        "leases renew them or learn that they are gone; longer than the time between two renewals.",
+    )
 
     @model_validator(mode="after")
     def _range_of_gpus(self) -> Settings:

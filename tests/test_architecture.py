@@ -15,6 +15,7 @@ LAYERS = (
     ("policies", "queueing"),
     ("allocator", "explain"),
     ("schemas", "views"),
+    ("redis_client",),
     ("stores", "locks", "settings", "inventory"),
     ("manager", "aio"),
     ("launchers",),

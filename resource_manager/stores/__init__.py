@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from resource_manager.errors import SettingsError
+from resource_manager.redis_client import SCHEMES, RedisClient, redact
 from resource_manager.settings import Settings
 from resource_manager.stores.base import Store
 from resource_manager.stores.memory import MemoryStore
+from resource_manager.stores.redis import RedisStore
 
 
-def open_store(url: str, settings: Settings) -> Store:
-    """The store at that URL; raises `SettingsError` for a URL no store knows."""
-    if url == "memory://":
+def open_store(url: str, settings: Settings | None = None) -> Store:
+    """The store of that URL, which is connected to when it is first used; raises `SettingsError`.
+
+    memory:// · redis://host:6379/0 · rediss://… · unix:///path/to/socket ·
+    redis+sentinel://host:26379,host:26379/service/0. Redis URLs take `?namespace=`.
+    """
+    settings = Settings() if settings is None else settings
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
         return MemoryStore()
-    raise SettingsError(f"unknown store {url!r}: use memory://")
+    if scheme in SCHEMES:
+        return RedisStore(
+            RedisClient.from_url(url),
+            history_length=settings.history_length,
+            reconfirm_s=settings.reconfirm_s,
+        )
+    known = ", ".join(f"{name}://" for name in ("memory", *SCHEMES))
+    raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL begins with one of {known}")
 
 
-__all__ = ["MemoryStore", "Store", "open_store"]
+__all__ = ["MemoryStore", "RedisStore", "Store", "open_store"]

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
 from resource_manager.errors import LockError
-from resource_manager.locks import Lock, ThreadLock, ThreadMutex
+from resource_manager.locks import Lock, RedisLock, ThreadLock, ThreadMutex
+from resource_manager.redis_client import RedisClient
 
 MakeLock = Callable[[], Lock]
 
 
-@pytest.fixture(params=["thread"])
-def make_lock(request: pytest.FixtureRequest) -> MakeLock:
+@pytest.fixture(params=["thread", "embedded_redis", "system_redis"])
+def make_lock(request: pytest.FixtureRequest) -> Iterator[MakeLock]:
     """Makes claims on one and the same lock."""
-    mutex = ThreadMutex()
-    return lambda: ThreadLock(mutex)
+    if request.param == "thread":
+        mutex = ThreadMutex()
+        yield lambda: ThreadLock(mutex)
+    else:
+        with closing(RedisClient.from_url(request.getfixturevalue(request.param).fresh_url())) as client:
+            yield lambda: RedisLock(client)
 
 
 def test_one_holder_at_a_time(make_lock: MakeLock) -> None:

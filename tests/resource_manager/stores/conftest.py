@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
-from resource_manager.stores import MemoryStore, Store
+from resource_manager.stores import MemoryStore, Store, open_store
 
 OpenStore = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory"])
-def open_client(request: pytest.FixtureRequest) -> OpenStore:
+@pytest.fixture(params=["memory", "embedded_redis", "system_redis"])
+def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
     """Opens clients of one empty state; Redis and Variable clients are independent of each other."""
-    store = MemoryStore()
-    return lambda: store
+    if request.param == "memory":
+        store = MemoryStore()
+        yield lambda: store
+        return
+    url = request.getfixturevalue(request.param).fresh_url()
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(open_store(url)))

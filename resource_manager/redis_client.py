@@ -1,0 +1,191 @@
+"""Connections to Redis from a URL, Lua scripts from files, and the driver's errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from resource_manager.errors import CorruptStateError, SettingsError, StoreUnavailableError
+
+DEFAULT_NAMESPACE = "gpu_manager"
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+SOCKET_TIMEOUT_S = 5.0
+
+_ADVICE = (
+    ("WRONGPASS", "it refused the login: check user and password in the URL"),
+    ("NOAUTH", "it wants a login: put user and password into the URL"),
+    ("NOPERM", "this user may not run what is needed: allow the keys, scripts, INFO and TIME"),
+    ("READONLY", "it is read-only: connect to the primary"),
+    ("OOM", "its memory is full: raise maxmemory or make room"),
+    ("MISCONF", "it cannot write to its disk and refuses writes: see its log"),
+    ("NOREPLICAS", "it has too few replicas and refuses writes"),
+    ("LOADING", "it is still loading its data: try again shortly"),
+    ("MASTERDOWN", "it has lost its primary"),
+)
+"""What an error of the server means, by the code that its text carries."""
+
+
+class RedisClient:
+    """A pool of connections to one Redis, and where it is, in words that hide the password.
+
+    `namespace` is the hash tag that all keys share, so that a Redis Cluster keeps them together.
+    """
+
+    def __init__(self, driver: redis.Redis, address: str, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self.driver = driver
+        self.address = address
+        self.namespace = namespace
+
+    @classmethod
+    def from_url(cls, url: str) -> RedisClient:
+        """Connects lazily; `?namespace=` in the URL keeps several states apart. Raises `SettingsError`."""
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise SettingsError(f"{redact(url)!r} is no Redis URL; it begins with one of {_schemes()}")
+        base = url.partition("?")[0]
+        query = dict(parse_qsl(parts.query))
+        namespace = query.pop("namespace", DEFAULT_NAMESPACE)
+        try:
+            if parts.scheme == "redis+sentinel":
+                driver = _through_sentinels(parts.netloc, parts.path, query)
+            else:
+                _check_path(parts.scheme, parts.path)
+                driver = redis.Redis.from_url(f"{base}?{urlencode(query)}", **_options())
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"wrong Redis URL {redact(url)!r}: {error}") from error
+        return cls(driver, f"Redis at {redact(url)}", namespace)
+
+    def key(self, name: str) -> str:
+        """The full name of a key of this namespace."""
+        return f"{{{self.namespace}}}:{name}"
+
+    def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Runs a script, loading it where the server does not know it (any more)."""
+        with self.reporting():
+            try:
+                return self.driver.evalsha(script.sha, len(keys), *keys, *args)
+            except redis.exceptions.NoScriptError:
+                return self.driver.eval(script.text, len(keys), *keys, *args)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Turns the driver's errors into `StoreUnavailableError` and `CorruptStateError`, in one line."""
+        try:
+            yield
+        except redis.exceptions.RedisError as error:
+            text = " ".join(str(error).split())
+            if "WRONGTYPE" in text:
+                raise CorruptStateError(
+                    f"{self.address}: a key of {{{self.namespace}}} is not what it should be; "
+                    "another program uses this namespace"
+                ) from error
+            raise StoreUnavailableError(f"{self.address}: {_explain(error, text)}") from error
+
+    def close(self) -> None:
+        self.driver.close()
+        self.driver.connection_pool.disconnect()
+
+
+class Script:
+    """The text of a Lua script and the name under which Redis caches it."""
+
+    __slots__ = ("sha", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def load_script(*names: str) -> Script:
+    """The script made of these files of `stores/lua`, one after the other."""
+    folder = files("resource_manager") / "stores" / "lua"
+    return Script("\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names))
+
+
+def redact(url: str) -> str:
+    """The URL without its password and query."""
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    login, at, place = rest.rpartition("@")
+    return f"{scheme}{separator}{login.partition(':')[0]}{at}{place}"
+
+
+def _schemes() -> str:
+    return ", ".join(f"{scheme}://" for scheme in SCHEMES)
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": SOCKET_TIMEOUT_S,
+        "retry": Retry(ExponentialBackoff(cap=0.25, base=0.02), 2),
+        "health_check_interval": 30,
+    }
+
+
+def _check_path(scheme: str, path: str) -> None:
+    if scheme == "unix":
+        if not path.strip("/"):
+            raise ValueError("it names no socket, as in unix:///run/redis.sock")
+    elif path not in {"", "/"} and not path[1:].isdigit():
+        raise ValueError(f"{path[1:]!r} is not the number of a database, as in redis://host:6379/0")
+
+
+def _through_sentinels(netloc: str, path: str, query: dict[str, str]) -> redis.Redis:
+    """redis+sentinel://user:password@host:port,host:port/service/db?sentinel_password=…&ssl=true"""
+    login, _, addresses = netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    service, _, database = path.strip("/").partition("/")
+    if not service:
+        raise ValueError("it names no service, as in redis+sentinel://host:26379/mymaster/0")
+    if database and not database.isdigit():
+        raise ValueError(f"{database!r} is not the number of a database")
+    sentinels = []
+    for address in addresses.split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{address!r} is no host:port of a sentinel")
+        sentinels.append((host, int(port)))
+    ssl = query.pop("ssl", "false").lower() == "true"
+    sentinel_login = {
+        "username": query.pop("sentinel_username", None),
+        "password": query.pop("sentinel_password", None),
+    }
+    if query:
+        raise ValueError(f"unknown option {sorted(query)[0]!r}")
+    brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": ssl}
+    sentinel = Sentinel(sentinels, sentinel_kwargs={**brief, **sentinel_login})  # type: ignore[no-untyped-call]
+    driver: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
+        service,
+        db=int(database or 0),
+        username=unquote(user) or None,
+        password=unquote(password) or None,
+        ssl=ssl,
+        **_options(),
+    )
+    return driver
+
+
+def _explain(error: redis.exceptions.RedisError, text: str) -> str:
+    for code, advice in _ADVICE:
+        if code in text:
+            return advice
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        return f"it refused the login: {text}"
+    if isinstance(error, redis.exceptions.BusyLoadingError):
+        return "it is still loading its data: try again shortly"
+    if isinstance(error, redis.exceptions.TimeoutError):
+        return f"it did not answer within {SOCKET_TIMEOUT_S:g} s ({text})"
+    if isinstance(error, redis.exceptions.ConnectionError):
+        return f"cannot be reached ({text})"
+    return f"it refused the operation ({text})"

