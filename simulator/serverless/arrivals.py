@@ -1,0 +1,35 @@
+"""When workflows arrive: given times, or a Poisson process."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from simulator.errors import InputError
+
+
+def parse_arrivals(text: str, seed: int) -> list[float]:
+    """Seconds from `0,1,2.5` or `poisson:RATE:N` (RATE a second, N workflows); raises `InputError`."""
+    if text.startswith("poisson:"):
+        parts = text.split(":")
+        try:
+            rate, count = float(parts[1]), int(parts[2])
+        except (IndexError, ValueError):
+            rate, count = 0.0, 0
+        if len(parts) != 3 or not 0 < rate < math.inf or count < 1:
+            raise InputError(f"arrivals {text!r}: expected poisson:RATE:N with RATE above 0 and N from 1")
+        return poisson_arrivals(rate, count, np.random.default_rng(seed))
+    try:
+        times = [float(part) for part in text.split(",")]
+    except ValueError:
+        times = [-1.0]
+    if not all(0 <= time < math.inf for time in times):
+        raise InputError(f"arrivals {text!r}: expected seconds like 0,1,2.5 or poisson:RATE:N")
+    return times
+
+
+def poisson_arrivals(rate: float, count: int, random: np.random.Generator) -> list[float]:
+    """`count` arrivals of a Poisson process of `rate` a second, in seconds."""
+    times: list[float] = np.cumsum(random.exponential(1.0 / rate, size=count)).tolist()
+    return times

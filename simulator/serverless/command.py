@@ -1,0 +1,135 @@
+"""`gpu-simulate serverless`: workflows on a cluster under a placement policy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from simulator.cli import common_options, print_json
+from simulator.report import write_json, write_text
+from simulator.serverless.arrivals import parse_arrivals
+from simulator.serverless.config import ClusterConfig
+from simulator.serverless.errors import MemoryAllocationError
+from simulator.serverless.raw_env import RawEnv
+from simulator.serverless.run import Episode, as_row, run
+from simulator.serverless.scheduler import SCHEDULER_POLICIES, PolicyScheduler, scheduler_policy
+from simulator.serverless.template import read_workflows
+
+
+class Memory(click.ParamType):  # type: ignore[type-arg]
+    """A number of MiB, or the word `policy`."""
+
+    name = "MIB|policy"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value is None or value == "policy":
+            return None
+        try:
+            memory_mib = int(str(value))
+        except ValueError:
+            memory_mib = 0
+        if memory_mib < 1:
+            self.fail(f"{value!r} is neither 'policy' nor a number of MiB from 1", param, ctx)
+        return memory_mib
+
+
+@click.command()
+@click.option(
+    "--workflows",
+    "workflow_paths",
+    multiple=True,
+    required=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="DIR|FILE",
+    help="DAX or WfCommons files, or folders of them; may be repeated, and more may follow as arguments.",
+)
+@click.argument(
+    "more_workflows", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[DIR|FILE]..."
+)
+@click.option(
+    "--cluster",
+    "cluster_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML; default: one server of each of the eight c5 types.",
+)
+@click.option("--arrivals", default="0", show_default=True, help="Seconds like 0,1,2 or poisson:RATE:N.")
+@click.option(
+    "--policy",
+    "policy_name",
+    default="first_fit",
+    show_default=True,
+    help=f"{', '.join(SCHEDULER_POLICIES)}, or an installed one.",
+)
+@click.option(
+    "--memory",
+    "memory_mib",
+    type=Memory(),
+    default="policy",
+    help="MiB for every function, or 'policy' (default) for what each requires.",
+)
+@click.option(
+    "--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines, one a function."
+)
+@common_options
+def command(
+    workflow_paths: tuple[Path, ...],
+    more_workflows: tuple[Path, ...],
+    cluster_path: Path | None,
+    arrivals: str,
+    policy_name: str,
+    memory_mib: int | None,
+    log_path: Path | None,
+    as_json: bool,
+    output_dir: Path | None,
+    seed: int,
+) -> None:
+    """Runs serverless workflows on rented servers with NUMA nodes."""
+    config = ClusterConfig.c5() if cluster_path is None else ClusterConfig.from_yaml(cluster_path)
+    if memory_mib is not None and memory_mib > config.largest_memory:
+        raise MemoryAllocationError(
+            f"--memory {memory_mib}: every NUMA node has less; the largest has {config.largest_memory} MiB"
+        )
+    templates = read_workflows((*workflow_paths, *more_workflows), config.single_core_speed)
+    env = RawEnv(parse_arrivals(arrivals, seed), templates, config)
+    scheduler = PolicyScheduler(scheduler_policy(policy_name, seed), memory_mib)
+    episode = _run_with_progress(env, scheduler, seed)
+    if log_path is not None:
+        write_text(log_path, "".join(json.dumps(as_row(record)) + "\n" for record in episode.records))
+    if output_dir is not None:
+        from simulator.serverless.plots import write_plots
+
+        write_json(output_dir / "summary.json", asdict(episode.summary))
+        write_plots(env, episode, output_dir)
+    if as_json:
+        print_json(asdict(episode.summary))
+    else:
+        _print_table(episode, policy_name)
+
+
+def _run_with_progress(env: RawEnv, scheduler: PolicyScheduler, seed: int) -> Episode:
+    if not sys.stderr.isatty():
+        return run(env, scheduler, seed)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("workflows", total=len(env.workload))
+        return run(env, scheduler, seed, lambda: progress.update(bar, completed=env.finished_workflow_count))
+
+
+def _print_table(episode: Episode, policy_name: str) -> None:
+    summary = episode.summary
+    for label, value in (
+        ("policy", policy_name),
+        ("functions", summary.functions),
+        ("workflows", summary.workflows),
+        ("mean makespan", f"{summary.mean_makespan_s:.3f} s"),
+        ("last completion", f"{summary.last_completion_s:.3f} s"),
+        ("rent", f"{summary.rent:.3f} $"),
+        ("simulated in", f"{summary.wall_s:.3f} s ({summary.functions_per_s:,.0f} functions a second)"),
+    ):
+        click.echo(f"{label:<16} {value}")

@@ -1,0 +1,121 @@
+"""The cluster's description: servers, their NUMA nodes, bandwidths and prices, from YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simulator.serverless.errors import ClusterConfigError
+
+Positive = Annotated[int, Field(gt=0)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NumaNodes(_Strict):
+    """The NUMA nodes of one server: how many, and the cores and MiB of each."""
+
+    count: Positive
+    cpu: Positive
+    memory: Positive
+
+
+class ServerType(_Strict):
+    """`count` equal servers; dollars an hour, and the seconds a cold start takes."""
+
+    name: Annotated[str, Field(min_length=1)]
+    count: Annotated[int, Field(ge=0)]
+    hourly_rate: Price
+    cold_start_latency: Price
+    numa_nodes: NumaNodes
+
+
+class ClusterConfig(_Strict):
+    """Bandwidths in bytes a second, a core's speed in operations a second, and the servers.
+
+    Raises pydantic's `ValidationError` (a `ValueError`) for what cannot be a cluster.
+    """
+
+    memory_bandwidth: Positive = 100_000_000_000
+    numa_bandwidth: Positive = 50_000_000_000
+    network_bandwidth: Positive = 10_000_000_000
+    single_core_speed: Positive = 1_000_000_000
+    servers: tuple[ServerType, ...]
+
+    @model_validator(mode="after")
+    def _has_nodes(self) -> Self:
+        names = [server.name for server in self.servers]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the server type {twice!r} is given twice")
+        if not any(server.count for server in self.servers):
+            raise ValueError("the cluster has no NUMA nodes: give at least one server a count above 0")
+        return self
+
+    @property
+    def numa_node_count(self) -> int:
+        """NUMA nodes of all servers together."""
+        return sum(server.count * server.numa_nodes.count for server in self.servers)
+
+    @property
+    def largest_memory(self) -> int:
+        """MiB of the largest NUMA node."""
+        return max(server.numa_nodes.memory for server in self.servers if server.count)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> ClusterConfig:
+        """Reads a YAML file; raises `ClusterConfigError` that names the file and the field."""
+        import yaml
+
+        path = Path(path)
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            mark = getattr(error, "problem_mark", None)
+            reason = getattr(error, "problem", None) or "not a text file"
+            raise ClusterConfigError(
+                f"not YAML: {reason}", path=path, line=None if mark is None else mark.line + 1
+            ) from error
+        if not isinstance(content, dict):
+            raise ClusterConfigError("expected a mapping with the key 'servers'", path=path)
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ClusterConfigError(f"{where}: {reason}" if where else reason, path=path) from error
+
+    @classmethod
+    def c5(cls, count: int = 1) -> ClusterConfig:
+        """The eight EC2 c5 types of the original, `count` servers of each: 71 NUMA nodes for one."""
+        return cls(
+            servers=tuple(
+                ServerType(
+                    name=f"c5.{size}",
+                    count=count,
+                    hourly_rate=rate,
+                    cold_start_latency=latency,
+                    numa_nodes=NumaNodes(count=nodes, cpu=cpu, memory=memory),
+                )
+                for size, nodes, cpu, memory, rate, latency in C5_TYPES
+            )
+        )
+
+
+C5_TYPES = (
+    ("large", 1, 2, 4096, 0.085, 0.5),
+    ("xlarge", 1, 4, 8192, 0.17, 0.6),
+    ("2xlarge", 2, 4, 8192, 0.34, 0.8),
+    ("4xlarge", 4, 4, 8192, 0.68, 1.0),
+    ("9xlarge", 9, 4, 8192, 1.53, 1.5),
+    ("12xlarge", 12, 4, 8192, 2.04, 2.0),
+    ("18xlarge", 18, 4, 8192, 3.06, 3.0),
+    ("24xlarge", 24, 4, 8192, 4.08, 4.0),
+)
+"""(size, NUMA nodes, cores a node, MiB a node, $ an hour, cold start in s)."""

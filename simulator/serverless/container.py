@@ -1,0 +1,65 @@
+"""A container: one function's run on a NUMA node."""
+
+from __future__ import annotations
+
+import math
+
+from resource_manager.models import Request
+
+
+class Container:
+    """A function's run: MiB required and given, operations, threads, and its times in seconds.
+
+    `share` is min(given, required) x threads: the container's speed is floor(share x thread speed /
+    required). `remaining_computation` is exact as of the node's last event; `completion_time` is final
+    once the container has ended and infinite before.
+    """
+
+    __slots__ = (
+        "completion_time",
+        "computation",
+        "creation_time",
+        "data_transfer_time",
+        "fencing_token",
+        "fn_id",
+        "memory_alloc",
+        "memory_req",
+        "parallelism",
+        "remaining_computation",
+        "request",
+        "share",
+        "start_time",
+        "submission_time",
+        "wf_id",
+    )
+
+    def __init__(
+        self,
+        wf_id: int,
+        fn_id: int,
+        memory_req: int,
+        memory_alloc: int,
+        computation: int,
+        parallelism: int,
+        submission_time: float,
+        data_transfer_time: float = 0.0,
+    ) -> None:
+        self.wf_id = wf_id
+        self.fn_id = fn_id
+        self.memory_req = memory_req
+        self.memory_alloc = memory_alloc
+        self.computation = computation
+        self.parallelism = parallelism
+        self.submission_time = submission_time
+        self.data_transfer_time = data_transfer_time
+        self.remaining_computation = computation
+        self.share = min(memory_alloc, memory_req) * parallelism
+        self.request = Request(f"{wf_id}/{fn_id}", resources={"memory_mib": memory_alloc})
+        self.fencing_token = 0
+        self.creation_time = math.inf
+        self.start_time = math.inf
+        self.completion_time = math.inf
+
+    def speed(self, thread_speed: int) -> int:
+        """Operations a second where one thread gets `thread_speed`."""
+        return self.share * thread_speed // self.memory_req

@@ -1,0 +1,396 @@
+"""A NUMA node: containers share its cores in equal time slices and hold its memory as leases."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from typing import NamedTuple
+
+from resource_manager.allocator import grant
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Node, Placement, Released
+from simulator.errors import SimulationError
+from simulator.serverless.container import Container
+from simulator.serverless.errors import MemoryAllocationError
+from simulator.serverless.records import ExecutionSpeedManager, ResourceUtilizationManager, thread_speed
+
+BOUND_MARGIN_S = 1e-6
+"""A bound this close to the time in question is not trusted: the exact prediction decides."""
+
+
+class NodeEvent(NamedTuple):
+    """The next thing to happen on a node; at one time, ends come before starts."""
+
+    time: float
+    is_start: bool
+
+
+NEVER = NodeEvent(math.inf, True)
+
+
+class NumaNode:
+    """`cpu` cores of `single_core_speed` operations a second, and `memory` MiB.
+
+    Between two events of the node (a container starts or ends) a container completes
+    floor(speed x seconds) operations; all numbers of operations are integers. Predictions floor nothing.
+
+    `state` is the cluster state whose node `name` holds the memory; without one the node brings its own.
+    """
+
+    __slots__ = (
+        "_bound_parallelism",
+        "_bound_thread_speed",
+        "_committed_parallelism",
+        "_current_time",
+        "_earliest",
+        "_ends",
+        "_esm",
+        "_latest_start",
+        "_longest_s",
+        "_placement",
+        "_ready_time",
+        "_remaining",
+        "_rum",
+        "_running_containers",
+        "_scheduled",
+        "_scheduled_count",
+        "_speeds",
+        "_state_node",
+        "_thread_speed",
+        "_total_parallelism",
+        "_waiting_containers",
+        "computing_capacity",
+        "cpu",
+        "memory",
+        "name",
+        "node_id",
+        "position",
+        "server_position",
+        "single_core_speed",
+        "state",
+        "version",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        cpu: int,
+        memory: int,
+        single_core_speed: int,
+        *,
+        state: ClusterState | None = None,
+        name: str = "",
+        position: int = 0,
+        server_position: int = 0,
+    ) -> None:
+        self.node_id = node_id
+        self.cpu = cpu
+        self.memory = memory
+        self.single_core_speed = single_core_speed
+        self.computing_capacity = cpu * single_core_speed
+        self.name = name or str(node_id)
+        self.position = position
+        self.server_position = server_position
+        self._placement = Placement(self.name)
+        self._rum = ResourceUtilizationManager(cpu, memory, single_core_speed)
+        self._esm = ExecutionSpeedManager(self._rum)
+        self.reset(state)
+
+    def reset(self, state: ClusterState | None = None) -> None:
+        """Empties the node; its memory is now held in `state`, by default one of its own."""
+        if state is None:
+            state = ClusterState([Node(self.name, 0, {"cpus": self.cpu, "memory_mib": self.memory})])
+        self.state = state
+        self._state_node = state.node(self.name)
+        self._waiting_containers: deque[Container] = deque()
+        self._scheduled: list[tuple[float, int, Container]] = []
+        self._scheduled_count = 0
+        # Parallel lists, in order of start; `_ends` is when each would end if the speeds stayed.
+        self._running_containers: list[Container] = []
+        self._remaining: list[int] = []
+        self._speeds: list[int] = []
+        self._ends: list[float] = []
+        self._earliest = math.inf
+        self._total_parallelism = 0
+        # Of running and scheduled containers: their threads, and what bounds the latest end of them all.
+        self._committed_parallelism = 0
+        self._bound_parallelism = 0
+        self._bound_thread_speed = 0
+        self._longest_s = 0.0
+        self._latest_start = -math.inf
+        self._thread_speed = self.single_core_speed
+        self._current_time = 0.0
+        self._ready_time = 0.0
+        self._rum.reset()
+        self.version = 0
+
+    # ---- reading ----
+
+    @property
+    def utilization(self) -> ResourceUtilizationManager:
+        """How the node was used over time."""
+        return self._rum
+
+    @property
+    def execution_speeds(self) -> ExecutionSpeedManager:
+        """How fast each container ran over time."""
+        return self._esm
+
+    @property
+    def running_containers(self) -> tuple[Container, ...]:
+        """Containers that hold memory now, in order of start; their remaining work as of the last event."""
+        for container, left in zip(self._running_containers, self._remaining, strict=True):
+            container.remaining_computation = left
+        return tuple(self._running_containers)
+
+    @property
+    def waiting_containers(self) -> tuple[Container, ...]:
+        """Containers that were created and wait for memory, first in first out."""
+        return tuple(self._waiting_containers)
+
+    @property
+    def free_memory(self) -> int:
+        """MiB that no running container holds."""
+        return int(self._state_node.free["memory_mib"])
+
+    @property
+    def total_parallelism(self) -> int:
+        """Threads of the running containers."""
+        return self._total_parallelism
+
+    @property
+    def container_count(self) -> int:
+        """Containers decided for this node that have not ended."""
+        return len(self._running_containers) + len(self._waiting_containers) + len(self._scheduled)
+
+    @property
+    def current_time(self) -> float:
+        """Seconds at the node's latest event."""
+        return self._current_time
+
+    def ends_by(self, time: float) -> bool:
+        """Whether every running or scheduled container surely ends by `time` if nobody else came.
+
+        Three tests, each dearer and sharper than the one before: a bound kept up to date with every new
+        container, the same bound computed anew, and the whole prediction.
+        """
+        time -= BOUND_MARGIN_S
+        if max(self._current_time, self._latest_start) + self._longest_s <= time:
+            return True
+        if not self._scheduled:
+            return max(self._ends, default=-math.inf) <= time or self.predicted_end() <= time
+        self._bound_anew(self._committed_parallelism)
+        if max(self._current_time, self._latest_start) + self._longest_s <= time:
+            return True
+        return self.predicted_end() <= time
+
+    def predicted_end(self) -> float:
+        """When the last running or scheduled container is predicted to end; -inf where there is none."""
+        return max(self.predict().values(), default=-math.inf)
+
+    def next_event(self) -> NodeEvent:
+        """When the next container starts or ends."""
+        if self._scheduled and self._scheduled[0][0] < self._earliest:
+            return NodeEvent(self._scheduled[0][0], True)
+        return NodeEvent(self._earliest, False) if self._running_containers else NEVER
+
+    # ---- the bound on the latest end ----
+
+    def _commit(self, container: Container) -> None:
+        """Widens the bound for a container that will run: all as slow as with all of them together."""
+        self._committed_parallelism += container.parallelism
+        if self._committed_parallelism > self._bound_parallelism:
+            # Twice as many threads as now, so that the next ones need no new look at all containers.
+            self._bound_anew(2 * self._committed_parallelism)
+        speed = container.speed(self._bound_thread_speed)
+        seconds = container.computation / speed if speed else math.inf
+        self._longest_s = max(self._longest_s, seconds)
+        self._latest_start = max(self._latest_start, container.creation_time)
+
+    def _bound_anew(self, parallelism: int) -> None:
+        self._bound_parallelism = parallelism
+        thread = self._bound_thread_speed = thread_speed(self.cpu, self.single_core_speed, parallelism)
+        work = list(zip(self._remaining, self._running_containers, strict=True))
+        work += [(container.computation, container) for _, _, container in self._scheduled]
+        self._longest_s = max(
+            (left / speed if (speed := container.speed(thread)) else math.inf for left, container in work),
+            default=0.0,
+        )
+        self._latest_start = max(self._scheduled)[0] if self._scheduled else -math.inf
+
+    # ---- events ----
+
+    def refuse_memory(self, memory_mib: int) -> None:
+        """Raises `MemoryAllocationError` for an amount that no container can get here."""
+        if memory_mib < 1:
+            raise MemoryAllocationError(f"a container needs at least 1 MiB, got {memory_mib}")
+        if memory_mib > self.memory:
+            raise MemoryAllocationError(
+                f"{memory_mib} MiB is more than the {self.memory} MiB of NUMA node {self.name}"
+            )
+
+    def on_server_startup(self, time: float, cold_start_latency: float) -> None:
+        """No container is created before `time + cold_start_latency`."""
+        self._ready_time = time + cold_start_latency
+
+    def on_container_creation(self, container: Container) -> None:
+        """Schedules the container for when server and data are there; memory is reserved only then.
+
+        Raises `MemoryAllocationError` if it asks for more than the node has.
+        """
+        self.refuse_memory(container.memory_alloc)
+        ready = max(self._ready_time, container.submission_time)
+        container.creation_time = ready + container.data_transfer_time
+        self._scheduled_count += 1
+        heapq.heappush(self._scheduled, (container.creation_time, self._scheduled_count, container))
+        self._commit(container)
+        self.version += 1
+
+    def start_next(self) -> Container | None:
+        """Creates the next scheduled container: it starts, or joins the queue and None is returned."""
+        time, _, container = heapq.heappop(self._scheduled)
+        self.version += 1
+        if self._waiting_containers or container.memory_alloc > self._state_node.free["memory_mib"]:
+            self._waiting_containers.append(container)
+            self._committed_parallelism -= container.parallelism
+            return None
+        self._update_remaining_computations(time)
+        self._run(container, time)
+        self._update_completion_times()
+        return container
+
+    def on_container_completion(self) -> tuple[Container, list[Container]]:
+        """Ends the container that ends first; returns it and those that waited and start now.
+
+        Scheduled containers that start before that are started first. Raises `SimulationError` if none runs.
+        """
+        while self.next_event().is_start and self._scheduled:
+            self.start_next()
+        if self._earliest == math.inf:
+            raise SimulationError(f"no container can end on NUMA node {self.name}: {self._standstill()}")
+        time = self._earliest
+        index = self._ends.index(time)
+        self._update_remaining_computations(time)
+        container = self._running_containers.pop(index)
+        del self._remaining[index], self._speeds[index]
+        container.completion_time = time
+        container.remaining_computation = 0
+        self._total_parallelism -= container.parallelism
+        self._committed_parallelism -= container.parallelism
+        self.state.apply(Released(container.request.task_id, container.fencing_token, time))
+        started = self._run_waiting_containers(time) if self._waiting_containers else []
+        self._update_completion_times()
+        self.version += 1
+        return container, started
+
+    def _run(self, container: Container, time: float) -> None:
+        granted = grant(self.state, container.request, self._placement, time)
+        self.state.apply(granted)
+        container.fencing_token = granted.lease.fencing_token
+        container.start_time = time
+        self._running_containers.append(container)
+        self._remaining.append(container.computation)
+        self._speeds.append(container.share * self._thread_speed // container.memory_req)
+        self._total_parallelism += container.parallelism
+
+    def _run_waiting_containers(self, time: float) -> list[Container]:
+        """Starts those at the head of the queue that fit; the first that does not holds up the rest."""
+        started = []
+        waiting = self._waiting_containers
+        while waiting and waiting[0].memory_alloc <= self._state_node.free["memory_mib"]:
+            container = waiting.popleft()
+            self._commit(container)
+            self._run(container, time)
+            started.append(container)
+        return started
+
+    def _update_remaining_computations(self, time: float) -> None:
+        """Takes what was done since the last event off what remains."""
+        seconds = time - self._current_time
+        if seconds > 0.0:
+            self._remaining = [
+                left - done if (done := int(speed * seconds)) < left else 0
+                for left, speed in zip(self._remaining, self._speeds, strict=True)
+            ]
+        self._current_time = time
+
+    def _update_completion_times(self) -> None:
+        """Speeds for the total parallelism of now, when each container would end, and a new record."""
+        parallelism = self._total_parallelism
+        if parallelism <= self.cpu:
+            speed = self.single_core_speed
+        else:
+            speed = self.computing_capacity // parallelism
+        if speed != self._thread_speed:
+            self._thread_speed = speed
+            self._speeds = [c.share * speed // c.memory_req for c in self._running_containers]
+        now = self._current_time
+        try:
+            self._ends = [
+                now + left / speed for left, speed in zip(self._remaining, self._speeds, strict=True)
+            ]
+        except ZeroDivisionError:
+            self._ends = [
+                now + (left / speed if speed else math.inf if left else 0.0)
+                for left, speed in zip(self._remaining, self._speeds, strict=True)
+            ]
+        self._earliest = min(self._ends, default=math.inf)
+        self._rum.clear_after(now)
+        self._rum.add_record(now, sum(self._speeds), parallelism, self.free_memory)
+
+    # ---- prediction ----
+
+    def predict(self) -> dict[str, float]:
+        """Task id -> end in seconds, for running and scheduled containers, if nobody else came.
+
+        A container that waits, or would have to, is left out: nobody knows when it starts. Raises
+        `SimulationError` if the containers would never end.
+        """
+        now = self._current_time
+        active: list[tuple[Container, float]] = list(
+            zip(self._running_containers, map(float, self._remaining), strict=True)
+        )
+        coming = sorted(self._scheduled)[::-1]
+        blocked = bool(self._waiting_containers)
+        free = self.free_memory
+        parallelism = self._total_parallelism
+        ends: dict[str, float] = {}
+        while active or coming:
+            thread = thread_speed(self.cpu, self.single_core_speed, parallelism)
+            speeds = [container.speed(thread) for container, _ in active]
+            left_s = [
+                left / speed if speed else math.inf if left else 0.0
+                for (_, left), speed in zip(active, speeds, strict=True)
+            ]
+            first = min(left_s, default=math.inf)
+            starting = bool(coming) and coming[-1][0] < now + first
+            if first == math.inf and not starting:
+                raise SimulationError(f"no container can end on NUMA node {self.name}: {self._standstill()}")
+            time = coming[-1][0] if starting else now + first
+            active = [
+                (container, max(0.0, left - speed * (time - now)))
+                for (container, left), speed in zip(active, speeds, strict=True)
+            ]
+            now = time
+            if starting:
+                container = coming.pop()[2]
+                blocked = blocked or container.memory_alloc > free
+                if not blocked:
+                    active.append((container, float(container.computation)))
+                    free -= container.memory_alloc
+                    parallelism += container.parallelism
+            else:
+                container, _ = active.pop(left_s.index(first))
+                ends[container.request.task_id] = now
+                free += container.memory_alloc
+                parallelism -= container.parallelism
+        return ends
+
+    def _standstill(self) -> str:
+        if not self._running_containers:
+            return "none runs there"
+        return (
+            f"{self._total_parallelism} threads are too slow to do one operation a second; "
+            "give more memory or a faster core"
+        )

@@ -1,0 +1,219 @@
+"""The environment without rewards: one decision in, what happened until the next decision out."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.serverless.cluster import Cluster
+from simulator.serverless.config import ClusterConfig
+from simulator.serverless.container import Container
+from simulator.serverless.errors import ActionError, EpisodeOverError
+from simulator.serverless.template import WorkflowTemplate
+from simulator.serverless.workflow import Function
+from simulator.serverless.workload import SubmittedFunction, Workload
+
+
+class FunctionExecutionRecord(NamedTuple):
+    """A function that ended: when it started and when it ended, in seconds."""
+
+    wf_id: int
+    fn_id: int
+    start_time: float
+    completion_time: float
+
+
+class WorkflowExecutionRecord(NamedTuple):
+    """A workflow that ended, in seconds."""
+
+    wf_id: int
+    completion_time: float
+
+
+class EnvLog(NamedTuple):
+    """One decision and what happened until the next: MiB, seconds, and dollars of rent."""
+
+    wf_id: int
+    fn_id: int
+    required_memory: int
+    allocated_memory: int
+    server_name: str
+    server_id: int
+    numa_node_id: int
+    submission_time: float
+    creation_time: float
+    cold_start_time: float
+    data_transfer_time: float
+    finished_function_records: list[FunctionExecutionRecord]
+    finished_workflow_records: list[WorkflowExecutionRecord]
+    rent: float
+    terminated: bool
+
+
+class RawEnv:
+    """Workflows arrive at `arrival_times` (s), each drawn from the templates with the seed of `reset`.
+
+    `current_function` is the function to decide next; None before the first `reset` and at the end.
+    """
+
+    def __init__(
+        self,
+        arrival_times: Sequence[float],
+        workflow_templates: Sequence[WorkflowTemplate],
+        cluster_config: ClusterConfig,
+    ) -> None:
+        self.workload = Workload(arrival_times, workflow_templates)
+        self.cluster = Cluster(cluster_config)
+        self.current_function: SubmittedFunction | None = None
+        self._arrivals = sorted(self.workload.arrival_times)
+        self._random = np.random.default_rng()
+        self._positions: dict[tuple[int, int], int] = {}
+        self._arrived = 0
+        self._finished = 0
+        self.now = 0.0
+
+    def reset(self, *, seed: int | None = None) -> None:
+        """Starts anew; with a seed the draws of templates are those of every reset with that seed."""
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        templates = self.workload.workflow_templates
+        self.workload.reset(self._random.integers(len(templates), size=len(self.workload)).tolist())
+        self.cluster.reset()
+        self._positions = {}
+        self._arrived = 0
+        self._finished = 0
+        self.current_function = self.workload.get()
+        assert self.current_function is not None  # a template has a function, and a graph has a source
+        self._move_to(self.current_function.submission_time)
+
+    @property
+    def function(self) -> Function:
+        """The function to decide next; raises `EpisodeOverError` where there is none."""
+        if self.current_function is None:
+            raise EpisodeOverError("there is no function to decide: the episode is over, call reset()")
+        return self.workload[self.current_function.wf_id][self.current_function.fn_id]
+
+    @property
+    def active_workflow_count(self) -> int:
+        """Workflows that have arrived and not finished."""
+        return self._arrived - self._finished
+
+    @property
+    def finished_workflow_count(self) -> int:
+        """Workflows whose every function has ended."""
+        return self._finished
+
+    @property
+    def submit_queue_length(self) -> int:
+        """Functions submitted and not decided, those of later arrivals included."""
+        return self.workload.queue_length
+
+    def data_distribution(self, wf_id: int, fn_id: int) -> list[tuple[int, int]]:
+        """(position of the NUMA node, bytes) of what each predecessor of a function sends it."""
+        positions = self._positions
+        return [(positions[wf_id, parent], size) for parent, size in self.workload[wf_id].predecessors(fn_id)]
+
+    def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
+        """Decides where the current function runs, and with how many MiB.
+
+        Raises `EpisodeOverError` at the end, `ActionError` for a place or amount that does not exist and
+        `MemoryAllocationError` for more than the node has; nothing has changed then.
+        """
+        return self.step_at(self.cluster.position(server_name, server_id, numa_node_id), allocated_memory)
+
+    def step_at(self, position: int, allocated_memory: int) -> EnvLog:
+        """`step` with the NUMA node given by its position in the cluster."""
+        if self.current_function is None:
+            raise EpisodeOverError("there is no function to decide: the episode is over, call reset()")
+        cluster = self.cluster
+        if not 0 <= position < len(cluster.nodes):
+            raise ActionError(f"no NUMA node at position {position}: there are {len(cluster.nodes)}")
+        time, wf_id, fn_id = self.current_function
+        function = self.workload[wf_id][fn_id]
+        cluster.nodes[position].refuse_memory(allocated_memory)
+        function.memory_alloc = allocated_memory
+        cold_start_time = cluster.start_server(position, time)
+        transfer_time = 0.0
+        for parent, size in self.workload[wf_id].predecessors(fn_id):
+            transfer_time += size / cluster.get_data_transfer_speed(self._positions[wf_id, parent], position)
+        self._positions[wf_id, fn_id] = position
+        container = Container(
+            wf_id,
+            fn_id,
+            function.memory_req,
+            allocated_memory,
+            function.computation,
+            function.parallelism,
+            time,
+            transfer_time,
+        )
+        rent, started = cluster.on_container_creation(position, container)
+        if started is not None:
+            self.workload.run_function(wf_id, fn_id, time)
+        functions: list[FunctionExecutionRecord] = []
+        workflows: list[WorkflowExecutionRecord] = []
+        rent += self._run_until_decision(functions, workflows)
+        self.current_function = self.workload.get()
+        if self.current_function is not None:
+            self._move_to(self.current_function.submission_time)
+        name, server_id, numa_node_id = cluster.locations[position]
+        return EnvLog(
+            wf_id,
+            fn_id,
+            function.memory_req,
+            allocated_memory,
+            name,
+            server_id,
+            numa_node_id,
+            time,
+            container.creation_time,
+            cold_start_time,
+            transfer_time,
+            functions,
+            workflows,
+            rent,
+            self.current_function is None,
+        )
+
+    def _run_until_decision(
+        self, functions: list[FunctionExecutionRecord], workflows: list[WorkflowExecutionRecord]
+    ) -> float:
+        """Lets events happen up to the next submission, or to the end; returns their rent in dollars."""
+        workload = self.workload
+        cluster = self.cluster
+        rent = 0.0
+        while True:
+            candidate = workload.peek()
+            if candidate is None:
+                if workload.completed:
+                    return rent
+            elif cluster.next_event_time > candidate.submission_time:
+                return rent
+            time, ended, started, due = cluster.advance()
+            rent += due
+            if ended is not None:
+                workload.finish_function(ended.wf_id, ended.fn_id, time)
+                functions.append(FunctionExecutionRecord(ended.wf_id, ended.fn_id, ended.start_time, time))
+                if workload[ended.wf_id].completed:
+                    self._finished += 1
+                    workflows.append(WorkflowExecutionRecord(ended.wf_id, time))
+                self.now = time
+            for container in started:
+                workload.run_function(container.wf_id, container.fn_id, time)
+
+    def _move_to(self, time: float) -> None:
+        self.now = time
+        arrivals = self._arrivals
+        while self._arrived < len(arrivals) and arrivals[self._arrived] <= time:
+            self._arrived += 1
+
+    def snapshot(self) -> bytes:
+        """Everything that decides how the episode goes on; equal states give equal roll-outs."""
+        return pickle.dumps(self.__dict__)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Goes back to a snapshot of this environment; read only snapshots you made, they are pickles."""
+        self.__dict__.update(pickle.loads(snapshot))

@@ -1,0 +1,128 @@
+"""The two records of a NUMA node: how much of it was used, and how fast each container ran."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from simulator.serverless.container import Container
+
+
+class UtilizationRecord(NamedTuple):
+    """How a NUMA node is used from `timestamp` (s) until the next record: shares of 1, threads, MiB."""
+
+    timestamp: float
+    cpu: float
+    memory: float
+    load: float
+    total_parallelism: int
+    free_memory: int
+
+
+class SpeedRecord(NamedTuple):
+    """A container's operations a second from `timestamp` (s) until the next record."""
+
+    timestamp: float
+    speed: int
+
+
+class ResourceUtilizationManager:
+    """Utilisation of a NUMA node over time, one record for each moment at which something changed.
+
+    Records hold sums only, so adding one costs the same however many there are.
+    """
+
+    __slots__ = ("_cpu", "_memory", "_rows", "_single_core_speed")
+
+    def __init__(self, cpu: int, memory: int, single_core_speed: int) -> None:
+        self._cpu = cpu
+        self._memory = memory
+        self._single_core_speed = single_core_speed
+        self.reset()
+
+    def reset(self, timestamp: float = 0.0) -> None:
+        """Forgets everything: from `timestamp` on the node is idle."""
+        self._rows: list[tuple[float, int, int, int]] = [(timestamp, 0, 0, self._memory)]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def clear_after(self, timestamp: float) -> None:
+        """Removes the records at and after `timestamp`."""
+        rows = self._rows
+        while rows and rows[-1][0] >= timestamp:
+            rows.pop()
+
+    def add_record(self, timestamp: float, speed: int, total_parallelism: int, free_memory: int) -> None:
+        """From `timestamp`, the latest so far, containers run at `speed` operations a second in sum."""
+        self._rows.append((timestamp, speed, total_parallelism, free_memory))
+
+    @property
+    def records(self) -> list[UtilizationRecord]:
+        """All records, in order of time."""
+        return [self._record(row) for row in self._rows]
+
+    def get_record_at(self, timestamp: float) -> UtilizationRecord:
+        """The record that holds at `timestamp`; raises `ValueError` before the first."""
+        position = bisect_right(self._rows, timestamp, key=lambda row: row[0])
+        if not position:
+            raise ValueError(f"no record at {timestamp}: the first is at {self._rows[0][0]}")
+        return self._record(self._rows[position - 1])
+
+    def _record(self, row: tuple[float, int, int, int]) -> UtilizationRecord:
+        timestamp, speed, parallelism, free = row
+        return UtilizationRecord(
+            timestamp,
+            speed / (self._cpu * self._single_core_speed),
+            (self._memory - free) / self._memory,
+            parallelism / self._cpu,
+            parallelism,
+            free,
+        )
+
+    def thread_speeds(self, start: float, end: float) -> list[tuple[float, int]]:
+        """(timestamp, operations a second of one thread) of the records from `start` to before `end`."""
+        first = bisect_left(self._rows, start, key=lambda row: row[0])
+        last = bisect_left(self._rows, end, key=lambda row: row[0])
+        return [
+            (timestamp, thread_speed(self._cpu, self._single_core_speed, parallelism))
+            for timestamp, _, parallelism, _ in self._rows[first:last]
+        ]
+
+
+class ExecutionSpeedManager:
+    """Speed of each container over time.
+
+    A container's speed follows from the node's total parallelism, which the utilisation records hold;
+    speeds are therefore derived when asked for, and nothing is stored or cleared twice.
+    """
+
+    __slots__ = ("_utilization",)
+
+    def __init__(self, utilization: ResourceUtilizationManager) -> None:
+        self._utilization = utilization
+
+    def records(self, container: Container) -> list[SpeedRecord]:
+        """The container's speeds from its start to its end, or to the latest event."""
+        return [
+            SpeedRecord(timestamp, container.speed(speed))
+            for timestamp, speed in self._utilization.thread_speeds(
+                container.start_time, container.completion_time
+            )
+        ]
+
+    def get_completed_computation(self, container: Container, until: float) -> int:
+        """Whole operations done from the container's start to `until`, floored at every event of the node."""
+        done = 0
+        records = self.records(container)
+        ends = [record.timestamp for record in records[1:]] + [until]
+        for (timestamp, speed), end in zip(records, ends, strict=False):
+            done += int(speed * max(0.0, min(end, until) - timestamp))
+        return min(done, container.computation)
+
+
+def thread_speed(cpu: int, single_core_speed: int, total_parallelism: int) -> int:
+    """Operations a second of one thread: a whole core's while there are enough, else an equal share."""
+    if total_parallelism <= cpu:
+        return single_core_speed
+    return cpu * single_core_speed // total_parallelism

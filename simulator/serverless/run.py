@@ -1,0 +1,98 @@
+"""One simulated episode from first arrival to last completion, with its records and summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from simulator.serverless.raw_env import RawEnv
+from simulator.serverless.scheduler import PolicyScheduler, run_episode
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRecord:
+    """One function's run: where, when (s), and the dollars of rent its decision caused until the next."""
+
+    wf_id: int
+    fn_id: int
+    server_name: str
+    server_id: int
+    numa_node_id: int
+    submission_time: float
+    creation_time: float
+    start_time: float
+    completion_time: float
+    rent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Totals of an episode; seconds, dollars, and functions a second of wall-clock time."""
+
+    functions: int
+    workflows: int
+    mean_makespan_s: float
+    last_completion_s: float
+    rent: float
+    wall_s: float
+    functions_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Records in order of decision, makespans in seconds by workflow, and the totals."""
+
+    records: tuple[FunctionRecord, ...]
+    makespans_s: tuple[float, ...]
+    summary: Summary
+
+
+def run(
+    env: RawEnv,
+    scheduler: PolicyScheduler,
+    seed: int | None = None,
+    on_decision: Callable[[], object] = lambda: None,
+) -> Episode:
+    """Plays one episode; `on_decision` is called after every decision."""
+    decided = []
+    ended: dict[tuple[int, int], tuple[float, float]] = {}
+    completions: dict[int, float] = {}
+    began = time.perf_counter()
+    for log in run_episode(env, scheduler, seed):
+        decided.append(log)
+        for wf_id, fn_id, start, end in log.finished_function_records:
+            ended[wf_id, fn_id] = start, end
+        completions.update(log.finished_workflow_records)
+        on_decision()
+    wall_s = time.perf_counter() - began
+    records = tuple(
+        FunctionRecord(
+            log.wf_id,
+            log.fn_id,
+            log.server_name,
+            log.server_id,
+            log.numa_node_id,
+            log.submission_time,
+            log.creation_time,
+            *ended[log.wf_id, log.fn_id],
+            log.rent,
+        )
+        for log in decided
+    )
+    makespans_s = tuple(completions[workflow.wf_id] - workflow.arrival_time for workflow in env.workload)
+    summary = Summary(
+        functions=len(records),
+        workflows=len(makespans_s),
+        mean_makespan_s=sum(makespans_s) / len(makespans_s),
+        last_completion_s=max(completions.values()),
+        rent=sum(record.rent for record in records),
+        wall_s=wall_s,
+        functions_per_s=len(records) / wall_s,
+    )
+    return Episode(records, makespans_s, summary)
+
+
+def as_row(record: FunctionRecord) -> dict[str, object]:
+    """The record as one line of the log."""
+    return asdict(record)

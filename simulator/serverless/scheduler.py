@@ -1,0 +1,115 @@
+"""Decides where functions run by a placement policy of the resource manager; needs no training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from resource_manager.allocator import choose, grant
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Amount, Placement, Released, Request
+from resource_manager.policies import POLICIES, Policy, get_policy
+from resource_manager.policies.random import seeded
+from simulator.serverless.data_local import INPUT_BYTES_LABEL, data_local
+from simulator.serverless.errors import MemoryAllocationError
+from simulator.serverless.raw_env import EnvLog, RawEnv
+from simulator.serverless.workflow import Function
+
+SCHEDULER_POLICIES: dict[str, Policy] = {**POLICIES, "data_local": data_local}
+
+
+class Decision(NamedTuple):
+    """A NUMA node by position, and MiB."""
+
+    position: int
+    memory_mib: int
+
+
+def scheduler_policy(name: str, seed: int = 0) -> Policy:
+    """The policy of that name, the seeded one drawing with `seed`; raises `PolicyError`."""
+    if name == "random":
+        return seeded(seed)
+    return SCHEDULER_POLICIES[name] if name in SCHEDULER_POLICIES else get_policy(name)
+
+
+class PolicyScheduler:
+    """Places each function with a policy, on a state where every decided function holds its share.
+
+    The environment reserves memory only once a container is created; a scheduler that looked at that
+    alone would send everything that is submitted during a cold start to one node. This one therefore
+    keeps a `ClusterState` of its decisions: a lease on cores and memory from the decision to the end.
+    Where nothing has the cores free the policy is asked for memory alone; where nothing has that either,
+    the container has to wait anyway and goes to the node with the fewest.
+
+    `memory_mib` is given to every function; None gives each what it requires.
+    """
+
+    def __init__(self, policy: Policy, memory_mib: int | None = None) -> None:
+        self.policy = policy
+        self.memory_mib = memory_mib
+        self.decided = ClusterState()
+        self._most_cpus: Amount = 0
+
+    def reset(self, env: RawEnv) -> None:
+        """Forgets all decisions; call it after `env.reset`."""
+        inventory = env.cluster.inventory()
+        self.decided = ClusterState(inventory)
+        self._most_cpus = max(node.resources["cpus"] for node in inventory)
+
+    def decide(self, env: RawEnv) -> Decision:
+        """Where the environment's current function goes; raises `MemoryAllocationError` if nowhere."""
+        function = env.function
+        memory_mib = self.memory_mib if self.memory_mib is not None else function.memory_req
+        if memory_mib > env.cluster.config.largest_memory:
+            raise MemoryAllocationError(
+                f"{memory_mib} MiB for function {function.wf_id}/{function.fn_id} is more than every NUMA "
+                f"node has; the largest has {env.cluster.config.largest_memory} MiB"
+            )
+        memory: dict[str, Amount] = {"memory_mib": memory_mib}
+        cpus = min(function.parallelism, self._most_cpus)
+        request = partial(
+            Request, f"{function.wf_id}/{function.fn_id}", labels=self._input_labels(env, function)
+        )
+        first = request(resources={"cpus": cpus, **memory})
+        placement = choose(self.decided, first, self.policy)
+        asked = first
+        if placement is None:
+            asked = request(resources=memory)
+            placement = choose(self.decided, asked, self.policy)
+        if placement is None:
+            asked = request(resources={})
+            placement = self._shortest_queue(memory_mib)
+        self.decided.apply(grant(self.decided, asked, placement, env.now))
+        return Decision(self.decided.by_name[placement.node].index, memory_mib)
+
+    def observe(self, log: EnvLog) -> None:
+        """Frees what the functions that ended have held."""
+        leases = self.decided.leases
+        for record in log.finished_function_records:
+            task_id = f"{record.wf_id}/{record.fn_id}"
+            self.decided.apply(Released(task_id, leases[task_id].fencing_token, record.completion_time))
+
+    def _shortest_queue(self, memory_mib: int) -> Placement:
+        able = [state for state in self.decided.nodes if state.node.resources["memory_mib"] >= memory_mib]
+        return Placement(min(able, key=lambda state: len(state.leases)).name)
+
+    def _input_labels(self, env: RawEnv, function: Function) -> dict[str, str]:
+        """Bytes of input by NUMA node, for policies that care where data lie."""
+        held: dict[str, int] = {}
+        for position, size in env.data_distribution(function.wf_id, function.fn_id):
+            label = INPUT_BYTES_LABEL + env.cluster.nodes[position].name
+            held[label] = held.get(label, 0) + size
+        return {label: str(size) for label, size in held.items()}
+
+
+def run_episode(env: RawEnv, scheduler: PolicyScheduler, seed: int | None = None) -> Iterator[EnvLog]:
+    """Resets both and yields the log of every decision until the episode is over."""
+    env.reset(seed=seed)
+    scheduler.reset(env)
+    terminated = False
+    while not terminated:
+        log = env.step_at(*scheduler.decide(env))
+        scheduler.observe(log)
+        terminated = log.terminated
+        yield log

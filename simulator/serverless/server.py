@@ -1,0 +1,97 @@
+"""A server: NUMA nodes that start cold together and are rented by the hour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from simulator.serverless.numa_node import NumaNode
+
+HOUR_S = 3600.0
+
+
+class Server:
+    """`hourly_rate` in dollars, `cold_start_latency` in seconds; rented until `expiration_time`."""
+
+    __slots__ = ("_numa_nodes", "cold_start_latency", "expiration_time", "hourly_rate", "name", "server_id")
+
+    def __init__(
+        self,
+        name: str,
+        server_id: int,
+        hourly_rate: float,
+        cold_start_latency: float,
+        numa_nodes: Sequence[NumaNode],
+    ) -> None:
+        self.name = name
+        self.server_id = server_id
+        self.hourly_rate = hourly_rate
+        self.cold_start_latency = cold_start_latency
+        self._numa_nodes = tuple(numa_nodes)
+        self.expiration_time = 0.0
+
+    def __len__(self) -> int:
+        return len(self._numa_nodes)
+
+    def __getitem__(self, numa_node_id: int) -> NumaNode:
+        return self._numa_nodes[numa_node_id]
+
+    def __iter__(self) -> Iterator[NumaNode]:
+        return iter(self._numa_nodes)
+
+    def reset(self) -> None:
+        """Ends the rent; the nodes are reset by the cluster, which owns their memory."""
+        self.expiration_time = 0.0
+
+    def startup_at(self, time: float) -> float:
+        """Seconds of cold start that a decision at `time` causes: 0 while the server is rented."""
+        if time < self.expiration_time:
+            return 0.0
+        for node in self._numa_nodes:
+            node.on_server_startup(time, self.cold_start_latency)
+        return self.cold_start_latency
+
+    def renew_lease_at(self, time: float, node: NumaNode) -> float:
+        """Dollars for the hours that cover the node on which something changed at `time`; often 0.
+
+        The other nodes were covered when something last changed on them, and a rent never shrinks.
+        """
+        expiration = self.expiration_time
+        if node.ends_by(expiration):
+            return 0.0
+        latest = node.predicted_end()
+        if latest <= expiration:
+            return 0.0
+        start = max(time, expiration)
+        hours = math.ceil((latest - start) / HOUR_S)
+        self.expiration_time = start + hours * HOUR_S
+        return hours * self.hourly_rate
+
+    @property
+    def container_count(self) -> int:
+        """Containers decided for this server that have not ended."""
+        return sum(node.container_count for node in self._numa_nodes)
+
+    @property
+    def earliest_finished_time(self) -> float:
+        """When the first running container of the server ends; infinite where none runs."""
+        return min(node._earliest for node in self._numa_nodes)
+
+    @property
+    def earliest_finished_nn_id(self) -> int | None:
+        """The NUMA node of that container."""
+        earliest = self.earliest_finished_time
+        if earliest == math.inf:
+            return None
+        return next(node.node_id for node in self._numa_nodes if node._earliest == earliest)
+
+    @property
+    def latest_finished_time(self) -> float:
+        """When the last running or scheduled container is predicted to end; -inf where there is none."""
+        return max(node.predicted_end() for node in self._numa_nodes)
+
+    @property
+    def latest_finished_nn_id(self) -> int | None:
+        """The NUMA node of that container."""
+        ends = [node.predicted_end() for node in self._numa_nodes]
+        return None if max(ends) == -math.inf else self._numa_nodes[ends.index(max(ends))].node_id

@@ -1,0 +1,146 @@
+"""A workflow's static shape: its functions, and the bytes that flow along its edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simulator.serverless.errors import WorkflowError
+
+Edge = tuple[int, int, int]
+"""(parent, child, bytes): indexes of two functions, and what the parent sends the child."""
+
+DEFAULT_SINGLE_CORE_SPEED = 1_000_000_000
+DEFAULT_MEMORY_MIB = 128
+DEFAULT_PARALLELISM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTemplate:
+    """Functions by index: operations, required MiB, threads; and the edges between them.
+
+    Raises `WorkflowError` for lists of different length, numbers out of range, an edge whose end does not
+    exist, a repeated edge or a cycle.
+    """
+
+    computations: tuple[int, ...]
+    memory_reqs: tuple[int, ...]
+    parallelisms: tuple[int, ...]
+    edges: tuple[Edge, ...] = ()
+    name: str = "workflow"
+    predecessors: tuple[tuple[tuple[int, int], ...], ...] = field(init=False, repr=False, compare=False)
+    """For each function its parents and the bytes each sends, in the order of the edges."""
+    successors: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.computations)
+        if not count:
+            raise WorkflowError(f"workflow {self.name!r} has no functions")
+        if len(self.memory_reqs) != count or len(self.parallelisms) != count:
+            raise WorkflowError(
+                f"workflow {self.name!r} has {count} computations, {len(self.memory_reqs)} memory "
+                f"requirements and {len(self.parallelisms)} parallelisms"
+            )
+        for what, values, least in (
+            ("computation", self.computations, 0),
+            ("memory requirement", self.memory_reqs, 1),
+            ("parallelism", self.parallelisms, 1),
+        ):
+            for fn_id, value in enumerate(values):
+                if value < least:
+                    raise WorkflowError(
+                        f"workflow {self.name!r}: {what} of function {fn_id} is {value}, below {least}"
+                    )
+        parents: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        children: list[list[int]] = [[] for _ in range(count)]
+        for parent, child, size in self.edges:
+            self._check_edge(parent, child, size, count)
+            parents[child].append((parent, size))
+            children[parent].append(child)
+        for fn_id, found in enumerate(children):
+            if len(set(found)) != len(found):
+                twice = next(child for child in found if found.count(child) > 1)
+                raise WorkflowError(f"workflow {self.name!r}: the edge {fn_id} -> {twice} is given twice")
+        object.__setattr__(self, "predecessors", tuple(map(tuple, parents)))
+        object.__setattr__(self, "successors", tuple(map(tuple, children)))
+        cycle = find_cycle(self.successors)
+        if cycle:
+            raise WorkflowError(f"workflow {self.name!r} has a cycle: {' -> '.join(map(str, cycle))}")
+
+    def _check_edge(self, parent: int, child: int, size: int, count: int) -> None:
+        for end in (parent, child):
+            if not 0 <= end < count:
+                raise WorkflowError(
+                    f"workflow {self.name!r}: the edge {parent} -> {child} names function {end}, "
+                    f"but there are only 0 to {count - 1}"
+                )
+        if size < 0:
+            raise WorkflowError(f"workflow {self.name!r}: the edge {parent} -> {child} carries {size} bytes")
+
+    def __len__(self) -> int:
+        return len(self.computations)
+
+    @classmethod
+    def from_file(
+        cls, path: str | Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED
+    ) -> WorkflowTemplate:
+        """Reads a Pegasus DAX (`.dax`, `.xml`) or a WfCommons file (`.json`); raises `InputError`."""
+        from simulator.serverless.dax import read_dax
+        from simulator.serverless.wfcommons import read_wfcommons
+
+        path = Path(path)
+        if path.suffix in {".dax", ".xml"}:
+            return read_dax(path, single_core_speed)
+        if path.suffix == ".json":
+            return read_wfcommons(path, single_core_speed)
+        raise WorkflowError("not a workflow: expected .dax, .xml or .json", path=path)
+
+
+NOT_WORKFLOWS = (".dag.json", ".memory.json", ".parallelism.json")
+"""Companion files of a DAX in the data sets of the original; they are not workflows of their own."""
+
+
+def read_workflows(
+    paths: Iterable[str | Path], single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED
+) -> list[WorkflowTemplate]:
+    """Templates from files and folders, a folder's by name; raises `InputError` where there are none."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = sorted(
+                entry
+                for entry in path.iterdir()
+                if entry.suffix in {".dax", ".xml", ".json"} and not entry.name.endswith(NOT_WORKFLOWS)
+            )
+            if not found:
+                raise WorkflowError("no .dax, .xml or .json workflow in this folder", path=path)
+            files += found
+        else:
+            files.append(path)
+    return [WorkflowTemplate.from_file(path, single_core_speed) for path in files]
+
+
+def find_cycle(successors: Sequence[Sequence[int]]) -> list[int]:
+    """The functions of one cycle, its first repeated at the end; empty where there is none."""
+    waiting_for = [0] * len(successors)
+    for children in successors:
+        for child in children:
+            waiting_for[child] += 1
+    ready = [fn_id for fn_id, count in enumerate(waiting_for) if not count]
+    while ready:
+        for child in successors[ready.pop()]:
+            waiting_for[child] -= 1
+            if not waiting_for[child]:
+                ready.append(child)
+    stuck = {fn_id for fn_id, count in enumerate(waiting_for) if count}
+    if not stuck:
+        return []
+    # Walking backwards from any stuck function never leaves the stuck ones, so it must come round.
+    parent_of = {child: parent for parent in stuck for child in successors[parent] if child in stuck}
+    here, walked = min(stuck), []
+    while here not in walked:
+        walked.append(here)
+        here = parent_of[here]
+    cycle = [*walked[walked.index(here) :], here]
+    return cycle[::-1]

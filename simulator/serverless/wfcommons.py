@@ -1,0 +1,132 @@
+"""Reads workflows from WfCommons instances (WfFormat 1.5, JSON)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from simulator.serverless.errors import WorkflowError
+from simulator.serverless.template import (
+    DEFAULT_MEMORY_MIB,
+    DEFAULT_PARALLELISM,
+    DEFAULT_SINGLE_CORE_SPEED,
+    WorkflowTemplate,
+    find_cycle,
+)
+
+MIB = 1024 * 1024
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _File(BaseModel):
+    id: str
+    sizeInBytes: Amount
+
+
+class _Task(BaseModel):
+    id: str
+    parents: list[str] = []
+    children: list[str] = []
+    inputFiles: list[str] = []
+    outputFiles: list[str] = []
+
+
+class _Run(BaseModel):
+    id: str
+    runtimeInSeconds: Amount
+    coreCount: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    memoryInBytes: Amount | None = None
+
+
+class _Specification(BaseModel):
+    tasks: Annotated[list[_Task], Field(min_length=1)]
+    files: list[_File] = []
+
+
+class _Execution(BaseModel):
+    tasks: list[_Run]
+
+
+class _Workflow(BaseModel):
+    specification: _Specification
+    execution: _Execution
+
+
+class _Instance(BaseModel):
+    name: str = ""
+    schemaVersion: Literal["1.5"]
+    workflow: _Workflow
+
+
+def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
+    """The workflow of an instance; functions are numbered in the order of its tasks.
+
+    Threads are the run's core count and MiB its memory, rounded up; 1 and 128 where they are not given.
+    An edge carries the files the parent writes and the child reads. Raises `WorkflowError`.
+    """
+    path = Path(path)
+    try:
+        instance = _Instance.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = f"{where}: {first['msg']}" if where else first["msg"]
+        raise WorkflowError(f"no WfCommons 1.5 workflow: {reason}", path=path) from error
+    tasks = instance.workflow.specification.tasks
+    number = {task.id: fn_id for fn_id, task in enumerate(tasks)}
+    if len(number) != len(tasks):
+        ids = [task.id for task in tasks]
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise WorkflowError(f"the task {twice!r} is given twice", path=path)
+    runs = {run.id: run for run in instance.workflow.execution.tasks}
+    for task in tasks:
+        if task.id not in runs:
+            raise WorkflowError(
+                f"the task {task.id!r} has no execution, so its runtime is unknown", path=path
+            )
+    edges = _edges(path, instance.workflow.specification, number)
+    _refuse_cycle(path, [task.id for task in tasks], edges)
+    ordered = [runs[task.id] for task in tasks]
+    parallelisms = [math.ceil(run.coreCount or DEFAULT_PARALLELISM) for run in ordered]
+    return WorkflowTemplate(
+        tuple(
+            round(run.runtimeInSeconds * single_core_speed * parallelism)
+            for run, parallelism in zip(ordered, parallelisms, strict=True)
+        ),
+        tuple(math.ceil((run.memoryInBytes or DEFAULT_MEMORY_MIB * MIB) / MIB) for run in ordered),
+        tuple(parallelisms),
+        tuple(edges),
+        instance.name or path.stem,
+    )
+
+
+def _edges(path: Path, specification: _Specification, number: dict[str, int]) -> list[tuple[int, int, int]]:
+    size = {file.id: int(file.sizeInBytes) for file in specification.files}
+    pairs: set[tuple[int, int]] = set()
+    for task in specification.tasks:
+        for other in (*task.parents, *task.children):
+            if other not in number:
+                raise WorkflowError(f"the task {task.id!r} names {other!r}, which is no task", path=path)
+        pairs |= {(number[parent], number[task.id]) for parent in task.parents}
+        pairs |= {(number[task.id], number[child]) for child in task.children}
+    tasks = specification.tasks
+    edges = []
+    for parent, child in sorted(pairs):
+        shared = set(tasks[parent].outputFiles) & set(tasks[child].inputFiles)
+        unknown = sorted(shared - size.keys())
+        if unknown:
+            raise WorkflowError(f"the file {unknown[0]!r} has no size", path=path)
+        edges.append((parent, child, sum(size[file] for file in shared)))
+    return edges
+
+
+def _refuse_cycle(path: Path, names: list[str], edges: list[tuple[int, int, int]]) -> None:
+    successors: list[list[int]] = [[] for _ in names]
+    for parent, child, _ in edges:
+        successors[parent].append(child)
+    cycle = [names[fn_id] for fn_id in find_cycle(successors)]
+    if cycle:
+        raise WorkflowError(f"the tasks form a cycle: {' -> '.join(cycle)}", path=path)

@@ -1,0 +1,168 @@
+"""Functions and workflows while they run: which wait, which are submitted, which have finished."""
+
+from __future__ import annotations
+
+import enum
+
+from simulator.serverless.errors import WorkflowError
+from simulator.serverless.template import WorkflowTemplate
+
+
+class FunctionState(enum.Enum):
+    """The life of a function, in this order."""
+
+    PENDING = "pending"
+    SUBMITTED = "submitted"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+PENDING, SUBMITTED, RUNNING, FINISHED = FunctionState
+
+
+class Function:
+    """One function of a workflow: operations, MiB required and given, threads, and its times in seconds."""
+
+    __slots__ = (
+        "completion_time",
+        "computation",
+        "fn_id",
+        "memory_alloc",
+        "memory_req",
+        "parallelism",
+        "start_time",
+        "state",
+        "submission_time",
+        "unfinished_predecessors",
+        "wf_id",
+    )
+
+    def __init__(
+        self,
+        wf_id: int,
+        fn_id: int,
+        computation: int,
+        memory_req: int,
+        parallelism: int,
+        unfinished_predecessors: int = 0,
+    ) -> None:
+        self.wf_id = wf_id
+        self.fn_id = fn_id
+        self.computation = computation
+        self.memory_req = memory_req
+        self.parallelism = parallelism
+        self.unfinished_predecessors = unfinished_predecessors
+        self.state = PENDING
+        self.memory_alloc: int | None = None
+        self.submission_time: float | None = None
+        self.start_time: float | None = None
+        self.completion_time: float | None = None
+
+
+class Workflow:
+    """One run of a template, from its arrival until its last function ends."""
+
+    __slots__ = (
+        "_dag",
+        "_functions",
+        "arrival_time",
+        "finished_functions",
+        "pending_functions",
+        "running_functions",
+        "source_functions",
+        "submitted_functions",
+        "wf_id",
+    )
+
+    def __init__(self, wf_id: int, arrival_time: float, template: WorkflowTemplate) -> None:
+        self.wf_id = wf_id
+        self.arrival_time = arrival_time
+        self._dag = template
+        self.source_functions = tuple(
+            fn_id for fn_id, parents in enumerate(template.predecessors) if not parents
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Puts every function back to PENDING."""
+        dag = self._dag
+        wf_id = self.wf_id
+        self._functions = [
+            Function(wf_id, fn_id, computation, memory_req, parallelism, len(parents))
+            for fn_id, (computation, memory_req, parallelism, parents) in enumerate(
+                zip(dag.computations, dag.memory_reqs, dag.parallelisms, dag.predecessors, strict=True)
+            )
+        ]
+        self.pending_functions = set(range(len(self._functions)))
+        self.submitted_functions: set[int] = set()
+        self.running_functions: set[int] = set()
+        self.finished_functions: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def __getitem__(self, fn_id: int) -> Function:
+        return self._functions[fn_id]
+
+    @property
+    def template(self) -> WorkflowTemplate:
+        """The shape this workflow was drawn from."""
+        return self._dag
+
+    @property
+    def completed(self) -> bool:
+        """Whether every function has finished."""
+        return len(self.finished_functions) == len(self._functions)
+
+    @property
+    def completion_time(self) -> float | None:
+        """When the last function ended; None before that."""
+        if not self.completed:
+            return None
+        return max(function.completion_time or 0.0 for function in self._functions)
+
+    def predecessors(self, fn_id: int) -> tuple[tuple[int, int], ...]:
+        """(function, bytes) of each parent."""
+        return self._dag.predecessors[fn_id]
+
+    def submit_function(self, fn_id: int, time: float) -> None:
+        """PENDING becomes SUBMITTED."""
+        function = self._functions[fn_id]
+        self._require(function, PENDING)
+        function.state = SUBMITTED
+        function.submission_time = time
+        self.pending_functions.discard(fn_id)
+        self.submitted_functions.add(fn_id)
+
+    def run_function(self, fn_id: int, time: float) -> None:
+        """SUBMITTED becomes RUNNING."""
+        function = self._functions[fn_id]
+        self._require(function, SUBMITTED)
+        function.state = RUNNING
+        function.start_time = time
+        self.submitted_functions.discard(fn_id)
+        self.running_functions.add(fn_id)
+
+    def finish_function(self, fn_id: int, time: float) -> list[int]:
+        """RUNNING becomes FINISHED; returns the successors whose predecessors have now all finished."""
+        functions = self._functions
+        function = functions[fn_id]
+        self._require(function, RUNNING)
+        function.state = FINISHED
+        function.completion_time = time
+        self.running_functions.discard(fn_id)
+        self.finished_functions.add(fn_id)
+        ready = []
+        for child in self._dag.successors[fn_id]:
+            successor = functions[child]
+            successor.unfinished_predecessors -= 1
+            if not successor.unfinished_predecessors:
+                ready.append(child)
+        return ready
+
+    def _require(self, function: Function, state: FunctionState) -> None:
+        if function.state is not state:
+            raise WorkflowError(
+                f"function {function.fn_id} of workflow {self.wf_id} is {function.state.value}, "
+                f"not {state.value}"
+            )

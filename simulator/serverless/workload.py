@@ -1,0 +1,96 @@
+"""All workflows of a run, and the queue of functions that wait for a decision."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from simulator.serverless.errors import WorkflowError
+from simulator.serverless.template import WorkflowTemplate
+from simulator.serverless.workflow import Workflow
+
+
+class SubmittedFunction(NamedTuple):
+    """A function that waits for a decision; tuples order as the queue does."""
+
+    submission_time: float
+    wf_id: int
+    fn_id: int
+
+
+class Workload:
+    """Workflows by id, drawn from the templates, and their submitted functions in order of submission.
+
+    `arrival_times` are seconds, one a workflow; `choices` names the template of each.
+    """
+
+    def __init__(
+        self, arrival_times: Sequence[float], workflow_templates: Sequence[WorkflowTemplate]
+    ) -> None:
+        if not len(arrival_times):
+            raise WorkflowError("no arrival times: give at least one")
+        if not workflow_templates:
+            raise WorkflowError("no workflow templates: give at least one")
+        for time in arrival_times:
+            if not (0 <= time < math.inf):
+                raise WorkflowError(f"an arrival time must be 0 or more and finite, got {time}")
+        self.arrival_times = tuple(map(float, arrival_times))
+        self.workflow_templates = tuple(workflow_templates)
+        self.reset([0] * len(self.arrival_times))
+
+    def reset(self, choices: Sequence[int]) -> None:
+        """Starts anew with these templates, and submits every source function."""
+        self._workflows = [
+            Workflow(wf_id, arrival, self.workflow_templates[choice])
+            for wf_id, (arrival, choice) in enumerate(zip(self.arrival_times, choices, strict=True))
+        ]
+        self._unfinished_workflows = len(self._workflows)
+        self._queue: list[SubmittedFunction] = []
+        for workflow in self._workflows:
+            for fn_id in workflow.source_functions:
+                workflow.submit_function(fn_id, workflow.arrival_time)
+                self._queue.append(SubmittedFunction(workflow.arrival_time, workflow.wf_id, fn_id))
+        heapq.heapify(self._queue)
+
+    def __len__(self) -> int:
+        return len(self._workflows)
+
+    def __getitem__(self, wf_id: int) -> Workflow:
+        return self._workflows[wf_id]
+
+    def __iter__(self) -> Iterator[Workflow]:
+        return iter(self._workflows)
+
+    @property
+    def completed(self) -> bool:
+        """Whether every workflow has finished."""
+        return not self._unfinished_workflows
+
+    @property
+    def queue_length(self) -> int:
+        """Functions submitted and not yet taken by `get`, those of later arrivals included."""
+        return len(self._queue)
+
+    def peek(self) -> SubmittedFunction | None:
+        """The next function to decide, left in the queue; None where there is none."""
+        return self._queue[0] if self._queue else None
+
+    def get(self) -> SubmittedFunction | None:
+        """The next function to decide, taken from the queue; None where there is none."""
+        return heapq.heappop(self._queue) if self._queue else None
+
+    def run_function(self, wf_id: int, fn_id: int, time: float) -> None:
+        """Marks a function as running."""
+        self._workflows[wf_id].run_function(fn_id, time)
+
+    def finish_function(self, wf_id: int, fn_id: int, time: float) -> None:
+        """Marks a function as finished and submits the successors that were waiting for it alone."""
+        workflow = self._workflows[wf_id]
+        for child in workflow.finish_function(fn_id, time):
+            # Completions come in order of time, so the last predecessor to end is the latest.
+            workflow.submit_function(child, time)
+            heapq.heappush(self._queue, SubmittedFunction(time, wf_id, child))
+        if workflow.completed:
+            self._unfinished_workflows -= 1

@@ -1,0 +1,129 @@
+"""The example of the original document, number for number, with its one slip mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.serverless.container import Container
+from simulator.serverless.numa_node import NumaNode
+
+
+def container(name: int, parallelism: int, required: int, given: int, work: int, at: float) -> Container:
+    return Container(0, name, required, given, work, parallelism, at)
+
+
+A, B, C, D = range(4)
+
+
+@pytest.fixture
+def node() -> NumaNode:
+    """Four cores of 1000 operations a second and 8192 MiB, with A and B running since 0."""
+    node = NumaNode(0, cpu=4, memory=8192, single_core_speed=1000)
+    node.on_container_creation(container(A, 1, 512, 512, 2585, 0.0))
+    node.on_container_creation(container(B, 2, 1024, 1536, 7171, 0.0))
+    node.start_next()
+    node.start_next()
+    return node
+
+
+def remaining(node: NumaNode) -> dict[int, int]:
+    return {c.fn_id: c.remaining_computation for c in node.running_containers}
+
+
+def ends(node: NumaNode) -> dict[int, float]:
+    """When each would end if the speeds of now stayed: how the document gives its expectations."""
+    now = node.current_time
+    return {
+        c.fn_id: now + c.remaining_computation / node.execution_speeds.records(c)[-1].speed
+        for c in node.running_containers
+    }
+
+
+def speeds(node: NumaNode) -> dict[int, int]:
+    return {c.fn_id: node.execution_speeds.records(c)[-1].speed for c in node.running_containers}
+
+
+def cpu(node: NumaNode) -> float:
+    return node.utilization.records[-1].cpu
+
+
+def test_the_example_comes_out_number_for_number(node: NumaNode) -> None:
+    assert speeds(node) == {A: 1000, B: 2000}
+    assert cpu(node) == 0.75
+    assert ends(node) == {A: 2.585, B: 3.5855}
+
+    node.on_container_creation(container(C, 4, 1024, 1024, 1142, 1.0))
+    node.start_next()
+    assert node.current_time == 1.0
+    assert node.total_parallelism == 7
+    assert speeds(node) == {A: 571, B: 1142, C: 2284}
+    assert cpu(node) == 0.99925
+    assert remaining(node) == {A: 1585, B: 5171, C: 1142}
+    # The document prints 4.524 and 5.524 for B; 5171 / 1142 is 4.528.
+    expected = {A: 3.776, B: 5.528, C: 1.5}
+    assert {name: round(end, 3) for name, end in ends(node).items()} == expected
+
+    assert node.on_container_completion()[0].fn_id == C
+    assert node.current_time == 1.5
+    assert speeds(node) == {A: 1000, B: 2000}
+    assert cpu(node) == 0.75
+    assert remaining(node) == {A: 1300, B: 4600}
+    assert ends(node) == {A: 2.8, B: 3.8}
+
+    node.on_container_creation(container(D, 2, 2048, 1536, 4200, 2.0))
+    node.start_next()
+    assert node.current_time == 2.0
+    assert speeds(node) == {A: 800, B: 1600, D: 1200}
+    assert cpu(node) == 0.9
+    assert remaining(node) == {A: 800, B: 3600, D: 4200}
+    assert ends(node) == {A: 3.0, B: 4.25, D: 5.5}
+
+    assert node.on_container_completion()[0].fn_id == A
+    assert node.current_time == 3.0
+    assert speeds(node) == {B: 2000, D: 1500}
+    assert cpu(node) == 0.875
+    assert remaining(node) == {B: 2000, D: 3000}
+    assert ends(node) == {B: 4.0, D: 5.0}
+
+    assert node.on_container_completion()[0].fn_id == B
+    assert node.current_time == 4.0
+    assert speeds(node) == {D: 1500}
+    assert cpu(node) == 0.375
+    assert remaining(node) == {D: 1500}
+    assert ends(node) == {D: 5.0}
+
+    assert node.on_container_completion()[0].fn_id == D
+    assert node.current_time == 5.0
+    assert node.running_containers == ()
+    assert [record.timestamp for record in node.utilization.records] == [0.0, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0]
+    assert [record.free_memory for record in node.utilization.records] == [
+        6144, 5120, 6144, 4608, 5120, 6656, 8192,
+    ]  # fmt: skip
+
+
+def test_the_prediction_knows_that_ends_free_cores(node: NumaNode) -> None:
+    """With C from 1.0 and nobody after it, A and B end as the document says once C has ended."""
+    node.on_container_creation(container(C, 4, 1024, 1024, 1142, 1.0))
+    assert node.predict() == pytest.approx({"0/2": 1.5, "0/0": 2.7995, "0/1": 3.8})
+
+
+def test_a_share_of_the_memory_is_computed_in_integers() -> None:
+    """In floating point 64/192 x 800 x 3 is 799.99…, and its floor 799."""
+    assert Container(0, 0, 192, 64, 1, 3, 0.0).speed(800) == 800
+
+
+def test_memory_is_a_lease_from_start_to_end(node: NumaNode) -> None:
+    assert {task: lease.request.resources for task, lease in node.state.leases.items()} == {
+        "0/0": {"memory_mib": 512},
+        "0/1": {"memory_mib": 1536},
+    }
+    node.on_container_completion()
+    assert set(node.state.leases) == {"0/1"}
+
+
+def test_speed_records_agree_with_the_work_left(node: NumaNode) -> None:
+    node.on_container_creation(container(C, 4, 1024, 1024, 1142, 1.0))
+    node.on_container_completion()
+    for running in node.running_containers:
+        done = node.execution_speeds.get_completed_computation(running, node.current_time)
+        assert running.computation - done == running.remaining_computation
