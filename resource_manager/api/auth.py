@@ -1,0 +1,141 @@
+"""Who calls: tokens and sessions standalone, Airflow's users inside Airflow, and the CSRF guard."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import flask
+from itsdangerous import BadData, URLSafeTimedSerializer
+
+from resource_manager.api import tokens
+from resource_manager.api.problems import ProblemError
+from resource_manager.api.tokens import Role, Token, TokenStore
+
+SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+CSRF_LIFE_S = 12 * 3600
+TOKEN_CACHE_S = 2.0
+"""How long a revoked token may still work; saves a read of the token store for each request."""
+
+LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The caller: a name that owns leases, a role, and whether the browser sent the proof by itself.
+
+    `ambient` is true for cookies and for a service open to everyone on this machine: a page of
+    another site could use either, so every change then needs a CSRF token.
+    """
+
+    name: str
+    role: Role
+    ambient: bool = False
+
+    @property
+    def is_operator(self) -> bool:
+        return self.role >= Role.OPERATOR
+
+
+class Authenticator(Protocol):
+    """Finds out who calls."""
+
+    login: bool
+    """Whether the console has a page to log in at."""
+
+    def identify(self, request: flask.Request) -> Identity | None: ...
+
+
+class OpenAuthenticator:
+    """Everyone is an operator: for a service that only this machine, or a trusted network, can reach.
+
+    A browser's page from elsewhere cannot use it: the Host must be this machine's (no DNS rebinding)
+    and an Origin, where there is one, must be the service itself.
+    """
+
+    login = False
+
+    def __init__(self, *, loopback_only: bool = True) -> None:
+        self._loopback_only = loopback_only
+
+    def identify(self, request: flask.Request) -> Identity | None:
+        if self._loopback_only and (urlsplit(f"//{request.host}").hostname or "") not in LOOPBACK_NAMES:
+            raise ProblemError(403, f"this service has no tokens and answers only as localhost, not {request.host}")
+        origin = request.headers.get("Origin")
+        foreign = origin is not None and urlsplit(origin).netloc != request.host
+        cross_site = request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        if request.method not in SAFE_METHODS and (foreign or (cross_site and origin is None)):
+            raise ProblemError(403, "a page of another site may not use this service")
+        return Identity("anonymous", Role.OPERATOR, ambient=origin is not None)
+
+
+class TokenAuthenticator:
+    """A bearer token, or the session cookie of somebody who logged in with one."""
+
+    login = True
+
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
+        self._tokens: dict[str, Token] = {}
+        self._read_at = float("-inf")
+
+    def identify(self, request: flask.Request) -> Identity | None:
+        header = request.headers.get("Authorization")
+        if header is not None:
+            scheme, _, text = header.partition(" ")
+            token = self.find(text.strip()) if scheme.lower() == "bearer" else None
+            return None if token is None else Identity(token.name, Role.named(token.role))
+        token = self.known().get(flask.session.get("token_id", ""))
+        return None if token is None else Identity(token.name, Role.named(token.role), ambient=True)
+
+    def find(self, text: str) -> Token | None:
+        """The token of that text; looks again at the store before it says no."""
+        return tokens.find(self.known(), text) or tokens.find(self.known(fresh=True), text)
+
+    def known(self, *, fresh: bool = False) -> dict[str, Token]:
+        age_s = time.monotonic() - self._read_at
+        if age_s > TOKEN_CACHE_S or (fresh and age_s > 0.1):
+            self._tokens = self._store.read()
+            self._read_at = time.monotonic()
+        return self._tokens
+
+
+def authorise(identity: Identity | None, role: Role | None) -> Identity | None:
+    """The caller, if the role allows it; raises 401 for a stranger, 403 for too low a role."""
+    if role is None:
+        return identity
+    if identity is None:
+        raise ProblemError(
+            401, "a bearer token is needed: gpu-manager token create", headers={"WWW-Authenticate": "Bearer"}
+        )
+    if identity.role < role:
+        raise ProblemError(403, f"{identity.name} is {identity.role}; this needs {role}")
+    return identity
+
+
+def csrf_token(secret: str, identity: Identity) -> str:
+    """A token for the forms of this caller; it lives `CSRF_LIFE_S`."""
+    return _csrf(secret).dumps(identity.name)
+
+
+def check_csrf(secret: str, identity: Identity, request: Any) -> None:
+    """Raises 403 unless a change by cookie shows the token of its caller."""
+    if not identity.ambient or request.method in SAFE_METHODS:
+        return
+    text = request.headers.get(CSRF_HEADER) or (
+        request.form.get(CSRF_FIELD, "") if request.mimetype == "application/x-www-form-urlencoded" else ""
+    )
+    try:
+        name = _csrf(secret).loads(text, max_age=CSRF_LIFE_S)
+    except BadData:
+        name = None
+    if name != identity.name:
+        raise ProblemError(403, f"the CSRF token is missing or too old; send {CSRF_HEADER}, or reload the page")
+
+
+def _csrf(secret: str) -> URLSafeTimedSerializer:
+    return URLSafeTimedSerializer(secret, salt="gpu-manager-csrf")

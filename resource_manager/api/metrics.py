@@ -1,0 +1,176 @@
+"""Prometheus metrics in base units: counters from the history, gauges from the state as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from resource_manager.api.watch import Watch
+from resource_manager.cluster import ClusterState, NodeState
+from resource_manager.models import MILLI_PER_GPU, Change, Expired, Granted, Lease, Quarantined, Released
+
+LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+WAIT_BUCKETS_S = (0, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400)
+DURATION_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400, 7 * 86_400)
+
+
+class ManagerMetrics:
+    """What the manager of this process tells its observer: waits for the lock, commits, conflicts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._lock_wait = Histogram(
+            "gpu_manager_lock_wait_seconds",
+            "Waits for the lock.",
+            registry=registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+        self._commit = Histogram(
+            "gpu_manager_commit_seconds", "Commits to the store.", registry=registry, buckets=LATENCY_BUCKETS_S
+        )
+        self._conflicts = Counter(
+            "gpu_manager_commit_conflicts",
+            "Commits refused because somebody else was faster.",
+            registry=registry,
+        )
+
+    def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
+        """Nothing: changes are counted from the history, which has those of other processes too."""
+
+    def measured(self, name: str, value: float) -> None:
+        if name == "lock_wait_s":
+            self._lock_wait.observe(value)
+        elif name == "commit_s":
+            self._commit.observe(value)
+        elif name == "commit_conflicts":
+            self._conflicts.inc(value)
+
+
+class Metrics:
+    """All metrics of one service, in a registry of their own."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.manager = ManagerMetrics(registry)
+        self.requests = Histogram(
+            "gpu_manager_http_request_seconds",
+            "Requests to the service by route.",
+            ("method", "route", "status"),
+            registry=registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+        self.in_progress = Gauge(
+            "gpu_manager_http_requests_in_progress", "Requests being answered, streams aside.", registry=registry
+        )
+        self.streams = Gauge("gpu_manager_http_streams", "Open pages that follow events.", registry=registry)
+        self._allocations = Counter(
+            "gpu_manager_allocations", "Leases granted.", ("server",), registry=registry
+        )
+        self._releases = Counter("gpu_manager_releases", "Leases released.", registry=registry)
+        self._expirations = Counter(
+            "gpu_manager_expirations", "Leases nobody renewed.", ("quarantined",), registry=registry
+        )
+        self._waits = Histogram(
+            "gpu_manager_wait_seconds",
+            "Time from submission to grant.",
+            registry=registry,
+            buckets=WAIT_BUCKETS_S,
+        )
+        self._durations = Histogram(
+            "gpu_manager_lease_seconds",
+            "Life of leases that ended.",
+            registry=registry,
+            buckets=DURATION_BUCKETS_S,
+        )
+        self._leases: dict[str, Lease] = {}
+        for quarantined in ("true", "false"):
+            self._expirations.labels(quarantined)
+        self._watch = watch
+        watch.on_change(self._count)
+        self._leases.update(watch.look(lambda cluster, now: dict(cluster.leases)))
+        registry.register(_State(watch))
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+
+    def text(self) -> bytes:
+        """The exposition format, with everything counted up to now."""
+        self._watch.look(lambda cluster, now: None)
+        return generate_latest(self.registry)
+
+    def _count(self, change: Change) -> None:
+        match change:
+            case Granted(lease=lease):
+                self._leases[lease.task_id] = lease
+                self._allocations.labels(lease.placement.node).inc()
+                queued_at = lease.granted_at if lease.queued_at is None else lease.queued_at
+                self._waits.observe(max(lease.granted_at - queued_at, 0.0))
+            case Released(task_id=task_id, at=at):
+                self._releases.inc()
+                self._ended(task_id, at)
+            case Expired(task_id=task_id, at=at):
+                self._expirations.labels("false").inc()
+                self._ended(task_id, at)
+            case Quarantined():
+                self._expirations.labels("true").inc()
+
+    def _ended(self, task_id: str, at: float) -> None:
+        lease = self._leases.pop(task_id, None)
+        if lease is not None:
+            self._durations.observe(max(at - lease.granted_at, 0.0))
+
+
+class _State:
+    """Gauges read from the state at the moment of the scrape."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._watch.look(self._families)
+
+    @staticmethod
+    def _families(cluster: ClusterState, now: float) -> list[Metric]:
+        labels = ("server", "gpu_type")
+        free = GaugeMetricFamily("gpu_manager_gpus_free", "Free GPUs, shares counted as such.", labels=labels)
+        held = GaugeMetricFamily("gpu_manager_gpus_held", "Held GPUs, shares counted as such.", labels=labels)
+        cpus_free = GaugeMetricFamily("gpu_manager_cpus_free", "Free CPUs.", labels=("server",))
+        cpus_held = GaugeMetricFamily("gpu_manager_cpus_held", "Held CPUs.", labels=("server",))
+        is_open = GaugeMetricFamily(
+            "gpu_manager_server_open", "1 if the server takes new leases.", labels=("server",)
+        )
+        for state in cluster.nodes:
+            for gpu_type, (free_milli, total_milli) in _milli_by_type(state).items():
+                free.add_metric((state.name, gpu_type), free_milli / MILLI_PER_GPU)
+                held.add_metric((state.name, gpu_type), (total_milli - free_milli) / MILLI_PER_GPU)
+            cpus = state.free.get("cpus", 0)
+            cpus_free.add_metric((state.name,), cpus)
+            cpus_held.add_metric((state.name,), state.node.resources.get("cpus", 0) - cpus)
+            is_open.add_metric((state.name,), float(state.is_open))
+        oldest = min((entry.queued_at for entry in cluster.waiting.values()), default=now)
+        return [
+            free,
+            held,
+            cpus_free,
+            cpus_held,
+            is_open,
+            GaugeMetricFamily("gpu_manager_leases", "Live leases.", len(cluster.leases)),
+            GaugeMetricFamily("gpu_manager_queue_length", "Waiting requests.", len(cluster.waiting)),
+            GaugeMetricFamily(
+                "gpu_manager_queue_oldest_seconds", "Age of the oldest waiting request.", max(now - oldest, 0.0)
+            ),
+        ]
+
+
+def _milli_by_type(state: NodeState) -> dict[str, tuple[int, int]]:
+    """GPU type -> (free, total) milli."""
+    by_type: dict[str, tuple[int, int]] = {}
+    for gpu in state.node.gpus:
+        free, total = by_type.get(gpu.gpu_type, (0, 0))
+        by_type[gpu.gpu_type] = (free + state.gpu_free[gpu.gpu_id], total + MILLI_PER_GPU)
+    return by_type

@@ -1,0 +1,113 @@
+"""The OpenAPI document, made from the routes and their pydantic models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from resource_manager import __version__
+from resource_manager.api.schemas import Problem
+
+if TYPE_CHECKING:
+    from resource_manager.api.routing import Route
+
+REFERENCE = "#/components/schemas/{model}"
+
+
+def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
+    """OpenAPI 3.1 of all routes that are not pages; `prefix` is where the service is mounted."""
+    routes = [route for route in routes if not route.page]
+    models = {model for route in routes for model in (route.body, route.answer) if model is not None}
+    ordered: list[type[BaseModel]] = sorted({*models, Problem}, key=lambda model: model.__name__)
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in ordered], ref_template=REFERENCE
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "GPU resource manager",
+            "version": __version__,
+            "description": "Leases on named GPUs and CPUs. Errors are problem documents (RFC 9457).",
+        },
+        "servers": [{"url": prefix or "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "summary": route.summary,
+        "description": f"Role: {route.role if route.role is not None else 'anyone'}.",
+        "tags": list(route.tags) or ["service"],
+        "security": [] if route.role is None else [{"bearer": []}],
+        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "responses": {"200": _success(route), **_failures(route)},
+    }
+    if route.body is not None:
+        operation["parameters"].append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "description": "Sent again with the same body, the change happens once.",
+                "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+            }
+        )
+        operation["requestBody"] = {
+            "required": any(field.is_required() for field in route.body.model_fields.values()),
+            "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=route.body.__name__)}}},
+        }
+    return operation
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
+        for name in re.findall(r"<int:(\w+)>", route.path)
+    ]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    if route.query is None:
+        return []
+    schema = route.query.model_json_schema(ref_template=REFERENCE)
+    required = schema.get("required", [])
+    parameters = []
+    for name, value in schema["properties"].items():
+        nullable = [choice for choice in value.get("anyOf", []) if choice.get("type") != "null"]
+        if len(nullable) == 1:  # in a query a parameter is left out, not null
+            rest = {key: item for key, item in value.items() if key not in ("anyOf", "default")}
+            value = {**rest, **nullable[0]}
+        parameters.append({"name": name, "in": "query", "required": name in required, "schema": value})
+    return parameters
+
+
+def _success(route: Route) -> dict[str, Any]:
+    if route.answer is None:
+        kind = "text/plain" if route.path == "/metrics" else "application/json"
+        return {"description": "Done.", "content": {kind: {"schema": {}}}}
+    reference = {"$ref": REFERENCE.format(model=route.answer.__name__)}
+    return {"description": "Done.", "content": {"application/json": {"schema": reference}}}
+
+
+def _failures(route: Route) -> dict[str, Any]:
+    statuses = {*route.failures, 429}
+    if route.role is not None:
+        statuses |= {401, 403}
+    if route.query is not None:
+        statuses |= {400}
+    problem = {"application/problem+json": {"schema": {"$ref": REFERENCE.format(model="Problem")}}}
+    return {str(status): {"description": "A problem.", "content": problem} for status in sorted(statuses)}

@@ -1,0 +1,145 @@
+"""Errors as problem documents (RFC 9457) that also carry the original design's `error`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import flask
+from pydantic import ValidationError
+from werkzeug.exceptions import HTTPException
+
+from resource_manager.errors import (
+    CorruptStateError,
+    DuplicateTaskError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    LockTimeoutError,
+    ResourceManagerError,
+    StaleStateError,
+    StoreUnavailableError,
+    UnknownNodeError,
+)
+
+logger = logging.getLogger(__name__)
+
+MISSING_PARAMETERS = "Missing required parameters"
+ALLOCATION_FAILED = "Resource allocation failed"
+"""Both texts are the original design's, section 7.2.1."""
+
+TITLES = {
+    400: "Bad request",
+    401: "Authentication required",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflict",
+    411: "Length required",
+    413: "Body too large",
+    415: "Unsupported media type",
+    422: "Idempotency key reused",
+    429: "Too many requests",
+    500: "Internal error",
+    503: "Not available now",
+}
+
+
+class ProblemError(Exception):
+    """An answer that is not a success: status, what is wrong, and what to do about it."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        error: str | None = None,
+        headers: dict[str, str] | None = None,
+        **members: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.error = detail if error is None else error
+        self.headers = headers or {}
+        self.members = members
+
+    def response(self) -> flask.Response:
+        response = flask.jsonify(
+            type="about:blank",
+            title=TITLES.get(self.status, "Error"),
+            status=self.status,
+            detail=self.detail,
+            error=self.error,
+            **self.members,
+        )
+        response.status_code = self.status
+        response.content_type = "application/problem+json"
+        response.headers.update(self.headers)
+        return response
+
+
+def from_validation(error: ValidationError) -> ProblemError:
+    """400 with every complaint; `Missing required parameters` if that is one of them."""
+    complaints = [
+        {"field": ".".join(str(part) for part in entry["loc"]), "message": entry["msg"], "type": entry["type"]}
+        for entry in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+    missing = [entry["field"] for entry in complaints if entry["type"] == "missing"]
+    for entry in complaints:
+        del entry["type"]
+    if missing:
+        return ProblemError(
+            400, f"missing: {', '.join(missing)}", error=MISSING_PARAMETERS, errors=complaints
+        )
+    first = complaints[0]
+    where = f"{first['field']}: " if first["field"] else ""
+    return ProblemError(400, f"{where}{first['message']}", errors=complaints)
+
+
+def from_manager(error: ResourceManagerError) -> ProblemError:
+    """The status of each error of the tree; what the caller cannot mend is 503 with Retry-After."""
+    detail = str(error)
+    match error:
+        case UnknownNodeError():
+            return ProblemError(400, detail, errors=[{"field": error.field, "message": detail}])
+        case DuplicateTaskError():
+            return ProblemError(409, detail)
+        case InvalidRequestError():
+            return ProblemError(400, detail, errors=[{"field": error.field or "", "message": detail}])
+        case LeaseNotFoundError():
+            return ProblemError(404, detail)
+        case StoreUnavailableError() | LockTimeoutError() | StaleStateError():
+            logger.error("the store did not answer: %s", detail)
+            return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})
+        case CorruptStateError():
+            logger.error("the stored state cannot be read: %s", detail)
+            return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
+    logger.error("unexpected error of the manager: %s", detail)
+    return ProblemError(500, "the manager failed; its log says why")
+
+
+def install(app: flask.Flask) -> None:
+    """Makes every error of the app a problem document, unknown paths and crashes included."""
+
+    @app.errorhandler(ProblemError)
+    def on_problem(error: ProblemError) -> flask.Response:
+        return error.response()
+
+    @app.errorhandler(ValidationError)
+    def on_validation(error: ValidationError) -> flask.Response:
+        return from_validation(error).response()
+
+    @app.errorhandler(ResourceManagerError)
+    def on_manager(error: ResourceManagerError) -> flask.Response:
+        return from_manager(error).response()
+
+    @app.errorhandler(HTTPException)
+    def on_http(error: HTTPException) -> flask.Response:
+        status = error.code or 500
+        headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
+        return ProblemError(status, error.description or TITLES.get(status, ""), headers=headers).response()
+
+    @app.errorhandler(Exception)
+    def on_crash(error: Exception) -> flask.Response:
+        logger.exception("unhandled error at %s", flask.request.path)
+        return ProblemError(500, "an internal error; the log says more").response()

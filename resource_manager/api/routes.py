@@ -1,0 +1,383 @@
+"""The REST routes; who may call each is said in its declaration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import flask
+
+from resource_manager import estimates
+from resource_manager.api.auth import Identity
+from resource_manager.api.openapi import document
+from resource_manager.api.problems import ALLOCATION_FAILED, ProblemError
+from resource_manager.api.routing import Routes
+from resource_manager.api.schemas import (
+    AllocateBody,
+    Allocation,
+    BatchAnswer,
+    BatchBody,
+    Done,
+    DrainBody,
+    ExplainQuery,
+    Explanation,
+    Health,
+    LeaseBody,
+    NoBody,
+    Page,
+    PageQuery,
+    ReleaseBody,
+    ResetBody,
+    ServerSummary,
+    Status,
+    StatusQuery,
+    Submission,
+    TaskBody,
+    TaskQuery,
+)
+from resource_manager.api.service import Service, owner_of
+from resource_manager.api.tokens import Role
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import LeaseNotFoundError, UnknownNodeError
+from resource_manager.models import Request
+
+T = TypeVar("T")
+
+routes = Routes()
+
+CHANGE_FAILURES = (400, 403, 409, 411, 413, 415, 422, 503)
+PROBE = "what-if"
+"""Task id of a request that only asks."""
+
+
+@routes.add(
+    "POST",
+    "/api/allocate",
+    Role.USER,
+    "Grant GPUs now, or answer 503",
+    body=AllocateBody,
+    answer=Allocation,
+    failures=CHANGE_FAILURES,
+    tags=("leases",),
+)
+def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
+    result = here.manager.allocate_resources(**_arguments(body, caller))
+    if result is None:
+        raise ProblemError(
+            503,
+            f"no server has room for task {body.task_id!r} now; POST /api/submit waits in the queue instead",
+            error=ALLOCATION_FAILED,
+        )
+    return _own(result, caller)
+
+
+@routes.add(
+    "POST",
+    "/api/allocate/batch",
+    Role.USER,
+    "Grant several requests in one commit",
+    body=BatchBody,
+    answer=BatchAnswer,
+    failures=CHANGE_FAILURES,
+    tags=("leases",),
+)
+def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
+    results = here.manager.allocate_batch([_arguments(item, caller) for item in body.requests])
+    return {"results": [result and _own(result, caller) for result in results]}
+
+
+@routes.add(
+    "POST",
+    "/api/submit",
+    Role.USER,
+    "Grant GPUs, or wait in the queue for them",
+    body=AllocateBody,
+    answer=Submission,
+    failures=CHANGE_FAILURES,
+    tags=("queue",),
+)
+def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
+    return _own(here.manager.submit(**_arguments(body, caller)), caller)
+
+
+@routes.add(
+    "POST",
+    "/api/release",
+    Role.USER,
+    "End a lease; one's own, unless an operator asks",
+    body=ReleaseBody,
+    answer=Done,
+    failures=(*CHANGE_FAILURES, 404),
+    tags=("leases",),
+)
+def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
+    token = _held_by(here, caller, body.task_id, body.fencing_token)
+    if not here.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
+        raise LeaseNotFoundError(body.task_id, body.fencing_token)
+    return {"success": True, "task_id": body.task_id}
+
+
+@routes.add(
+    "POST",
+    "/api/renew",
+    Role.USER,
+    "Count a lease's life anew from now",
+    body=LeaseBody,
+    answer=Allocation,
+    failures=(*CHANGE_FAILURES, 404),
+    tags=("leases",),
+)
+def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
+    token = _held_by(here, caller, body.task_id, body.fencing_token)
+    return here.manager.renew(body.task_id, fencing_token=token)
+
+
+@routes.add(
+    "POST",
+    "/api/cancel",
+    Role.USER,
+    "Take a waiting request out of the queue",
+    body=TaskBody,
+    answer=Done,
+    failures=(*CHANGE_FAILURES, 404),
+    tags=("queue",),
+)
+def cancel(here: Service, caller: Identity, body: TaskBody) -> Any:
+    status = here.manager.status_of(body.task_id)
+    if status is None or status["state"] != "WAITING":
+        raise ProblemError(404, f"task {body.task_id!r} does not wait")
+    _refuse_foreign(status, caller)
+    if not here.manager.cancel(body.task_id):
+        raise ProblemError(404, f"task {body.task_id!r} does not wait any more")
+    return {"success": True, "task_id": body.task_id}
+
+
+@routes.add(
+    "POST",
+    "/api/servers/<int:server_id>/drain",
+    Role.OPERATOR,
+    "Give a server no new leases",
+    body=DrainBody,
+    answer=ServerSummary,
+    failures=(*CHANGE_FAILURES, 404),
+    tags=("servers",),
+)
+def drain(here: Service, caller: Identity, body: DrainBody, server_id: int) -> Any:
+    return _server(lambda: here.manager.drain(server_id, reason=body.reason, failed=body.failed))
+
+
+@routes.add(
+    "POST",
+    "/api/servers/<int:server_id>/restore",
+    Role.OPERATOR,
+    "Let a drained server take leases again",
+    body=NoBody,
+    answer=ServerSummary,
+    failures=(*CHANGE_FAILURES, 404),
+    tags=("servers",),
+)
+def restore(here: Service, caller: Identity, body: NoBody, server_id: int) -> Any:
+    return _server(lambda: here.manager.restore(server_id))
+
+
+@routes.add(
+    "POST",
+    "/api/reset",
+    Role.OPERATOR,
+    "End all leases and empty the queue",
+    body=ResetBody,
+    answer=Done,
+    failures=CHANGE_FAILURES,
+    tags=("servers",),
+)
+def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
+    if not here.manager.reset_resources():
+        raise ProblemError(503, "the lock was not free", headers={"Retry-After": "5"})
+    return {"success": True}
+
+
+@routes.add(
+    "GET",
+    "/api/status",
+    Role.READER,
+    "What is free and held on every server",
+    query=StatusQuery,
+    answer=Status,
+    failures=(400, 503),
+    tags=("servers",),
+)
+def status(here: Service, caller: Identity, query: StatusQuery) -> Any:
+    summary = here.manager.get_resource_summary()
+    if query.limit is not None or query.after:
+        servers = summary["servers"]
+        end = len(servers) if query.limit is None else query.after + query.limit
+        summary["servers"] = servers[query.after : end]
+        summary["next"] = end if end < len(servers) else None
+    return summary
+
+
+@routes.add(
+    "GET",
+    "/api/leases",
+    Role.READER,
+    "Live leases, the oldest first",
+    query=PageQuery,
+    answer=Page,
+    failures=(400, 503),
+    tags=("leases",),
+)
+def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
+    later = [lease for lease in here.manager.leases() if lease["fencing_token"] > query.after]
+    page = later[: query.limit]
+    return {"items": page, "next": page[-1]["fencing_token"] if len(later) > len(page) else None}
+
+
+@routes.add(
+    "GET",
+    "/api/task",
+    Role.READER,
+    "What one task holds or waits for",
+    query=TaskQuery,
+    answer=Submission,
+    failures=(400, 404, 503),
+    tags=("leases",),
+)
+def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
+    found = here.manager.status_of(query.task_id)
+    if found is None:
+        raise ProblemError(404, f"task {query.task_id!r} neither holds nor waits for anything")
+    return found
+
+
+@routes.add(
+    "GET",
+    "/api/queue",
+    Role.READER,
+    "Waiting requests in the order of service, with their estimated start",
+    query=PageQuery,
+    answer=Page,
+    failures=(400, 503),
+    tags=("queue",),
+)
+def queue(here: Service, caller: Identity, query: PageQuery) -> Any:
+    entries = here.manager.queue()
+    end = query.after + query.limit
+    page = entries[query.after : end]
+    starts = estimated_starts(here) if page else {}
+    for entry in page:
+        entry["estimated_start"] = estimate_view(starts.get(entry["task_id"], estimates.UNKNOWN))
+    return {"items": page, "next": end if end < len(entries) else None, "total": len(entries)}
+
+
+@routes.add(
+    "GET",
+    "/api/history",
+    Role.READER,
+    "The changes that are kept, the oldest first",
+    query=PageQuery,
+    answer=Page,
+    failures=(400, 503),
+    tags=("history",),
+)
+def history(here: Service, caller: Identity, query: PageQuery) -> Any:
+    page = here.manager.history(query.after, query.limit)
+    return {"items": page, "next": page[-1]["version"] if len(page) == query.limit else None}
+
+
+@routes.add(
+    "GET",
+    "/api/explain",
+    Role.READER,
+    "What if: would this request fit now, where, why not, and when",
+    query=ExplainQuery,
+    answer=Explanation,
+    failures=(400, 503),
+    tags=("queue",),
+)
+def explain(here: Service, caller: Identity, query: ExplainQuery) -> Any:
+    return what_if(here, query.model_dump(exclude_none=True))
+
+
+@routes.add("GET", "/healthz", None, "Whether the service reaches its store", answer=Health, failures=(503,))
+def healthz(here: Service, caller: Identity | None) -> Any:
+    here.watch.look(lambda cluster, now: None)
+    return {"status": "ok"}
+
+
+@routes.add("GET", "/metrics", Role.READER, "Prometheus metrics", failures=(503,))
+def metrics(here: Service, caller: Identity) -> Any:
+    return flask.Response(here.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@routes.add("GET", "/openapi.json", Role.READER, "This interface, as OpenAPI 3.1")
+def openapi(here: Service, caller: Identity) -> Any:
+    return document(routes.all, flask.request.script_root)
+
+
+def what_if(here: Service, demand: dict[str, Any]) -> dict[str, Any]:
+    """The manager's explanation, and when the request should start if it queued now."""
+    task_id = f"{PROBE}-{here.secret[:6]}"
+    answer = here.manager.explain(task_id, **demand)
+    if answer["could_ever_fit"]:
+        request = here.manager.build_request(task_id, **demand)
+        start = estimated_starts(here, request).get(task_id, estimates.UNKNOWN)
+        answer["estimated_start"] = estimate_view(start)
+    return answer
+
+
+def estimated_starts(here: Service, *extra: Request) -> dict[str, estimates.Start]:
+    """When all that wait should start, and the extra requests behind them."""
+
+    def look(cluster: ClusterState, now: float) -> dict[str, estimates.Start]:
+        runtime_of = here.watch.trends.runtime_of
+        return estimates.estimate_starts(
+            cluster, here.manager.policy, here.manager.order, now, runtime_of, extra
+        )
+
+    return here.watch.look(look)
+
+
+def estimate_view(start: estimates.Start) -> dict[str, Any]:
+    """Seconds since the epoch (None: cannot be told), the server, and how sure: good, fair or poor."""
+    at = None if start.at is None or math.isinf(start.at) else start.at
+    return {"at": at, "server_name": start.node, "confidence": str(start.confidence)}
+
+
+def _arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
+    """The manager's arguments; the caller owns what he asks for, unless an operator names another."""
+    arguments = body.model_dump(exclude_none=True)
+    if body.owner not in ("", caller.name) and not caller.is_operator:
+        raise ProblemError(403, f"{caller.name} may not allocate in the name of {body.owner}")
+    arguments["owner"] = body.owner or caller.name
+    return arguments
+
+
+def _own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
+    """The view, unless the task id already was somebody else's."""
+    if not caller.is_operator and owner_of(view) != caller.name:
+        raise ProblemError(409, f"task {view['task_id']!r} belongs to somebody else")
+    return view
+
+
+def _refuse_foreign(view: dict[str, Any], caller: Identity) -> None:
+    if not caller.is_operator and owner_of(view) != caller.name:
+        raise ProblemError(403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'nobody'}, not to {caller.name}")
+
+
+def _held_by(here: Service, caller: Identity, task_id: str, fencing_token: int | None) -> int:
+    """The fencing token of the caller's lease, so that it cannot become another's before we act."""
+    view = here.manager.status_of(task_id)
+    if view is None or view["state"] == "WAITING":
+        raise LeaseNotFoundError(task_id, fencing_token)
+    _refuse_foreign(view, caller)
+    if fencing_token not in (None, view["fencing_token"]):
+        raise LeaseNotFoundError(task_id, fencing_token)
+    return int(view["fencing_token"])
+
+
+def _server(change: Callable[[], T]) -> T:
+    try:
+        return change()
+    except UnknownNodeError as error:
+        raise ProblemError(404, str(error)) from error

@@ -1,0 +1,148 @@
+"""A route as one value: path, who may call it, what goes in and out; everything else reads this table."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import flask
+from pydantic import BaseModel
+
+from resource_manager.api import auth
+from resource_manager.api.auth import Identity
+from resource_manager.api.problems import ProblemError
+from resource_manager.api.schemas import NoBody
+from resource_manager.api.service import Service, service
+from resource_manager.api.tokens import Role
+
+Handler = Callable[..., Any]
+H = TypeVar("H", bound=Handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation: `role` None lets strangers in; `failures` are the statuses it may answer with."""
+
+    method: str
+    path: str
+    role: Role | None
+    handler: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    failures: tuple[int, ...] = ()
+    page: bool = False
+    """Whether it answers with HTML, for people."""
+    tags: tuple[str, ...] = field(default=())
+
+    @property
+    def changes(self) -> bool:
+        return self.method not in auth.SAFE_METHODS
+
+
+class Routes:
+    """The routes of a blueprint, in the order of their declaration."""
+
+    def __init__(self) -> None:
+        self.all: list[Route] = []
+
+    def add(self, method: str, path: str, role: Role | None, summary: str, **more: Any) -> Callable[[H], H]:
+        """Declares the function below as the handler of this operation."""
+
+        def declare(handler: H) -> H:
+            self.all.append(Route(method, path, role, handler, summary, **more))
+            return handler
+
+        return declare
+
+    def register(self, blueprint: flask.Blueprint) -> None:
+        for route in self.all:
+            blueprint.add_url_rule(
+                route.path,
+                endpoint=f"{route.method.lower()}_{route.handler.__name__}",
+                view_func=_view(route),
+                methods=[route.method],
+            )
+
+
+def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
+    """Everything that happens before a handler: who calls, how often, with what."""
+
+    @functools.wraps(route.handler)
+    def view(**path: Any) -> flask.typing.ResponseReturnValue:
+        here = service()
+        identity = admit(here, route.role)
+        if identity is not None and route.changes:
+            auth.check_csrf(here.secret, identity, flask.request)
+        arguments = dict(path)
+        if route.query is not None:
+            arguments["query"] = _query(route.query)
+        if route.body is not None and not route.page:
+            raw = _raw_body()
+            arguments["body"] = route.body.model_validate_json(raw or (b"{}" if _empty_ok(route) else raw))
+            key = flask.request.headers.get("Idempotency-Key")
+            if key is not None and identity is not None:
+                return here.replies.once(
+                    identity.name, key, f"{route.method} {flask.request.path}", raw,
+                    lambda: _respond(route.handler(here, identity, **arguments)),
+                )
+        return _respond(route.handler(here, identity, **arguments))
+
+    return view
+
+
+def admit(here: Service, role: Role | None) -> Identity | None:
+    """The caller, if he may come in; counts him against his limit."""
+    request = flask.request
+    address = request.remote_addr or "?"
+    here.limits.check_failures(address)
+    identity = here.authenticator.identify(request)
+    flask.g.identity = identity
+    here.limits.count(identity.name if identity else address)
+    try:
+        return auth.authorise(identity, role)
+    except ProblemError as problem:
+        if problem.status == 401 and "Authorization" in request.headers:
+            here.limits.count_failure(address)
+        raise
+
+
+def _raw_body() -> bytes:
+    request = flask.request
+    raw = request.get_data(cache=True)
+    if raw and request.mimetype != "application/json":
+        raise ProblemError(415, "send Content-Type: application/json")
+    return raw
+
+
+def _empty_ok(route: Route) -> bool:
+    assert route.body is not None
+    return route.body is NoBody or not any(f.is_required() for f in route.body.model_fields.values())
+
+
+def _query(model: type[BaseModel]) -> BaseModel:
+    values: dict[str, Any] = {}
+    for name, items in flask.request.args.lists():
+        known = model.model_fields.get(name)
+        is_list = known is not None and str(known.annotation).startswith("list")
+        if not is_list and len(items) > 1:
+            raise ProblemError(400, f"{name} is given {len(items)} times")
+        values[name] = items if is_list else items[0]
+    return model.model_validate(values)
+
+
+def _respond(answer: Any) -> flask.Response:
+    if isinstance(answer, flask.Response):
+        return answer
+    if isinstance(answer, str):
+        return flask.Response(answer, content_type="text/html; charset=utf-8")
+    return flask.jsonify(answer)
+
+
+def elapsed_s() -> float:
+    """Seconds since this request began."""
+    return time.perf_counter() - float(flask.g.started)

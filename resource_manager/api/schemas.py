@@ -1,0 +1,226 @@
+"""Bodies, queries and answers of the REST service; the OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MAX_BATCH = 1000
+PAGE_LIMIT = 1000
+MAX_COUNT = 1_000_000
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Text = Annotated[str, StringConstraints(max_length=250, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+Quantity = Annotated[int, Field(strict=True, ge=0, le=2**53)] | Annotated[
+    float, Field(ge=0, le=2**53, allow_inf_nan=False)
+]
+
+
+class Body(BaseModel):
+    """What a caller sends: unknown keys are refused, so that a typing error is not a wish ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Demand(Body):
+    """What is asked of one server."""
+
+    required_gpus: Count = Field(description="Whole GPUs (2 to 8 unless set otherwise), or 1 with gpu_milli.")
+    required_cpus: Count = Field(description="CPUs, 1 up to what a server has.")
+    prefer_server_id: Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | None = Field(
+        default=None, description="Server to try first."
+    )
+    gpu_milli: Annotated[int, Field(strict=True, ge=1, le=1000)] = Field(
+        default=1000, description="Thousandths of one GPU; below 1000 required_gpus must be 1."
+    )
+    gpu_types: list[Name] = Field(default=[], max_length=50, description="Types that will do; none: any.")
+    vendor: Text = Field(default="", description="Vendor of the GPUs; empty: any.")
+    resources: dict[Name, Quantity] = Field(
+        default={}, max_length=50, description="Further amounts by name, such as memory_mib."
+    )
+    required_server: Name | None = Field(default=None, description="The only server that will do.")
+    expected_runtime_s: Seconds | None = Field(default=None, description="How long the task should run.")
+
+
+class AllocateBody(Demand):
+    """`POST /api/allocate`, `/api/submit` and the items of a batch."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"example": {"task_id": "test_001", "required_gpus": 4, "required_cpus": 32}},
+    )
+
+    task_id: Name = Field(description="Names the lease; the same id and shape again gives the same lease.")
+    priority: Annotated[int, Field(strict=True, ge=-1_000_000, le=1_000_000)] = 0
+    team: Text = ""
+    owner: Text = Field(default="", description="Only an operator may name another owner than himself.")
+    ttl_s: Seconds | None = Field(default=None, description="Life of the lease without renewal.")
+    quarantine: bool = Field(
+        default=False, description="Keep the GPUs held after expiry until somebody says the job is gone."
+    )
+    labels: dict[Name, Text] = Field(default={}, max_length=50)
+
+
+class BatchBody(Body):
+    """`POST /api/allocate/batch`."""
+
+    requests: list[AllocateBody] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class LeaseBody(Body):
+    """`POST /api/renew`."""
+
+    task_id: Name
+    fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = Field(
+        default=None, description="Act only if the lease still is this very one."
+    )
+
+
+class ReleaseBody(LeaseBody):
+    """`POST /api/release`."""
+
+    outcome: Text = Field(default="", description="How the task ended, for the history.")
+
+
+class TaskBody(Body):
+    """`POST /api/cancel`."""
+
+    task_id: Name
+
+
+class DrainBody(Body):
+    """`POST /api/servers/<id>/drain`."""
+
+    reason: Text = ""
+    failed: bool = Field(default=False, description="The server is broken, not only closed.")
+
+
+class NoBody(Body):
+    """A change that takes no arguments: an empty object, or no body."""
+
+
+class ResetBody(Body):
+    """`POST /api/reset`: ends every lease and every wait."""
+
+    confirm: Literal[True] = Field(description="Must be true: all leases and the queue are lost.")
+
+
+class PageQuery(Body):
+    """One page of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=PAGE_LIMIT)] = 100
+    after: Annotated[int, Field(ge=0, le=2**53)] = Field(default=0, description="`next` of the page before.")
+
+
+class StatusQuery(Body):
+    """All servers, unless a page is asked for."""
+
+    limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+
+
+class TaskQuery(Body):
+    """`GET /api/task`."""
+
+    task_id: Name
+
+
+class ExplainQuery(Body):
+    """`GET /api/explain`; in a query, lists repeat their key: `gpu_types=A100&gpu_types=H100`."""
+
+    required_gpus: Annotated[int, Field(ge=0, le=MAX_COUNT)]
+    required_cpus: Annotated[int, Field(ge=0, le=MAX_COUNT)]
+    prefer_server_id: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
+    gpu_types: list[Name] = Field(default=[], max_length=50)
+    vendor: Text = ""
+    required_server: Name | None = None
+
+
+class Answer(BaseModel):
+    """What the service sends; further keys may appear, a client must not stumble over them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Allocation(Answer):
+    """A lease, with the original design's six keys first."""
+
+    server_id: int
+    server_name: str
+    gpu_ids: list[int]
+    cpu_count: int | float
+    gpu_devices: str = Field(description="For CUDA_VISIBLE_DEVICES.")
+    task_id: str
+
+
+class Submission(Answer):
+    """An allocation (`state` RUNNING) or a place in the queue (`state` WAITING)."""
+
+    task_id: str
+    state: str
+
+
+class BatchAnswer(Answer):
+    """One entry for each request, in order; null where nothing fitted."""
+
+    results: list[Allocation | None]
+
+
+class Done(Answer):
+    """A change that was made."""
+
+    success: bool
+
+
+class ServerSummary(Answer):
+    """One server, with the original design's keys."""
+
+    server_id: int
+    server_name: str
+    available_gpus: int
+    total_gpus: int
+    available_cpus: int | float
+    total_cpus: int | float
+    running_tasks: int
+    gpu_utilization: str
+    cpu_utilization: str
+
+
+class Status(Answer):
+    """All servers, or a page of them."""
+
+    total_servers: int
+    servers: list[ServerSummary]
+
+
+class Page(Answer):
+    """A page of a list; `next` is null on the last one."""
+
+    items: list[dict[str, Any]]
+    next: int | None
+
+
+class Explanation(Answer):
+    """Whether and where a request fits now, and when it should if not."""
+
+    fits: bool
+
+
+class Health(Answer):
+    """Whether the service reaches its store."""
+
+    status: str
+
+
+class Problem(Answer):
+    """RFC 9457; `error` is the original design's."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str

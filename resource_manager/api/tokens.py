@@ -1,0 +1,141 @@
+"""Bearer tokens of the standalone service: made here, kept only as hashes, in a file or in Redis."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from resource_manager.errors import ResourceManagerError
+
+PREFIX = "gpm"
+REDIS_KEY = "gpu-manager:tokens"
+
+
+class Role(IntEnum):
+    """Who may call what; each role may do all that those before it may."""
+
+    READER = 1
+    USER = 2
+    OPERATOR = 3
+
+    @classmethod
+    def named(cls, name: str) -> Role:
+        return cls[name.upper()]
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class TokenError(ResourceManagerError, ValueError):
+    """A token file that cannot be read, or a token name that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is kept of a token: its holder's name, the role, and the SHA-256 of its secret.
+
+    The secret has 256 random bits, so a plain hash is as hard to turn back as a slow one.
+    """
+
+    token_id: str
+    name: str
+    role: str
+    digest: str
+    created_at: float
+
+
+class TokenStore(Protocol):
+    """Where the hashes are."""
+
+    def read(self) -> dict[str, Token]: ...
+
+    def put(self, token: Token) -> None: ...
+
+    def delete(self, token_id: str) -> bool: ...
+
+
+class TokenFile:
+    """Hashes in a JSON file that only its owner may read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, Token]:
+        try:
+            rows = json.loads(self.path.read_text(encoding="utf-8"))
+            return {row["token_id"]: Token(**row) for row in rows}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise TokenError(f"{self.path}: not a token file: {error}") from error
+
+    def put(self, token: Token) -> None:
+        self._write({**self.read(), token.token_id: token})
+
+    def delete(self, token_id: str) -> bool:
+        tokens = self.read()
+        found = tokens.pop(token_id, None) is not None
+        if found:
+            self._write(tokens)
+        return found
+
+    def _write(self, tokens: dict[str, Token]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump([asdict(token) for token in tokens.values()], stream, indent=1)
+            draft.replace(self.path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+class TokenRedis:
+    """Hashes in one Redis hash, shared by all services of one store."""
+
+    def __init__(self, client: Any, key: str = REDIS_KEY) -> None:
+        self._client = client
+        self._key = key
+
+    def read(self) -> dict[str, Token]:
+        rows = [json.loads(value) for value in self._client.hvals(self._key)]
+        return {row["token_id"]: Token(**row) for row in rows}
+
+    def put(self, token: Token) -> None:
+        self._client.hset(self._key, token.token_id, json.dumps(asdict(token)))
+
+    def delete(self, token_id: str) -> bool:
+        return bool(self._client.hdel(self._key, token_id))
+
+
+def create(store: TokenStore, name: str, role: Role, *, now: Callable[[], float] = time.time) -> str:
+    """A new token for that holder; its text is returned once and kept nowhere."""
+    if not name or len(name) > 100 or not name.isprintable():
+        raise TokenError(f"a token's name has 1 to 100 printable characters, got {name!r}")
+    token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    store.put(Token(token_id, name, str(role), _digest(secret), now()))
+    return f"{PREFIX}_{token_id}_{secret}"
+
+
+def find(tokens: dict[str, Token], text: str) -> Token | None:
+    """The token that this text is, or None; takes the same time for any wrong secret."""
+    prefix, _, rest = text.partition("_")
+    token_id, _, secret = rest.partition("_")
+    token = tokens.get(token_id)
+    expected = token.digest if token is not None else _digest("")
+    same = hmac.compare_digest(expected, _digest(secret))
+    return token if same and prefix == PREFIX else None
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

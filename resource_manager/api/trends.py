@@ -1,0 +1,164 @@
+"""Utilisation and waiting over minutes, hours and days, and how long each task ran: a fold of history."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from resource_manager.estimates import Confidence, Runtime
+from resource_manager.models import (
+    MILLI_PER_GPU,
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Queued,
+    Released,
+    Request,
+)
+
+BIN_S = 60
+KEEP_S = 7 * 86_400
+KEPT_RUNTIMES = 20
+MAX_TASKS = 10_000
+ENOUGH_RUNTIMES = 3
+MAX_POINTS = 360
+
+
+@dataclass(slots=True)
+class Bin:
+    """One minute: GPU-milli seconds held and there, queue seconds, and the waits that ended in it."""
+
+    held_milli_s: float = 0.0
+    capacity_milli_s: float = 0.0
+    queue_s: float = 0.0
+    seconds: float = 0.0
+    waits: int = 0
+    wait_s: float = 0.0
+    longest_wait_s: float = 0.0
+
+
+def task_key(request: Request) -> str:
+    """What makes two requests runs of the same task: its DAG and task, else its id without numbers."""
+    labels = request.labels
+    if labels.get("dag_id"):
+        return f"{labels['dag_id']}/{labels.get('task_id', '')}"
+    return re.sub(r"\d+", "#", request.task_id)
+
+
+class Trends:
+    """The fold; feed it every change in order, at most once."""
+
+    def __init__(self, capacity_milli: int = 0) -> None:
+        self.bins: OrderedDict[int, Bin] = OrderedDict()
+        self._capacity = capacity_milli
+        self._held = 0
+        self._waiting: set[str] = set()
+        self._at: float | None = None
+        self._leases: dict[str, Lease] = {}
+        self._runtimes: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def start_from(self, leases: Iterable[Lease], waiting: Iterable[str], capacity_milli: int) -> None:
+        """Takes up what was there before the first change that is still kept."""
+        self._leases = {lease.task_id: lease for lease in leases}
+        self._held = sum(_milli(lease) for lease in self._leases.values())
+        self._waiting = set(waiting)
+        self._capacity = capacity_milli
+
+    def add(self, change: Change) -> None:
+        self.advance(change.at)
+        match change:
+            case Granted(lease=lease):
+                self._granted(lease, change.at)
+            case Released() | Expired():
+                self._ended(change)
+            case Queued(request=request):
+                self._waiting.add(request.task_id)
+            case Cancelled(task_id=task_id):
+                self._waiting.discard(task_id)
+            case InventoryChanged(nodes=nodes):
+                self._capacity = MILLI_PER_GPU * sum(len(node.gpus) for node in nodes)
+
+    def advance(self, now: float) -> None:
+        """Counts the time up to now with what is held since the last change."""
+        at = now if self._at is None else max(self._at, now - KEEP_S)
+        while at < now:
+            end = min((at // BIN_S + 1) * BIN_S, now)
+            self._bin(at).seconds += end - at
+            self._bin(at).held_milli_s += self._held * (end - at)
+            self._bin(at).capacity_milli_s += self._capacity * (end - at)
+            self._bin(at).queue_s += len(self._waiting) * (end - at)
+            at = end
+        self._at = now if self._at is None else max(self._at, now)
+        while self.bins and next(iter(self.bins)) < (now - KEEP_S) // BIN_S:
+            self.bins.popitem(last=False)
+
+    def runtime_of(self, request: Request) -> Runtime | None:
+        """The request's own word, else the median of the task's runs that are known."""
+        if request.expected_runtime_s is not None:
+            return Runtime(request.expected_runtime_s, Confidence.GOOD)
+        known = self._runtimes.get(task_key(request))
+        if not known:
+            return None
+        sure = Confidence.GOOD if len(known) >= ENOUGH_RUNTIMES else Confidence.FAIR
+        return Runtime(statistics.median(known), sure)
+
+    def series(self, hours: float, now: float) -> dict[str, list[Any]]:
+        """At most `MAX_POINTS` points: seconds, share of GPUs held, length of the queue, mean and longest wait.
+
+        None where nothing is known.
+        """
+        self.advance(now)
+        step = max(1, int(-(-hours * 3600 // (BIN_S * MAX_POINTS))))
+        last = int(now // BIN_S)
+        first = last - int(hours * 3600 // BIN_S) + 1
+        points: dict[str, list[Any]] = {"time": [], "held": [], "queue": [], "wait": [], "longest": []}
+        for start in range(first, last + 1, step):
+            bins = [self.bins[i] for i in range(start, start + step) if i in self.bins]
+            capacity = sum(b.capacity_milli_s for b in bins)
+            seconds = sum(b.seconds for b in bins)
+            waits = sum(b.waits for b in bins)
+            points["time"].append(start * BIN_S)
+            points["held"].append(
+                round(100 * sum(b.held_milli_s for b in bins) / capacity, 2) if capacity else None
+            )
+            points["queue"].append(round(sum(b.queue_s for b in bins) / seconds, 2) if seconds else None)
+            points["wait"].append(round(sum(b.wait_s for b in bins) / waits, 2) if waits else None)
+            points["longest"].append(round(max(b.longest_wait_s for b in bins), 2) if waits else None)
+        return points
+
+    def _granted(self, lease: Lease, at: float) -> None:
+        self._waiting.discard(lease.task_id)
+        self._leases[lease.task_id] = lease
+        self._held += _milli(lease)
+        wait_s = 0.0 if lease.queued_at is None else max(lease.granted_at - lease.queued_at, 0.0)
+        here = self._bin(at)
+        here.waits += 1
+        here.wait_s += wait_s
+        here.longest_wait_s = max(here.longest_wait_s, wait_s)
+
+    def _ended(self, change: Released | Expired) -> None:
+        lease = self._leases.pop(change.task_id, None)
+        if lease is None:
+            return
+        self._held -= _milli(lease)
+        if isinstance(change, Released):
+            key = task_key(lease.request)
+            known = self._runtimes.setdefault(key, deque(maxlen=KEPT_RUNTIMES))
+            known.append(max(change.at - lease.granted_at, 0.0))
+            self._runtimes.move_to_end(key)
+            while len(self._runtimes) > MAX_TASKS:
+                self._runtimes.popitem(last=False)
+
+    def _bin(self, at: float) -> Bin:
+        return self.bins.setdefault(int(at // BIN_S), Bin())
+
+
+def _milli(lease: Lease) -> int:
+    return len(lease.placement.gpu_ids) * lease.request.gpu_milli

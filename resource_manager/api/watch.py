@@ -1,0 +1,183 @@
+"""Follows the store: a replica for readers, trends from the history, and news for open pages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from resource_manager.api.trends import Trends
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.models import MILLI_PER_GPU, Change, Granted, InventoryChanged, Lease
+from resource_manager.stores import Store
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INTERVAL_S = 0.5
+KEPT_NEWS = 500
+HISTORY_PAGE = 1000
+
+Listener = Callable[[Change], None]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What differs since a version: ids of the servers (None: look at all), up to the version now."""
+
+    version: int
+    server_ids: frozenset[int] | None
+
+
+class Watch:
+    """Reads the store at most every `interval_s` while somebody looks, and tells what changed.
+
+    Its replica is its own, so that a slow page never holds up an allocation.
+    """
+
+    def __init__(self, store: Store, *, interval_s: float = INTERVAL_S) -> None:
+        self.trends = Trends()
+        self._store = store
+        self._interval_s = interval_s
+        self._lock = threading.RLock()
+        self._changed = threading.Condition()
+        self._replica: ClusterState | None = None
+        self._mark = 0
+        self._folded = 0
+        self._news: deque[News] = deque(maxlen=KEPT_NEWS)
+        self._oldest_news = 0
+        self._listeners: list[Listener] = []
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def look(self, reader: Callable[[ClusterState, float], T]) -> T:
+        """What the reader makes of the newest state and the store's time; it must not change the state."""
+        with self._lock:
+            cluster = self._refresh()
+            return reader(cluster, self._store.now())
+
+    def on_change(self, listener: Listener) -> None:
+        """Calls the listener with every change made from now on, by whomever; it must be quick."""
+        with self._lock:
+            self._refresh()
+            self._listeners.append(listener)
+
+    def wait(self, after: int, timeout_s: float) -> News | None:
+        """What changed after that version, as soon as something did; None after `timeout_s` of quiet."""
+        self._start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._version() > after or self._stop.is_set(), timeout_s)
+        with self._lock:
+            version = self._version()
+            if version <= after:
+                return None
+            if after < self._oldest_news:
+                return News(version, None)
+            ids: set[int] = set()
+            for item in self._news:
+                if item.version > after:
+                    if item.server_ids is None:
+                        return News(version, None)
+                    ids |= item.server_ids
+            return News(version, frozenset(ids))
+
+    def close(self) -> None:
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def _version(self) -> int:
+        return 0 if self._replica is None else self._replica.version
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._follow, name="gpu-manager-watch", daemon=True)
+                self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                with self._lock:
+                    self._refresh()
+            except ResourceManagerError as error:
+                logger.warning("the state could not be read: %s", error)
+                self._stop.wait(5)
+
+    def _refresh(self) -> ClusterState:
+        before = self._replica
+        version = self._version()
+        cluster = self._store.refresh(before)
+        if cluster is None:
+            raise StoreUnavailableError("the store holds no state")
+        self._replica = cluster
+        if cluster is before and cluster.version == version:
+            return cluster
+        positions = cluster.changed_since(self._mark) if cluster is before else None
+        self._mark = cluster.mark
+        if positions is None:
+            self._news.clear()
+            self._oldest_news = cluster.version
+            self._news.append(News(cluster.version, None))
+        else:
+            if len(self._news) == self._news.maxlen:
+                self._oldest_news = self._news[0].version
+            ids = frozenset(cluster.nodes[position].node.server_id for position in positions)
+            self._news.append(News(cluster.version, ids))
+        self._fold(cluster)
+        if cluster is not before:  # after a reset the history does not tell what became of the leases
+            self.trends.start_from(cluster.leases.values(), cluster.waiting, _capacity_milli(cluster))
+        with self._changed:
+            self._changed.notify_all()
+        return cluster
+
+    def _fold(self, cluster: ClusterState) -> None:
+        """Brings the trends up to the replica's version from the history."""
+        first = not self._folded
+        while self._folded < cluster.version:
+            page = self._store.history(self._folded, HISTORY_PAGE)
+            if not page:
+                break
+            if first:
+                self._begin(cluster, page[0][0])
+                first = False
+            for version, change in page:
+                self.trends.add(change)
+                for listener in self._listeners:
+                    listener(change)
+                self._folded = version
+        if first:
+            self._begin(cluster, cluster.version + 1)
+        self._folded = max(self._folded, cluster.version)
+
+    def _begin(self, cluster: ClusterState, first_version: int) -> None:
+        """What stood before the first change that is kept: what is there now, less what came since."""
+        began_later: set[str] = set()
+        queued_later: set[str] = set()
+        after = first_version - 1
+        while page := self._store.history(after, HISTORY_PAGE):
+            for _, change in page:
+                if isinstance(change, Granted):
+                    began_later.add(change.lease.task_id)
+                elif not isinstance(change, InventoryChanged) and hasattr(change, "request"):
+                    queued_later.add(change.request.task_id)
+            after = page[-1][0]
+        before: list[Lease] = [
+            lease for lease in cluster.leases.values() if lease.task_id not in began_later
+        ]
+        self.trends.start_from(before, set(cluster.waiting) - queued_later, _capacity_milli(cluster))
+
+
+def _capacity_milli(cluster: ClusterState) -> int:
+    return MILLI_PER_GPU * sum(len(state.gpu_free) for state in cluster.nodes)
