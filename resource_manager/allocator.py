@@ -151,7 +151,7 @@ def settle(
         for waiting in order(cluster, now):
             placement = choose(cluster, waiting.request, policy)
             if placement is None:
-                if _blocks(cluster, waiting.request):
+                if blocks(cluster, waiting.request):
                     break
                 continue
             granted = grant(cluster, waiting.request, placement, now)
@@ -160,7 +160,7 @@ def settle(
     return settled
 
 
-def _blocks(cluster: ClusterState, request: Request) -> bool:
+def blocks(cluster: ClusterState, request: Request) -> bool:
     """Whether a request that waits holds up those behind it: not if no open node could ever take it.
 
     A request that only a drained server could satisfy would otherwise stop the whole queue.

@@ -98,9 +98,7 @@ def estimate_starts(
     return starts
 
 
-def expected_end(
-    lease: Lease, began: float, now: float, runtime_of: RuntimeOf
-) -> tuple[float, Confidence]:
+def expected_end(lease: Lease, began: float, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence]:
     """When a lease should end, never before now."""
     runtime = runtime_of(lease.request)
     if runtime is None:

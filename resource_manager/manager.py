@@ -108,7 +108,7 @@ class GPUResourceManager:
             if inventory is None
             else tuple(inventory)
         )
-        self._store = open_store(self.settings.store, self.settings) if store is None else store
+        self.store = open_store(self.settings.store, self.settings) if store is None else store
         self._mutex = threading.Lock()
         self._replica: ClusterState | None = None
         self._refreshed_at = float("-inf")
@@ -188,12 +188,12 @@ class GPUResourceManager:
         Dangerous while jobs run. Fencing numbers go on growing, so no old holder can be mistaken.
         """
         with self._mutex:
-            lock = self._store.lock()
+            lock = self.store.lock()
             if not lock.acquire(self.settings.lock_timeout_s):
                 logger.error("not reset: the lock was not free within %g s", self.settings.lock_timeout_s)
                 return False
             try:
-                self._store.replace(ClusterState(self.inventory).snapshot())
+                self.store.replace(ClusterState(self.inventory).snapshot())
                 self._replica = None
             finally:
                 _let_go(lock)
@@ -324,7 +324,7 @@ class GPUResourceManager:
         """The changes after version `after`, oldest first: `version` and the change's own keys."""
         return [
             {"version": version, **schemas.change_to_dict(change)}
-            for version, change in self._store.history(after, limit)
+            for version, change in self.store.history(after, limit)
         ]
 
     def snapshot(self) -> dict[str, Any]:
@@ -356,7 +356,7 @@ class GPUResourceManager:
 
     def close(self) -> None:
         """Closes the store's connections."""
-        self._store.close()
+        self.store.close()
 
     def __enter__(self) -> GPUResourceManager:
         return self
@@ -539,7 +539,7 @@ class GPUResourceManager:
     ) -> tuple[list[Change], T]:
         waited_from = time.monotonic()
         while True:
-            lock = self._store.lock()
+            lock = self.store.lock()
             if not lock.acquire(max(deadline - time.monotonic(), 0.0)):
                 raise LockTimeoutError(self.LOCK_VAR_NAME, self.settings.lock_timeout_s)
             self._measured("lock_wait_s", time.monotonic() - waited_from)
@@ -560,7 +560,7 @@ class GPUResourceManager:
         cluster = self._replica if self._replica is not None else self._refresh()
         expired = self._expire(cluster, lock_token)
         try:
-            changes = step(cluster, self._store.now())
+            changes = step(cluster, self.store.now())
         except ResourceManagerError:
             if fresh:
                 raise
@@ -568,13 +568,13 @@ class GPUResourceManager:
         if not changes and not fresh:
             cluster = self._refresh()
             expired += self._expire(cluster, lock_token)
-            changes = step(cluster, self._store.now())
+            changes = step(cluster, self.store.now())
         if changes:
             self._commit(cluster, changes, lock_token)
         return expired + changes, look(cluster)
 
     def _expire(self, cluster: ClusterState, lock_token: str | None) -> list[Change]:
-        now = self._store.now()
+        now = self.store.now()
         over = allocator.expire(cluster, now)
         if not over:
             return []
@@ -585,7 +585,7 @@ class GPUResourceManager:
 
     def _commit(self, cluster: ClusterState, changes: list[Change], lock_token: str | None) -> None:
         started = time.monotonic()
-        self._store.commit(cluster.version, changes, now=self._store.now(), lock_token=lock_token)
+        self.store.commit(cluster.version, changes, now=self.store.now(), lock_token=lock_token)
         for change in changes:
             cluster.apply(change)
         self._refreshed_at = time.monotonic()
@@ -598,13 +598,13 @@ class GPUResourceManager:
             cluster = self._replica
             if cluster is None or time.monotonic() - self._refreshed_at >= max_age_s:
                 cluster = self._refresh()
-            return look(cluster, self._store.now())
+            return look(cluster, self.store.now())
 
     def _refresh(self) -> ClusterState:
-        replica = self._store.refresh(self._replica)
+        replica = self.store.refresh(self._replica)
         if replica is None:
-            self._store.initialise(ClusterState(self.inventory).snapshot())
-            replica = self._store.refresh(None)
+            self.store.initialise(ClusterState(self.inventory).snapshot())
+            replica = self.store.refresh(None)
             if replica is None:
                 raise StaleStateError(0, None, "the state vanished while it was being set up; try again")
         self._replica = replica

@@ -13,17 +13,17 @@ LAYERS = (
     ("models",),
     ("cluster",),
     ("policies", "queueing"),
-    ("allocator", "explain"),
+    ("allocator", "explain", "estimates"),
     ("schemas", "views"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),
     ("manager", "aio"),
     ("launchers",),
-    ("api", "provider", "cli", "service"),
+    ("api", "provider", "client", "cli", "bench"),
 )
 """Each layer of resource_manager may import only its own and those before it."""
 
-PURE = {"errors", "models", "cluster", "policies", "queueing", "allocator", "explain"}
+PURE = {"errors", "models", "cluster", "policies", "queueing", "allocator", "explain", "estimates"}
 IMPURE = {"airflow", "redis", "flask", "time", "random"}
 
 

@@ -64,7 +64,9 @@ class OpenAuthenticator:
 
     def identify(self, request: flask.Request) -> Identity | None:
         if self._loopback_only and (urlsplit(f"//{request.host}").hostname or "") not in LOOPBACK_NAMES:
-            raise ProblemError(403, f"this service has no tokens and answers only as localhost, not {request.host}")
+            raise ProblemError(
+                403, f"this service has no tokens and answers only as localhost, not {request.host}"
+            )
         origin = request.headers.get("Origin")
         foreign = origin is not None and urlsplit(origin).netloc != request.host
         cross_site = request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
@@ -134,7 +136,9 @@ def check_csrf(secret: str, identity: Identity, request: Any) -> None:
     except BadData:
         name = None
     if name != identity.name:
-        raise ProblemError(403, f"the CSRF token is missing or too old; send {CSRF_HEADER}, or reload the page")
+        raise ProblemError(
+            403, f"the CSRF token is missing or too old; send {CSRF_HEADER}, or reload the page"
+        )
 
 
 def _csrf(secret: str) -> URLSafeTimedSerializer:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import flask
 
 from resource_manager.api.problems import ProblemError
+from resource_manager.api.tokens import redis_errors
 
 KEEP_S = 24 * 3600
 IN_FLIGHT_S = 120
@@ -71,14 +72,17 @@ class RedisReplies:
         self._prefix = prefix
 
     def claim(self, key: str, value: str, keep_s: int) -> str | None:
-        found = self._client.set(self._prefix + key, value, nx=True, ex=keep_s, get=True)
+        with redis_errors():
+            found = self._client.set(self._prefix + key, value, nx=True, ex=keep_s, get=True)
         return found.decode() if isinstance(found, bytes) else found
 
     def put(self, key: str, value: str, keep_s: int) -> None:
-        self._client.set(self._prefix + key, value, ex=keep_s)
+        with redis_errors():
+            self._client.set(self._prefix + key, value, ex=keep_s)
 
     def drop(self, key: str) -> None:
-        self._client.delete(self._prefix + key)
+        with redis_errors():
+            self._client.delete(self._prefix + key)
 
 
 class Replies:
@@ -125,7 +129,9 @@ class Replies:
         if kept["print"] != print_:
             raise ProblemError(422, "this Idempotency-Key was used for another request")
         if "status" not in kept:
-            raise ProblemError(409, "the first request with this key still runs", headers={"Retry-After": "1"})
+            raise ProblemError(
+                409, "the first request with this key still runs", headers={"Retry-After": "1"}
+            )
         return flask.Response(
             base64.b64decode(kept["body"]),
             status=kept["status"],

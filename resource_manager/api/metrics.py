@@ -29,7 +29,10 @@ class ManagerMetrics:
             buckets=LATENCY_BUCKETS_S,
         )
         self._commit = Histogram(
-            "gpu_manager_commit_seconds", "Commits to the store.", registry=registry, buckets=LATENCY_BUCKETS_S
+            "gpu_manager_commit_seconds",
+            "Commits to the store.",
+            registry=registry,
+            buckets=LATENCY_BUCKETS_S,
         )
         self._conflicts = Counter(
             "gpu_manager_commit_conflicts",
@@ -63,7 +66,9 @@ class Metrics:
             buckets=LATENCY_BUCKETS_S,
         )
         self.in_progress = Gauge(
-            "gpu_manager_http_requests_in_progress", "Requests being answered, streams aside.", registry=registry
+            "gpu_manager_http_requests_in_progress",
+            "Requests being answered, streams aside.",
+            registry=registry,
         )
         self.streams = Gauge("gpu_manager_http_streams", "Open pages that follow events.", registry=registry)
         self._allocations = Counter(
@@ -162,7 +167,9 @@ class _State:
             GaugeMetricFamily("gpu_manager_leases", "Live leases.", len(cluster.leases)),
             GaugeMetricFamily("gpu_manager_queue_length", "Waiting requests.", len(cluster.waiting)),
             GaugeMetricFamily(
-                "gpu_manager_queue_oldest_seconds", "Age of the oldest waiting request.", max(now - oldest, 0.0)
+                "gpu_manager_queue_oldest_seconds",
+                "Age of the oldest waiting request.",
+                max(now - oldest, 0.0),
             ),
         ]
 

@@ -23,9 +23,7 @@ def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
     routes = [route for route in routes if not route.page]
     models = {model for route in routes for model in (route.body, route.answer) if model is not None}
     ordered: list[type[BaseModel]] = sorted({*models, Problem}, key=lambda model: model.__name__)
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in ordered], ref_template=REFERENCE
-    )
+    _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
@@ -68,7 +66,9 @@ def _operation(route: Route) -> dict[str, Any]:
         )
         operation["requestBody"] = {
             "required": any(field.is_required() for field in route.body.model_fields.values()),
-            "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=route.body.__name__)}}},
+            "content": {
+                "application/json": {"schema": {"$ref": REFERENCE.format(model=route.body.__name__)}}
+            },
         }
     return operation
 

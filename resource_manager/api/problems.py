@@ -80,13 +80,13 @@ class ProblemError(Exception):
 
 def from_validation(error: ValidationError) -> ProblemError:
     """400 with every complaint; `Missing required parameters` if that is one of them."""
-    complaints = [
-        {"field": ".".join(str(part) for part in entry["loc"]), "message": entry["msg"], "type": entry["type"]}
-        for entry in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
-    missing = [entry["field"] for entry in complaints if entry["type"] == "missing"]
-    for entry in complaints:
-        del entry["type"]
+    complaints: list[dict[str, str]] = []
+    missing: list[str] = []
+    for entry in error.errors(include_url=False, include_context=False):
+        field = ".".join(str(part) for part in entry["loc"])
+        complaints.append({"field": field, "message": entry["msg"]})
+        if entry["type"] == "missing" or (entry["input"] is None and field):
+            missing.append(field)
     if missing:
         return ProblemError(
             400, f"missing: {', '.join(missing)}", error=MISSING_PARAMETERS, errors=complaints

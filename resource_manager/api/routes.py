@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -317,7 +318,7 @@ def openapi(here: Service, caller: Identity) -> Any:
 
 def what_if(here: Service, demand: dict[str, Any]) -> dict[str, Any]:
     """The manager's explanation, and when the request should start if it queued now."""
-    task_id = f"{PROBE}-{here.secret[:6]}"
+    task_id = f"{PROBE}-{uuid.uuid4().hex[:12]}"
     answer = here.manager.explain(task_id, **demand)
     if answer["could_ever_fit"]:
         request = here.manager.build_request(task_id, **demand)
@@ -362,7 +363,9 @@ def _own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
 
 def _refuse_foreign(view: dict[str, Any], caller: Identity) -> None:
     if not caller.is_operator and owner_of(view) != caller.name:
-        raise ProblemError(403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'nobody'}, not to {caller.name}")
+        raise ProblemError(
+            403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'nobody'}, not to {caller.name}"
+        )
 
 
 def _held_by(here: Service, caller: Identity, task_id: str, fencing_token: int | None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ from pydantic import BaseModel
 from resource_manager.api import auth
 from resource_manager.api.auth import Identity
 from resource_manager.api.problems import ProblemError
-from resource_manager.api.schemas import NoBody
 from resource_manager.api.service import Service, service
 from resource_manager.api.tokens import Role
 
@@ -83,11 +81,14 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
             arguments["query"] = _query(route.query)
         if route.body is not None and not route.page:
             raw = _raw_body()
-            arguments["body"] = route.body.model_validate_json(raw or (b"{}" if _empty_ok(route) else raw))
+            arguments["body"] = route.body.model_validate_json(raw or b"{}")
             key = flask.request.headers.get("Idempotency-Key")
             if key is not None and identity is not None:
                 return here.replies.once(
-                    identity.name, key, f"{route.method} {flask.request.path}", raw,
+                    identity.name,
+                    key,
+                    f"{route.method} {flask.request.path}",
+                    raw,
                     lambda: _respond(route.handler(here, identity, **arguments)),
                 )
         return _respond(route.handler(here, identity, **arguments))
@@ -119,11 +120,6 @@ def _raw_body() -> bytes:
     return raw
 
 
-def _empty_ok(route: Route) -> bool:
-    assert route.body is not None
-    return route.body is NoBody or not any(f.is_required() for f in route.body.model_fields.values())
-
-
 def _query(model: type[BaseModel]) -> BaseModel:
     values: dict[str, Any] = {}
     for name, items in flask.request.args.lists():
@@ -141,8 +137,3 @@ def _respond(answer: Any) -> flask.Response:
     if isinstance(answer, str):
         return flask.Response(answer, content_type="text/html; charset=utf-8")
     return flask.jsonify(answer)
-
-
-def elapsed_s() -> float:
-    """Seconds since this request began."""
-    return time.perf_counter() - float(flask.g.started)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -14,9 +14,10 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=r"
 Text = Annotated[str, StringConstraints(max_length=250, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
-Quantity = Annotated[int, Field(strict=True, ge=0, le=2**53)] | Annotated[
-    float, Field(ge=0, le=2**53, allow_inf_nan=False)
-]
+Quantity = (
+    Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    | Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
+)
 
 
 class Body(BaseModel):
@@ -43,6 +44,13 @@ class Demand(Body):
     )
     required_server: Name | None = Field(default=None, description="The only server that will do.")
     expected_runtime_s: Seconds | None = Field(default=None, description="How long the task should run.")
+
+    @field_validator("resources")
+    @classmethod
+    def _not_the_cpus(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "cpus" in value:
+            raise ValueError("cpus are named by required_cpus")
+        return value
 
 
 class AllocateBody(Demand):

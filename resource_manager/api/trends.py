@@ -110,7 +110,7 @@ class Trends:
         return Runtime(statistics.median(known), sure)
 
     def series(self, hours: float, now: float) -> dict[str, list[Any]]:
-        """At most `MAX_POINTS` points: seconds, share of GPUs held, length of the queue, mean and longest wait.
+        """At most `MAX_POINTS` points: time, % of GPUs held, queue length, mean and longest wait, in seconds.
 
         None where nothing is known.
         """

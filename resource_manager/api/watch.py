@@ -173,9 +173,7 @@ class Watch:
                 elif not isinstance(change, InventoryChanged) and hasattr(change, "request"):
                     queued_later.add(change.request.task_id)
             after = page[-1][0]
-        before: list[Lease] = [
-            lease for lease in cluster.leases.values() if lease.task_id not in began_later
-        ]
+        before: list[Lease] = [lease for lease in cluster.leases.values() if lease.task_id not in began_later]
         self.trends.start_from(before, set(cluster.waiting) - queued_later, _capacity_milli(cluster))
 
 

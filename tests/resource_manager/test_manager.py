@@ -192,7 +192,7 @@ class TestOriginalResults:
     ) -> None:
         manager = make(lock_timeout_s=0.05)
         assert manager.allocate_resources("held", 2, 8)
-        lock = manager._store.lock()
+        lock = manager.store.lock()
         assert lock.acquire(1)
         assert manager.allocate_resources("a", 2, 8) is None
         assert manager.release_resources("held") is False

@@ -1,0 +1,110 @@
+"""The Flask app: the blueprint with what surrounds every request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+
+import flask
+
+from resource_manager.api import console, problems, routes
+from resource_manager.api.limits import MAX_BODY_BYTES
+from resource_manager.api.service import EXTENSION, Service
+from resource_manager.api.tracing import request_span
+
+logger = logging.getLogger("resource_manager.api.access")
+
+COOKIE = "gpu_manager_session"
+
+
+def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask:
+    """The service as a WSGI app; `secure_cookies` where it is reached by HTTPS only."""
+    app = flask.Flask("resource_manager.api", static_folder=None)
+    app.secret_key = service.secret
+    app.extensions[EXTENSION] = service
+    app.config.update(
+        MAX_CONTENT_LENGTH=MAX_BODY_BYTES,
+        MAX_FORM_MEMORY_SIZE=MAX_BODY_BYTES,
+        SESSION_COOKIE_NAME=COOKIE,
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Strict",
+        SESSION_COOKIE_SECURE=secure_cookies,
+        JSON_SORT_KEYS=False,
+    )
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    problems.install(app)
+    app.register_blueprint(create_blueprint())
+    _observe(app, service)
+    return app
+
+
+def create_blueprint() -> flask.Blueprint:
+    """All routes: the REST interface and the console."""
+    blueprint = flask.Blueprint(
+        "gpu", "resource_manager.api", template_folder="templates", static_folder="static"
+    )
+    routes.routes.register(blueprint)
+    console.routes.register(blueprint)
+    return blueprint
+
+
+def _observe(app: flask.Flask, service: Service) -> None:
+    @app.before_request
+    def begin() -> None:
+        flask.g.started = time.perf_counter()
+        flask.g.scope = ExitStack()
+        service.metrics.in_progress.inc()
+        flask.g.scope.callback(service.metrics.in_progress.dec)
+        rule = flask.request.url_rule
+        name = f"{flask.request.method} {rule.rule if rule else 'unknown'}"
+        flask.g.span = flask.g.scope.enter_context(request_span(name, dict(flask.request.headers)))
+
+    @app.after_request
+    def finish(response: flask.Response) -> flask.Response:
+        request = flask.request
+        rule = request.url_rule.rule if request.url_rule else "unknown"
+        method = request.method if request.url_rule else "other"
+        seconds = time.perf_counter() - flask.g.started
+        if response.mimetype != "text/event-stream":
+            service.metrics.requests.labels(method, rule, str(response.status_code)).observe(seconds)
+        flask.g.span.set_attribute("http.response.status_code", response.status_code)
+        identity = flask.g.get("identity")
+        logger.info(
+            "%s %s %d",
+            request.method,
+            request.path,
+            response.status_code,
+            extra={
+                "method": request.method,
+                "path": request.path,
+                "status": response.status_code,
+                "duration_ms": round(1000 * seconds, 2),
+                "caller": identity.name if identity else None,
+                "address": request.remote_addr,
+            },
+        )
+        return _guard(response, service)
+
+    @app.teardown_request
+    def end(error: BaseException | None) -> None:
+        scope = flask.g.pop("scope", None)
+        if scope is not None:
+            scope.close()
+
+
+def _guard(response: flask.Response, service: Service) -> flask.Response:
+    """Headers that keep a browser from doing what no page of ours asks for."""
+    ancestors = "'self'" if service.embedded else "'none'"
+    headers = response.headers
+    headers.setdefault(
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        f"form-action 'self'; base-uri 'none'; frame-ancestors {ancestors}",
+    )
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    headers.setdefault("Referrer-Policy", "same-origin")
+    headers.setdefault("X-Frame-Options", "SAMEORIGIN" if service.embedded else "DENY")
+    if flask.request.endpoint != "gpu.static":
+        headers.setdefault("Cache-Control", "no-store")
+    return response

@@ -1,0 +1,121 @@
+"""Puts a service together from a manager: where tokens, replies and the secret are kept."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from resource_manager.api.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
+from resource_manager.api.idempotency import MemoryReplies, RedisReplies, Replies
+from resource_manager.api.limits import DEFAULT_RATE, Limits
+from resource_manager.api.metrics import Metrics
+from resource_manager.api.service import Service
+from resource_manager.api.tokens import TokenFile, TokenRedis, TokenStore, redis_errors
+from resource_manager.api.watch import Watch
+from resource_manager.manager import GPUResourceManager
+
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where what is not state is kept: tokens and replies, and the secret that signs sessions."""
+
+    tokens: TokenStore
+    replies: Replies
+    secret: str
+
+
+def keeping(store_url: str, tokens_file: Path | None = None) -> Keeping:
+    """In the store's Redis if it is one (then every service of the store shares it), else in files.
+
+    A token file that is named wins over Redis.
+    """
+    if tokens_file is None and store_url.startswith(REDIS_SCHEMES):
+        client = _redis(store_url)
+        return Keeping(TokenRedis(client), Replies(RedisReplies(client)), _redis_secret(client))
+    path = tokens_file or default_tokens_file()
+    return Keeping(TokenFile(path), Replies(MemoryReplies()), _file_secret(path.with_name("session-secret")))
+
+
+def default_tokens_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "gpu-manager" / "tokens.json"
+
+
+def standalone(
+    manager: GPUResourceManager,
+    kept: Keeping,
+    *,
+    open_to: str = "",
+    rate: str = DEFAULT_RATE,
+    airflow_url: str | None = None,
+    max_streams: int = 64,
+) -> Service:
+    """The service on its own: guarded by tokens, or, while there are none, open to `open_to`.
+
+    `open_to` is `loopback`, `everyone` or empty for nobody.
+    """
+    authenticator: Authenticator
+    if open_to:
+        authenticator = OpenAuthenticator(loopback_only=open_to == "loopback")
+    else:
+        authenticator = TokenAuthenticator(kept.tokens)
+    return build(
+        manager,
+        authenticator,
+        kept.replies,
+        kept.secret,
+        rate=rate,
+        airflow_url=airflow_url,
+        max_streams=max_streams,
+    )
+
+
+def build(
+    manager: GPUResourceManager,
+    authenticator: Authenticator,
+    replies: Replies,
+    secret: str,
+    *,
+    rate: str = DEFAULT_RATE,
+    **more: Any,
+) -> Service:
+    """A service around that manager; its observer becomes the service's metrics."""
+    watch = Watch(manager.store)
+    metrics = Metrics(watch)
+    manager.observer = metrics.manager
+    return Service(manager, authenticator, Limits(rate), replies, watch, metrics, secret, **more)
+
+
+def _redis(url: str) -> Any:
+    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+
+
+def _redis_secret(client: Any) -> str:
+    key = "gpu-manager:session-secret"
+    with redis_errors():
+        client.set(key, secrets.token_hex(32), nx=True)
+        return str(client.get(key).decode())
+
+
+def _file_secret(path: Path) -> str:
+    """The secret in that file, made at first use; one for this process only where it cannot be kept."""
+    try:
+        return path.read_text(encoding="ascii").strip() or secrets.token_hex(32)
+    except FileNotFoundError:
+        pass
+    secret = secrets.token_hex(32)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:
+        return secret
+    with os.fdopen(handle, "w", encoding="ascii") as stream:
+        stream.write(secret)
+    return secret

@@ -1,0 +1,35 @@
+"""OpenTelemetry spans of requests, where its API is installed; an SDK decides where they go."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+
+class Span(Protocol):
+    def set_attribute(self, key: str, value: Any) -> Any: ...
+
+
+class _NoSpan:
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Goes nowhere."""
+
+
+try:
+    from opentelemetry import propagate, trace
+except ModuleNotFoundError:
+
+    def request_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
+        """A span that goes nowhere."""
+        return contextlib.nullcontext(_NoSpan())
+
+else:
+
+    def request_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
+        """A server span around one request, a child of the caller's where he sent `traceparent`."""
+        carrier = {key.lower(): value for key, value in headers.items()}
+        return trace.get_tracer("gpu-resource-manager").start_as_current_span(
+            name, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER
+        )

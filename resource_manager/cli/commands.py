@@ -1,0 +1,366 @@
+"""The commands that look and act."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import get_completion_class
+
+from resource_manager import __version__
+from resource_manager.cli import tables
+from resource_manager.cli.target import BAD_INPUT, DONE, REFUSED, Failure, Target, exit_codes, print_json
+from resource_manager.errors import UnknownNodeError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROGRAM = "gpu-manager"
+
+
+class OneLineErrors(click.Group):
+    """Prints what is wrong with the input in one line, where click would print the usage too."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else PROGRAM
+            message = " ".join(error.format_message().split())
+            click.echo(f"Error: {message} See {where} --help.", err=True)
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Error: aborted, nothing was changed.", err=True)
+            sys.exit(REFUSED)
+        sys.exit(code if isinstance(code, int) else DONE)
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--url", envvar="GPU_MANAGER_URL", help="Service to call; without one, straight to the store.")
+@click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
+@click.option("--store", help="Store to use, over GPU_MANAGER_STORE: redis://…, airflow://, memory://.")
+@click.option("--policy", help="Placement policy, over GPU_MANAGER_POLICY.")
+@click.option("--order", help="Queue order, over GPU_MANAGER_ORDER.")
+@click.option(
+    "--inventory",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with the servers, over GPU_MANAGER_INVENTORY.",
+)
+@click.version_option(__version__, prog_name=PROGRAM)
+@click.pass_context
+def main(
+    context: click.Context,
+    url: str | None,
+    token: str | None,
+    store: str | None,
+    policy: str | None,
+    order: str | None,
+    inventory: Path | None,
+) -> None:
+    """Leases on named GPUs and CPUs: look at them, ask for them, give them back.
+
+    Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store not reachable.
+    """
+    given = {"store": store, "policy": policy, "order": order, "inventory": inventory}
+    target = Target(url, token, {key: value for key, value in given.items() if value is not None})
+    context.obj = target
+    context.call_on_close(target.close)
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(command)
+
+
+def demand_options(command: F) -> F:
+    """What a request asks for."""
+    for option in (
+        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
+        click.option("--expected-runtime", "expected_runtime_s", type=float, metavar="SECONDS"),
+        click.option("--required-server", help="The only server that will do, by name."),
+        click.option("--prefer-server", "prefer_server_id", type=int, help="Server id to try first."),
+        click.option(
+            "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Such as memory_mib."
+        ),
+        click.option("--vendor", help="Vendor of the GPUs."),
+        click.option("--gpu-type", "gpu_types", multiple=True, help="May be repeated; any of them will do."),
+        click.option("--gpu-milli", type=int, help="A share: thousandths of one GPU, with --gpus 1."),
+        click.option("--cpus", "required_cpus", type=int, required=True),
+        click.option("--gpus", "required_gpus", type=int, required=True),
+    ):
+        command = option(command)
+    return command
+
+
+def lease_options(command: F) -> F:
+    """What the lease is to be."""
+    for option in (
+        click.option("--quarantine", is_flag=True, help="Keep the GPUs held after expiry."),
+        click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Life without renewal."),
+        click.option("--owner"),
+        click.option("--team"),
+        click.option("--priority", type=int),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.option("--watch", "interval_s", is_flag=False, flag_value=2.0, type=float, help="Again every SECONDS.")
+@json_option
+@click.pass_obj
+@exit_codes
+def status(target: Target, interval_s: float | None, as_json: bool) -> None:
+    """Servers, leases and the queue."""
+    if interval_s is not None and interval_s <= 0:
+        raise Failure(f"--watch takes seconds above 0, got {interval_s:g}", BAD_INPUT)
+    if interval_s is None:
+        _show_status(target, as_json)
+        return
+    from rich.live import Live
+
+    try:
+        if as_json:
+            while True:
+                _show_status(target, as_json)
+                time.sleep(interval_s)
+        with Live(_status(target), console=tables.console(), screen=True) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(_status(target))
+    except KeyboardInterrupt:
+        return
+
+
+def _show_status(target: Target, as_json: bool) -> None:
+    if as_json:
+        print_json(target.manager.get_resource_summary())
+    else:
+        tables.console().print(_status(target))
+
+
+def _status(target: Target) -> Any:
+    manager = target.manager
+    return tables.status(manager.get_resource_summary(), manager.leases(), manager.queue())
+
+
+@main.command()
+@json_option
+@click.pass_obj
+@exit_codes
+def leases(target: Target, as_json: bool) -> None:
+    """Live leases, the oldest first."""
+    found = target.manager.leases()
+    print_json(found) if as_json else tables.console().print(tables.leases_table(found, time.time()))
+
+
+@main.command()
+@json_option
+@click.pass_obj
+@exit_codes
+def queue(target: Target, as_json: bool) -> None:
+    """Waiting requests in the order of service."""
+    found = target.manager.queue()
+    print_json(found) if as_json else tables.console().print(tables.queue_table(found))
+
+
+@main.command()
+@click.argument("task_id")
+@demand_options
+@lease_options
+@json_option
+@click.pass_obj
+@exit_codes
+def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
+    """Grant GPUs now, or exit with 1 if nothing fits."""
+    lease = target.manager.allocate_resources(task_id, **_arguments(wish))
+    if lease is None:
+        raise Failure(f"no server has room for {task_id!r} now; `{PROGRAM} submit` waits for it", REFUSED)
+    print_json(lease) if as_json else click.echo(tables.lease_line(lease))
+
+
+@main.command()
+@click.argument("task_id")
+@demand_options
+@lease_options
+@json_option
+@click.pass_obj
+@exit_codes
+def submit(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
+    """Grant GPUs, or queue for them."""
+    view = target.manager.submit(task_id, **_arguments(wish))
+    if as_json:
+        print_json(view)
+    elif view["state"] == "WAITING":
+        click.echo(f"{task_id}: waits at position {view['position']}: {view['reason']}")
+    else:
+        click.echo(tables.lease_line(view))
+
+
+@main.command()
+@click.argument("task_id")
+@click.option("--fencing-token", type=int, help="Only if the lease still is this very one.")
+@click.option("--outcome", default="", help="How the task ended, for the history.")
+@json_option
+@click.pass_obj
+@exit_codes
+def release(target: Target, task_id: str, fencing_token: int | None, outcome: str, as_json: bool) -> None:
+    """End a lease."""
+    done = target.manager.release_resources(task_id, fencing_token=fencing_token, outcome=outcome)
+    _done(done, as_json, task_id, "released", f"{task_id!r} holds no such lease")
+
+
+@main.command()
+@click.argument("task_id")
+@click.option("--fencing-token", type=int, help="Only if the lease still is this very one.")
+@json_option
+@click.pass_obj
+@exit_codes
+def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool) -> None:
+    """Count a lease's life anew from now."""
+    lease = target.manager.renew(task_id, fencing_token=fencing_token)
+    print_json(lease) if as_json else click.echo(tables.lease_line(lease))
+
+
+@main.command()
+@click.argument("task_id")
+@json_option
+@click.pass_obj
+@exit_codes
+def cancel(target: Target, task_id: str, as_json: bool) -> None:
+    """Take a waiting request out of the queue."""
+    _done(target.manager.cancel(task_id), as_json, task_id, "cancelled", f"{task_id!r} does not wait")
+
+
+@main.command()
+@click.argument("server")
+@click.option("--reason", default="", help="Shown to everyone who looks.")
+@click.option("--failed", is_flag=True, help="The server is broken, not only closed.")
+@json_option
+@click.pass_obj
+@exit_codes
+def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool) -> None:
+    """Give a server (id or name) no new leases; those it has live on."""
+    view = _known_server(lambda: target.manager.drain(_server(server), reason=reason, failed=failed))
+    running = view["running_tasks"]
+    print_json(view) if as_json else click.echo(f"{view['server_name']}: drained, {running} still running")
+
+
+@main.command()
+@click.argument("server")
+@json_option
+@click.pass_obj
+@exit_codes
+def restore(target: Target, server: str, as_json: bool) -> None:
+    """Let a drained server (id or name) take leases again."""
+    view = _known_server(lambda: target.manager.restore(_server(server)))
+    print_json(view) if as_json else click.echo(f"{view['server_name']}: takes leases again")
+
+
+@main.command()
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Version to begin after.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@json_option
+@click.pass_obj
+@exit_codes
+def history(target: Target, after: int, limit: int, as_json: bool) -> None:
+    """The changes that are kept, the oldest first."""
+    changes = target.manager.history(after=after, limit=limit)
+    print_json(changes) if as_json else tables.console().print(tables.history_table(changes))
+
+
+@main.command()
+@demand_options
+@json_option
+@click.pass_obj
+@exit_codes
+def explain(target: Target, /, as_json: bool, **wish: Any) -> None:
+    """What if: would this request fit now, where, and why not. Exits with 1 if it would not be granted."""
+    answer = target.manager.explain("what-if", **_arguments(wish))
+    print_json(answer) if as_json else tables.console().print(tables.explanation(answer))
+    if not answer["would_be_granted"]:
+        raise SystemExit(REFUSED)
+
+
+@main.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@exit_codes
+def reset(target: Target, yes: bool, as_json: bool) -> None:
+    """End all leases and empty the queue. Dangerous while jobs run."""
+    if not yes:
+        if as_json:
+            raise Failure("with --json nobody can be asked: add --yes", BAD_INPUT)
+        click.confirm("End every lease and empty the queue?", abort=True, err=True)
+    _done(target.manager.reset_resources(), as_json, None, "reset", "the lock was not free")
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that completes commands in that shell: eval "$(gpu-manager completion bash)"."""
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(main, {}, PROGRAM, "_GPU_MANAGER_COMPLETE").source())
+
+
+def _arguments(wish: dict[str, Any]) -> dict[str, Any]:
+    """The manager's arguments: what was given, with pairs split."""
+    arguments = {key: value for key, value in wish.items() if value not in (None, (), False)}
+    arguments["required_gpus"], arguments["required_cpus"] = wish["required_gpus"], wish["required_cpus"]
+    if "gpu_types" in arguments:
+        arguments["gpu_types"] = list(arguments["gpu_types"])
+    if "labels" in arguments:
+        arguments["labels"] = dict(_pair(text, "--label") for text in arguments["labels"])
+    if "resources" in arguments:
+        arguments["resources"] = {
+            name: _amount(value, name)
+            for name, value in (_pair(text, "--resource") for text in arguments["resources"])
+        }
+    return arguments
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise Failure(f"{option} takes NAME=VALUE, got {text!r}", BAD_INPUT)
+    return key, value
+
+
+def _amount(text: str, name: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            raise Failure(f"--resource {name} takes a number, got {text!r}", BAD_INPUT) from None
+
+
+def _server(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _known_server(change: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The change's view; an unknown server is not found, rather than bad input."""
+    try:
+        return change()
+    except UnknownNodeError as error:
+        raise Failure(str(error), REFUSED) from error
+
+
+def _done(done: bool, as_json: bool, task_id: str | None, verb: str, otherwise: str) -> None:
+    if not done:
+        raise Failure(otherwise, REFUSED)
+    if as_json:
+        print_json({"success": True, **({"task_id": task_id} if task_id else {})})
+    else:
+        click.echo(f"{task_id}: {verb}" if task_id else verb)

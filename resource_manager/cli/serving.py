@@ -1,0 +1,224 @@
+"""The commands around the service: serve, and the tokens that open it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from resource_manager.api import tokens
+from resource_manager.api.tokens import Role, TokenFile, TokenStore
+from resource_manager.cli import tables
+from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.target import BAD_INPUT, REFUSED, Failure, Target, exit_codes, print_json
+from resource_manager.errors import ResourceManagerError
+from resource_manager.manager import GPUResourceManager
+
+if TYPE_CHECKING:  # Flask and all it brings are only imported by the commands that need them
+    from resource_manager.api.service import Service
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_RATE = "1000/second"
+SWEEP_S = 10.0
+
+tokens_file_option = click.option(
+    "--tokens",
+    "tokens_file",
+    envvar="GPU_MANAGER_TOKENS",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Token file; default: the store's Redis, else ~/.config/gpu-manager/tokens.json.",
+)
+
+
+@main.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=5000, show_default=True)
+@click.option("--threads", type=click.IntRange(1, 256), default=16, show_default=True)
+@click.option(
+    "--max-streams", type=click.IntRange(0, 1000), default=64, show_default=True, help="Live pages."
+)
+@click.option("--rate-limit", envvar="GPU_MANAGER_RATE_LIMIT", default=DEFAULT_RATE, show_default=True)
+@click.option(
+    "--airflow-url", envvar="GPU_MANAGER_AIRFLOW_URL", help="Airflow's address, for links to tasks."
+)
+@click.option("--insecure", is_flag=True, help="Let everyone who can reach the address do everything.")
+@click.option("--behind-https", is_flag=True, help="Session cookies go over HTTPS only.")
+@click.option(
+    "--log-format", type=click.Choice(["json", "text"]), help="Default: text on a terminal, else json."
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@tokens_file_option
+@click.pass_obj
+@exit_codes
+def serve(
+    target: Target,
+    host: str,
+    port: int,
+    threads: int,
+    max_streams: int,
+    rate_limit: str,
+    airflow_url: str | None,
+    insecure: bool,
+    behind_https: bool,
+    log_format: str | None,
+    log_level: str,
+    tokens_file: Path | None,
+) -> None:
+    """Serve the REST interface and the console."""
+    from resource_manager.api import logs
+    from resource_manager.api.app import create_app
+    from resource_manager.api.assemble import keeping, standalone
+
+    if target.url:
+        raise Failure("serve works on a store: leave out --url", BAD_INPUT)
+    settings = target.settings()
+    kept = keeping(settings.store, tokens_file)
+    opening = _opening(kept.tokens, host, insecure)
+    manager = GPUResourceManager(settings)
+    target._opened = manager
+    logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)
+    service = standalone(
+        manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
+    )
+    app = create_app(service, secure_cookies=behind_https)
+    _serve(app, service, host, port, threads + max_streams)
+
+
+def _opening(store: TokenStore, host: str, insecure: bool) -> str:
+    """Who may come in without a token: nobody once there is one, else this machine only."""
+    if store.read():
+        return ""
+    if insecure:
+        return "everyone"
+    if not _is_loopback(host):
+        raise Failure(
+            f"--host {host} can be reached from elsewhere and there are no tokens: make one with "
+            "`gpu-manager token create NAME --role operator`, or say --insecure",
+            BAD_INPUT,
+        )
+    return "loopback"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _serve(app: object, service: Service, host: str, port: int, threads: int) -> None:
+    from waitress.server import create_server
+
+    server = create_server(
+        app,
+        host=host,
+        port=port,
+        threads=threads,
+        ident="gpu-manager",
+        channel_request_lookahead=1,
+        clear_untrusted_proxy_headers=True,
+    )
+    address = f"http://{server.effective_host}:{server.effective_port}"
+    logger.info("serving at %s", address, extra={"address": address})
+    stop = threading.Event()
+    sweeper = threading.Thread(
+        target=_sweep, args=(service.manager, stop), name="gpu-manager-sweep", daemon=True
+    )
+    sweeper.start()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        logger.info("stopping")
+    finally:
+        stop.set()
+        service.watch.close()
+        server.close()
+        sweeper.join(timeout=5)
+
+
+def _sweep(manager: GPUResourceManager, stop: threading.Event) -> None:
+    """Ends leases that are over even while nobody calls."""
+    while not stop.wait(SWEEP_S):
+        try:
+            manager.sweep()
+        except ResourceManagerError as error:
+            logger.warning("no sweep: %s", error)
+
+
+@main.group()
+def token() -> None:
+    """Bearer tokens of the service: reader looks, user allocates, operator does everything."""
+
+
+def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
+    if tokens_file is not None:
+        return TokenFile(tokens_file)
+    from resource_manager.api.assemble import keeping
+
+    return keeping(target.settings().store).tokens
+
+
+@token.command("create")
+@click.argument("name")
+@click.option("--role", type=click.Choice([str(role) for role in Role]), default="user", show_default=True)
+@tokens_file_option
+@json_option
+@click.pass_obj
+@exit_codes
+def token_create(target: Target, name: str, role: str, tokens_file: Path | None, as_json: bool) -> None:
+    """Make a token; it is shown once and kept only as a hash."""
+    text = tokens.create(_token_store(target, tokens_file), name, Role.named(role))
+    print_json({"name": name, "role": role, "token": text}) if as_json else click.echo(text)
+
+
+@token.command("list")
+@tokens_file_option
+@json_option
+@click.pass_obj
+@exit_codes
+def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
+    """The tokens there are, without their secrets."""
+    found = sorted(_token_store(target, tokens_file).read().values(), key=lambda token: token.created_at)
+    if as_json:
+        print_json(
+            [
+                {
+                    "token_id": item.token_id,
+                    "name": item.name,
+                    "role": item.role,
+                    "created_at": item.created_at,
+                }
+                for item in found
+            ]
+        )
+        return
+    table = Table("id", "name", "role", "created")
+    for item in found:
+        created = datetime.fromtimestamp(item.created_at, UTC).strftime("%Y-%m-%d %H:%M")
+        table.add_row(item.token_id, item.name, item.role, created)
+    tables.console().print(table)
+
+
+@token.command("revoke")
+@click.argument("token_id")
+@tokens_file_option
+@json_option
+@click.pass_obj
+@exit_codes
+def token_revoke(target: Target, token_id: str, tokens_file: Path | None, as_json: bool) -> None:
+    """Make a token worthless, by its id."""
+    if not _token_store(target, tokens_file).delete(token_id):
+        raise Failure(f"there is no token {token_id!r}", REFUSED)
+    print_json({"success": True}) if as_json else click.echo(f"{token_id}: revoked")

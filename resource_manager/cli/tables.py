@@ -1,0 +1,166 @@
+"""What people see: tables and lines for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+STATE_STYLES = {"IDLE": "green", "PARTIAL": "yellow", "FULL": "red", "ERROR": "bold red", "DRAINED": "dim"}
+Row = Mapping[str, Any]
+
+
+def console() -> Console:
+    return Console(highlight=False)
+
+
+def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
+    """Servers with a cell for each GPU, then who waits."""
+    holders: dict[tuple[int, int], str] = {
+        (lease["server_id"], gpu_id): lease["task_id"] for lease in leases for gpu_id in lease["gpu_ids"]
+    }
+    table = Table(title=f"{summary['total_servers']} servers, {len(leases)} leases, {len(queue)} waiting")
+    for name in ("id", "server", "state", "GPUs", "free", "CPUs free", "tasks"):
+        table.add_column(name, justify="right" if name in ("id", "free", "CPUs free", "tasks") else "left")
+    for server in summary["servers"]:
+        state = str(server.get("state", ""))
+        table.add_row(
+            str(server["server_id"]),
+            server["server_name"],
+            Text(state, STATE_STYLES.get(state, "")),
+            cells(server, holders),
+            f"{server['available_gpus']}/{server['total_gpus']}",
+            f"{server['available_cpus']:g}/{server['total_cpus']:g}",
+            str(server["running_tasks"]),
+        )
+    return Group(table, *([queue_table(queue)] if queue else []))
+
+
+def cells(server: Row, holders: Mapping[tuple[int, int], str]) -> Text:
+    """One mark for each GPU: free, shared, or held, in a colour of its holder's."""
+    text = Text()
+    for gpu_id, milli in server.get("free_gpu_milli", {}).items():
+        holder = holders.get((server["server_id"], int(gpu_id)))
+        if holder is None:
+            text.append("·" if milli == 1000 else "▒", "dim")
+        else:
+            text.append("█" if milli == 0 else "▒", f"color({hash_of(holder) % 200 + 20})")
+    return text
+
+
+def hash_of(text: str) -> int:
+    """The same number for the same text in every process."""
+    return sum(ord(character) * (index + 7) for index, character in enumerate(text))
+
+
+def leases_table(leases: Sequence[Row], now: float) -> Table:
+    table = Table(title=f"{len(leases)} leases")
+    for name in ("task", "server", "GPUs", "CPUs", "owner", "team", "age", "ends in"):
+        table.add_column(name)
+    for lease in leases:
+        ends = lease.get("expires_at")
+        table.add_row(
+            lease["task_id"],
+            lease["server_name"],
+            lease["gpu_devices"],
+            f"{lease['cpu_count']:g}",
+            lease.get("owner", ""),
+            lease.get("team", ""),
+            duration(now - lease["granted_at"]),
+            "never" if ends is None else duration(ends - now),
+        )
+    return table
+
+
+def queue_table(queue: Sequence[Row]) -> Table:
+    table = Table(title=f"{len(queue)} waiting")
+    for name in ("#", "task", "GPUs", "CPUs", "waits", "reason", "should start"):
+        table.add_column(name)
+    for entry in queue:
+        table.add_row(
+            str(entry["position"]),
+            entry["task_id"],
+            str(entry["required_gpus"]),
+            f"{entry['required_cpus']:g}",
+            duration(time.time() - entry["queued_at"]),
+            entry.get("reason", ""),
+            start(entry.get("estimated_start")),
+        )
+    return table
+
+
+def start(estimate: Row | None) -> str:
+    """`in 5 min (good)`, or `?`."""
+    if not estimate or estimate.get("at") is None:
+        return "?"
+    return f"in {duration(max(estimate['at'] - time.time(), 0))} ({estimate['confidence']})"
+
+
+def lease_line(lease: Row) -> str:
+    devices = f"GPUs {lease['gpu_devices']}" if lease["gpu_ids"] else "no GPU"
+    return (
+        f"{lease['task_id']}: {devices} and {lease['cpu_count']:g} CPUs of {lease['server_name']}, "
+        f"fencing token {lease.get('fencing_token')}"
+    )
+
+
+def explanation(answer: Row) -> Group:
+    """The verdict in a sentence, then the servers."""
+    if answer.get("would_be_granted"):
+        verdict = Text(f"Would be granted now on {answer['server_name']}.", "green")
+    elif answer.get("fits"):
+        verdict = Text(f"Fits {answer['server_name']}, but {answer['ahead_in_queue']} wait ahead.", "yellow")
+    elif answer.get("could_ever_fit"):
+        verdict = Text("Does not fit now; it would wait.", "yellow")
+    else:
+        verdict = Text("No server could ever satisfy this.", "red")
+    if answer.get("estimated_start"):
+        verdict.append(f" Should start: {start(answer['estimated_start'])}.")
+    table = Table()
+    for name in ("id", "server", "fits", "why not"):
+        table.add_column(name)
+    for server in answer["servers"]:
+        table.add_row(
+            str(server["server_id"]),
+            server["server_name"],
+            "yes" if server["fits"] else "later" if server["could_fit"] else "never",
+            "; ".join(server["reasons"]),
+        )
+    return Group(verdict, table)
+
+
+def history_table(changes: Sequence[Row]) -> Table:
+    table = Table()
+    for name in ("version", "time", "change", "what"):
+        table.add_column(name)
+    for change in changes:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
+        table.add_row(str(change["version"]), at, change["change"], describe(change))
+    return table
+
+
+def describe(change: Row) -> str:
+    """The gist of a change, whatever its kind."""
+    lease = change.get("lease")
+    if lease:
+        place = lease["placement"]
+        return f"{lease['request']['task_id']} on {place['node']} GPUs {list(place.get('gpu_ids', []))}"
+    if "request" in change:
+        return f"{change['request']['task_id']} asks for {change['request'].get('gpus', 0)} GPUs"
+    if "nodes" in change:
+        return f"{len(change['nodes'])} servers"
+    subject = change.get("task_id") or change.get("node") or ""
+    detail = change.get("outcome") or change.get("reason") or ""
+    return f"{subject} {detail}".strip()
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `2.0 d`."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(seconds, 0):.0f} s"

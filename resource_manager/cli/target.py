@@ -1,0 +1,96 @@
+"""What a command talks to, and how its errors become exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import click
+
+from resource_manager.errors import (
+    DuplicateTaskError,
+    LeaseNotFoundError,
+    LockTimeoutError,
+    ResourceManagerError,
+    StoreError,
+)
+from resource_manager.manager import GPUResourceManager
+from resource_manager.settings import Settings
+
+DONE, REFUSED, BAD_INPUT, UNREACHABLE = 0, 1, 2, 3
+"""Exit codes of every command."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Failure(click.ClickException):
+    """One line on standard error and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it on the class
+
+
+@dataclass
+class Target:
+    """Where the state is: a service by URL, or a store by settings; opened at first use."""
+
+    url: str | None
+    token: str | None
+    overrides: dict[str, Any]
+    _opened: Any = field(default=None, repr=False)
+
+    def settings(self) -> Settings:
+        """Settings of the environment and file, with what the command line says on top."""
+        return Settings.model_validate({**Settings.load().model_dump(), **self.overrides})
+
+    @property
+    def manager(self) -> Any:
+        """A `GPUResourceManager` or a `ServiceClient`: they have the same methods."""
+        if self._opened is None:
+            if self.url:
+                from resource_manager.client import ServiceClient
+
+                self._opened = ServiceClient(self.url, self.token)
+            else:
+                self._opened = GPUResourceManager(self.settings())
+        return self._opened
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+
+def exit_codes(command: F) -> F:
+    """Turns the project's errors into one line and the exit code that says what kind it was."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except ResourceManagerError as error:
+            raise Failure(str(error), code_of(error)) from error
+        except ValueError as error:
+            raise Failure(str(error), BAD_INPUT) from error
+        except OSError as error:
+            raise Failure(str(error), BAD_INPUT) from error
+
+    return run  # type: ignore[return-value]
+
+
+def code_of(error: ResourceManagerError) -> int:
+    """1 refused or not found, 2 bad input, 3 service or store not reachable."""
+    status = getattr(error, "status", None)
+    if isinstance(error, StoreError | LockTimeoutError) or (status is not None and status >= 500):
+        return UNREACHABLE
+    if isinstance(error, DuplicateTaskError | LeaseNotFoundError) or status is not None:
+        return REFUSED
+    return BAD_INPUT if isinstance(error, ValueError) else REFUSED
+
+
+def print_json(value: object) -> None:
+    """One JSON value on standard output, and nothing else there."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))

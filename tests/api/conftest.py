@@ -1,0 +1,61 @@
+"""A service on a store in memory, and clients that call it as each role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager
+from resource_manager.api import tokens
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import Keeping, keeping, standalone
+from resource_manager.api.service import Service
+from resource_manager.api.tokens import Role
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Keeping:
+    return keeping("memory://", tmp_path / "tokens.json")
+
+
+@pytest.fixture
+def manager() -> Iterator[GPUResourceManager]:
+    with GPUResourceManager.from_url("memory://") as manager:
+        yield manager
+
+
+@pytest.fixture
+def service(manager: GPUResourceManager, kept: Keeping) -> Iterator[Service]:
+    service = standalone(manager, kept)
+    yield service
+    service.watch.close()
+
+
+@pytest.fixture
+def open_client(manager: GPUResourceManager, kept: Keeping) -> Iterator[FlaskClient]:
+    """Of a service without tokens, as one starts on a laptop."""
+    service = standalone(manager, kept, open_to="loopback")
+    yield create_app(service).test_client()
+    service.watch.close()
+
+
+Caller = Callable[..., Any]
+
+
+@pytest.fixture
+def as_role(service: Service, kept: Keeping) -> Callable[..., FlaskClient]:
+    """as_role(Role.USER, name="ada") -> a client that sends that caller's token; None: a stranger."""
+    app = create_app(service)
+
+    def client(role: Role | None, name: str = "") -> FlaskClient:
+        made = app.test_client()
+        if role is not None:
+            text = tokens.create(kept.tokens, name or str(role), role)
+            made.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"
+        return made
+
+    return client

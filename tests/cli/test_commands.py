@@ -1,0 +1,131 @@
+"""Every command, against a service and straight against a store."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from waitress.server import create_server
+
+from resource_manager import GPUResourceManager
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import keeping, standalone
+from resource_manager.cli import commands, main
+from resource_manager.cli.target import Target
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(params=["service", "store"])
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """run("status", "--json") -> the command's result; the state lives as long as the test."""
+    manager = GPUResourceManager.from_url("memory://")
+    runner = CliRunner()
+    if request.param == "store":
+        monkeypatch.setattr(Target, "manager", manager)
+        yield lambda *arguments: runner.invoke(main, list(arguments))
+        return
+    service = standalone(manager, keeping("memory://", tmp_path / "tokens.json"), open_to="loopback")
+    server = create_server(create_app(service), host="127.0.0.1", port=0, threads=4)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    url = f"http://127.0.0.1:{server.effective_port}"
+    yield lambda *arguments: runner.invoke(main, ["--url", url, *arguments])
+    service.watch.close()
+    server.close()
+    server.trigger.close()
+    thread.join(timeout=10)
+
+
+def parsed(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_lease_from_end_to_end(run: Run) -> None:
+    lease = parsed(run("allocate", "t1", "--gpus", "4", "--cpus", "8", "--label", "a=b", "--json"))
+    assert lease["gpu_ids"] == [0, 1, 2, 3]
+    assert lease["labels"] == {"a": "b"}
+    assert parsed(run("status", "--json"))["servers"][0]["available_gpus"] == 4
+    assert [item["task_id"] for item in parsed(run("leases", "--json"))] == ["t1"]
+    assert parsed(run("renew", "t1", "--json"))["expires_at"] >= lease["expires_at"]
+    assert parsed(run("release", "t1", "--outcome", "SUCCESS", "--json")) == {
+        "success": True,
+        "task_id": "t1",
+    }
+    assert [item["change"] for item in parsed(run("history", "--json"))] == ["granted", "renewed", "released"]
+    assert run("release", "t1").exit_code == 1
+
+
+def test_the_queue(run: Run) -> None:
+    for i in range(4):
+        assert parsed(run("submit", f"t{i}", "--gpus", "8", "--cpus", "8", "--json"))["state"] == "RUNNING"
+    assert parsed(run("submit", "late", "--gpus", "8", "--cpus", "8", "--json"))["state"] == "WAITING"
+    assert run("allocate", "later", "--gpus", "2", "--cpus", "1").exit_code == 1
+    assert parsed(run("queue", "--json"))[0]["position"] == 1
+    assert "late" in run("status").stdout
+    answer = run("explain", "--gpus", "2", "--cpus", "1", "--json")
+    assert answer.exit_code == 1
+    assert json.loads(answer.stdout)["could_ever_fit"] is True
+    assert parsed(run("cancel", "late", "--json"))["success"] is True
+    assert run("cancel", "late").exit_code == 1
+
+
+def test_servers(run: Run) -> None:
+    assert parsed(run("drain", "gpu-server-0", "--reason", "dust", "--json"))["state"] == "DRAINED"
+    assert parsed(run("allocate", "t", "--gpus", "2", "--cpus", "1", "--json"))["server_id"] == 1
+    assert parsed(run("restore", "0", "--json"))["state"] == "IDLE"
+    assert run("drain", "99").exit_code == 1
+    assert run("drain", "nowhere").exit_code == 1
+    assert run("reset").exit_code == 1
+    assert parsed(run("reset", "--yes", "--json")) == {"success": True}
+    assert parsed(run("leases", "--json")) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("allocate", "t", "--gpus", "1", "--cpus", "1"),
+        ("allocate", "t", "--gpus", "9", "--cpus", "1"),
+        ("allocate", "t", "--gpus", "two", "--cpus", "1"),
+        ("allocate", "t", "--gpus", "2"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "65"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--label", "x"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--resource", "memory_mib=much"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--prefer-server", "77"),
+        ("history", "--limit", "0"),
+        ("status", "--watch", "0"),
+        ("reset", "--json"),
+        ("nonsense",),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert parsed(run("leases", "--json")) == []
+
+
+def test_unreachable_is_exit_3() -> None:
+    for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
+        result = CliRunner().invoke(main, [*arguments, "status"])
+        assert result.exit_code == 3, result.output
+        assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_completion_is_a_script() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_GPU_MANAGER_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).stdout
+
+
+def test_every_command_has_json_and_a_help_text() -> None:
+    for name, command in commands.main.commands.items():
+        assert command.help, name
+        if name not in ("serve", "completion", "token"):
+            assert any("--json" in option.opts for option in command.params), name

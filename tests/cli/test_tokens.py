@@ -1,0 +1,51 @@
+"""Tokens are made, listed, revoked, and never kept in the clear."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from resource_manager.cli import main
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.json"
+
+
+def test_a_token_is_kept_as_a_hash(tokens_file: Path) -> None:
+    base = ["--store", "memory://", "token"]
+    made = CliRunner().invoke(
+        main, [*base, "create", "ada", "--role", "operator", "--tokens", str(tokens_file), "--json"]
+    )
+    text = json.loads(made.stdout)["token"]
+    assert text.split("_", 2)[2] not in tokens_file.read_text()
+    assert tokens_file.stat().st_mode & 0o077 == 0
+    listed = json.loads(
+        CliRunner().invoke(main, [*base, "list", "--tokens", str(tokens_file), "--json"]).stdout
+    )
+    assert [(item["name"], item["role"]) for item in listed] == [("ada", "operator")]
+    revoke = [*base, "revoke", listed[0]["token_id"], "--tokens", str(tokens_file)]
+    assert CliRunner().invoke(main, revoke).exit_code == 0
+    assert CliRunner().invoke(main, revoke).exit_code == 1
+
+
+def test_a_broken_token_file_is_left_alone(tokens_file: Path) -> None:
+    tokens_file.write_text("{")
+    result = CliRunner().invoke(
+        main, ["--store", "memory://", "token", "create", "ada", "--tokens", str(tokens_file)]
+    )
+    assert result.exit_code == 2
+    assert tokens_file.read_text() == "{"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_serve_refuses_the_world_without_tokens(tokens_file: Path, host: str) -> None:
+    result = CliRunner().invoke(
+        main, ["--store", "memory://", "serve", "--host", host, "--tokens", str(tokens_file)]
+    )
+    assert result.exit_code == 2
+    assert "token create" in result.stderr
