@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import redis
-
+from resource_manager.api import redis_keeping
 from resource_manager.api.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
-from resource_manager.api.idempotency import MemoryReplies, RedisReplies, Replies
+from resource_manager.api.idempotency import MemoryReplies, Replies
 from resource_manager.api.limits import DEFAULT_RATE, Limits
 from resource_manager.api.metrics import Metrics
 from resource_manager.api.service import Service
-from resource_manager.api.tokens import TokenFile, TokenRedis, TokenStore, redis_errors
+from resource_manager.api.tokens import TokenFile, TokenStore
 from resource_manager.api.watch import Watch
 from resource_manager.manager import GPUResourceManager
-
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+from resource_manager.redis_client import SCHEMES, RedisClient
+from resource_manager.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +30,19 @@ class Keeping:
     secret: str
 
 
-def keeping(store_url: str, tokens_file: Path | None = None) -> Keeping:
-    """In the store's Redis if it is one (then every service of the store shares it), else in files.
+def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:
+    """In the store's Redis if it has one (then every service of the store shares it), else in files.
 
     A token file that is named wins over Redis.
     """
-    if tokens_file is None and store_url.startswith(REDIS_SCHEMES):
-        client = _redis(store_url)
-        return Keeping(TokenRedis(client), Replies(RedisReplies(client)), _redis_secret(client))
+    url = settings.redis_url if settings.store.startswith("airflow://") else settings.store
+    if tokens_file is None and url.partition("://")[0] in SCHEMES:
+        client = RedisClient.from_url(url)
+        return Keeping(
+            redis_keeping.TokenRedis(client),
+            Replies(redis_keeping.RedisReplies(client)),
+            redis_keeping.secret(client),
+        )
     path = tokens_file or default_tokens_file()
     return Keeping(TokenFile(path), Replies(MemoryReplies()), _file_secret(path.with_name("session-secret")))
 
@@ -91,17 +95,6 @@ def build(
     metrics = Metrics(watch)
     manager.observer = metrics.manager
     return Service(manager, authenticator, Limits(rate), replies, watch, metrics, secret, **more)
-
-
-def _redis(url: str) -> Any:
-    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
-
-
-def _redis_secret(client: Any) -> str:
-    key = "gpu-manager:session-secret"
-    with redis_errors():
-        client.set(key, secrets.token_hex(32), nx=True)
-        return str(client.get(key).decode())
 
 
 def _file_secret(path: Path) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import flask
 
 from resource_manager.api.problems import ProblemError
-from resource_manager.api.tokens import redis_errors
 
 KEEP_S = 24 * 3600
 IN_FLIGHT_S = 120
@@ -62,27 +61,6 @@ class MemoryReplies:
         self._kept.move_to_end(key)
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-
-
-class RedisReplies:
-    """In Redis, for all services of one store."""
-
-    def __init__(self, client: Any, prefix: str = "gpu-manager:reply:") -> None:
-        self._client = client
-        self._prefix = prefix
-
-    def claim(self, key: str, value: str, keep_s: int) -> str | None:
-        with redis_errors():
-            found = self._client.set(self._prefix + key, value, nx=True, ex=keep_s, get=True)
-        return found.decode() if isinstance(found, bytes) else found
-
-    def put(self, key: str, value: str, keep_s: int) -> None:
-        with redis_errors():
-            self._client.set(self._prefix + key, value, ex=keep_s)
-
-    def drop(self, key: str) -> None:
-        with redis_errors():
-            self._client.delete(self._prefix + key)
 
 
 class Replies:

@@ -8,19 +8,15 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import redis
-
-from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.errors import ResourceManagerError
 
 PREFIX = "gpm"
-REDIS_KEY = "gpu-manager:tokens"
 
 
 class Role(IntEnum):
@@ -101,36 +97,6 @@ class TokenFile:
             draft.replace(self.path)
         finally:
             draft.unlink(missing_ok=True)
-
-
-class TokenRedis:
-    """Hashes in one Redis hash, shared by all services of one store; raises `StoreUnavailableError`."""
-
-    def __init__(self, client: Any, key: str = REDIS_KEY) -> None:
-        self._client = client
-        self._key = key
-
-    def read(self) -> dict[str, Token]:
-        with redis_errors():
-            rows = [json.loads(value) for value in self._client.hvals(self._key)]
-        return {row["token_id"]: Token(**row) for row in rows}
-
-    def put(self, token: Token) -> None:
-        with redis_errors():
-            self._client.hset(self._key, token.token_id, json.dumps(asdict(token)))
-
-    def delete(self, token_id: str) -> bool:
-        with redis_errors():
-            return bool(self._client.hdel(self._key, token_id))
-
-
-@contextmanager
-def redis_errors() -> Iterator[None]:
-    """Names a Redis that does not answer in the project's own words."""
-    try:
-        yield
-    except redis.RedisError as error:
-        raise StoreUnavailableError(f"Redis does not answer: {error}") from error
 
 
 def create(store: TokenStore, name: str, role: Role, *, now: Callable[[], float] = time.time) -> str:

@@ -25,10 +25,11 @@ class OneLineErrors(click.Group):
     """Prints what is wrong with the input in one line, where click would print the usage too."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        run: Callable[..., Any] = super().main
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return run(*args, standalone_mode=False, **extra)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = run(*args, standalone_mode=False, **extra)
         except click.UsageError as error:
             where = error.ctx.command_path if error.ctx else PROGRAM
             message = " ".join(error.format_message().split())

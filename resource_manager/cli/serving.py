@@ -83,7 +83,7 @@ def serve(
     if target.url:
         raise Failure("serve works on a store: leave out --url", BAD_INPUT)
     settings = target.settings()
-    kept = keeping(settings.store, tokens_file)
+    kept = keeping(settings, tokens_file)
     opening = _opening(kept.tokens, host, insecure)
     manager = GPUResourceManager(settings)
     target._opened = manager
@@ -167,7 +167,7 @@ def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
         return TokenFile(tokens_file)
     from resource_manager.api.assemble import keeping
 
-    return keeping(target.settings().store).tokens
+    return keeping(target.settings()).tokens
 
 
 @token.command("create")

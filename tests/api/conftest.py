@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from resource_manager import GPUResourceManager
+from resource_manager import GPUResourceManager, Settings
 from resource_manager.api import tokens
 from resource_manager.api.app import create_app
 from resource_manager.api.assemble import Keeping, keeping, standalone
@@ -19,7 +19,7 @@ from resource_manager.api.tokens import Role
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Keeping:
-    return keeping("memory://", tmp_path / "tokens.json")
+    return keeping(Settings(store="memory://"), tmp_path / "tokens.json")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from waitress.server import create_server
 
-from resource_manager import GPUResourceManager
+from resource_manager import GPUResourceManager, Settings
 from resource_manager.api.app import create_app
 from resource_manager.api.assemble import keeping, standalone
 from resource_manager.cli import commands, main
@@ -30,7 +30,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(Target, "manager", manager)
         yield lambda *arguments: runner.invoke(main, list(arguments))
         return
-    service = standalone(manager, keeping("memory://", tmp_path / "tokens.json"), open_to="loopback")
+    service = standalone(
+        manager, keeping(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
+    )
     server = create_server(create_app(service), host="127.0.0.1", port=0, threads=4)
     thread = threading.Thread(target=server.run)
     thread.start()
