@@ -52,7 +52,8 @@ class NodeState:
     """One node's free capacity, derived from its leases; read it, never write it.
 
     `free` is by resource name, `gpu_free` is the free milli by GPU id in ascending order, `whole_free`
-    counts GPUs that are free entirely. `drained` holds the change that closed the node, if any.
+    counts GPUs that are free entirely. `gpu_types` is one type if all GPUs are of it, else one for each GPU.
+    `drained` holds the change that closed the node, if any.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class NodeState:
         "free",
         "free_milli",
         "gpu_free",
+        "gpu_types",
         "index",
         "leases",
         "name",
@@ -74,9 +76,10 @@ class NodeState:
         self.name = node.name
         self.index = index
         self.free: dict[str, Amount] = dict(node.resources)
-        self.gpu_free: dict[int, int] = {
-            gpu.gpu_id: MILLI_PER_GPU for gpu in sorted(node.gpus, key=lambda g: g.gpu_id)
-        }
+        gpus = sorted(node.gpus, key=lambda gpu: gpu.gpu_id)
+        self.gpu_free: dict[int, int] = {gpu.gpu_id: MILLI_PER_GPU for gpu in gpus}
+        types = tuple(gpu.gpu_type for gpu in gpus)
+        self.gpu_types = types[:1] if len(set(types)) == 1 else types
         self.whole_free = len(self.gpu_free)
         self.free_milli = MILLI_PER_GPU * len(self.gpu_free)
         self.uniform = len({(gpu.gpu_type, gpu.vendor) for gpu in node.gpus}) <= 1
@@ -175,6 +178,8 @@ class ClusterState:
         self.by_name: dict[str, NodeState] = {}
         self.journal: list[int] = []
         self.journal_start = 0
+        self.derived: dict[object, Any] = {}
+        """What policies worked out from this state, by owner; they keep it true by `changed_since`."""
         self._index_nodes([NodeState(node, i) for i, node in enumerate(nodes)])
 
     # ---- reading ----

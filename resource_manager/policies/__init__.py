@@ -9,10 +9,15 @@ from resource_manager.cluster import ClusterState
 from resource_manager.errors import PolicyError
 from resource_manager.models import Placement, Request
 from resource_manager.policies.best_fit import best_fit
+from resource_manager.policies.dot_product import dot_product
+from resource_manager.policies.fgd import fgd
 from resource_manager.policies.first_fit import first_fit
+from resource_manager.policies.gpu_clustering import gpu_clustering
+from resource_manager.policies.gpu_packing import gpu_packing
 from resource_manager.policies.least_loaded import least_loaded
 from resource_manager.policies.random import random
 from resource_manager.policies.round_robin import round_robin
+from resource_manager.policies.weighted_fit import weighted_fit
 
 Policy = Callable[[ClusterState, Request], Placement | None]
 
@@ -21,6 +26,11 @@ POLICIES: dict[str, Policy] = {
     "best_fit": best_fit,
     "round_robin": round_robin,
     "least_loaded": least_loaded,
+    "weighted_fit": weighted_fit,
+    "dot_product": dot_product,
+    "gpu_packing": gpu_packing,
+    "gpu_clustering": gpu_clustering,
+    "fgd": fgd,
     "random": random,
 }
 

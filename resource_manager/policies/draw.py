@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+Below = Callable[[int], int]
+"""Draws one integer below its argument at each call."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -15,7 +18,7 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def stream(seed: int, position: int) -> Callable[[int], int]:
+def stream(seed: int, position: int) -> Below:
     """A function that draws one integer below its argument at each call."""
     state = mix(mix(seed) ^ position)
 

@@ -7,18 +7,40 @@ from functools import partial
 from resource_manager.cluster import ClusterState
 from resource_manager.models import Placement, Request
 from resource_manager.policies import draw
+from resource_manager.policies.scoring import Scored
+
+DRAWS = 64
+"""So many nodes are drawn blindly before those with room are listed to draw from."""
+
+_anywhere = Scored(lambda node, request: 0)
 
 
 def random(cluster: ClusterState, request: Request, seed: int = 0) -> Placement | None:
-    """A node, and GPUs of it, drawn evenly by (seed, last fencing number, sequence)."""
-    nodes = list(cluster.candidates(request))
-    if not nodes:
-        return None
+    """A node, and GPUs of it, drawn evenly by (seed, last fencing number)."""
     pick = draw.stream(seed, cluster.fencing)
-    node = nodes[pick(len(nodes))]
+    if request.required_node is not None:
+        node = next(cluster.candidates(request), None)
+    else:
+        index = _draw_node(cluster, request, pick)
+        node = None if index is None else cluster.nodes[index]
+    if node is None:
+        return None
     ids = node.eligible_gpus(request) if request.gpus else []
     chosen = sorted(ids.pop(pick(len(ids))) for _ in range(request.gpus))
     return Placement(node.name, tuple(chosen))
+
+
+def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int | None:
+    ranking = _anywhere.ranking(cluster, request)
+    if ranking.best() is None:
+        return None
+    count = len(cluster.nodes)
+    for _ in range(DRAWS):
+        index = pick(count)
+        if ranking.fits_at(index):
+            return index
+    fitting = [index for index in range(count) if ranking.fits_at(index)]
+    return fitting[pick(len(fitting))]
 
 
 def seeded(seed: int) -> partial[Placement | None]:

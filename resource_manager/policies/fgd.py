@@ -1,0 +1,246 @@
+"""Fragmentation gradient descent: the node and GPU that leave the most room for the usual tasks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, cycle
+
+from resource_manager.cluster import ClusterState, NodeState
+from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request
+from resource_manager.policies.scoring import Scored
+
+COVERED = 0.95
+"""The most frequent task classes that cover this share of all tasks make up the mix."""
+
+
+_MOST_KNOWN = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskClass:
+    """What the mix remembers of a request: CPU, milli of each GPU, number of GPUs and the GPU types."""
+
+    cpu: Amount
+    gpu_milli: int
+    gpus: int
+    gpu_types: tuple[str, ...]
+
+
+def task_class(request: Request, cpu: str = "cpus") -> TaskClass:
+    """The class of a request; `cpu` is the name of the CPU resource."""
+    milli = request.gpu_milli if request.gpus else 0
+    return TaskClass(request.resources.get(cpu, 0), milli, request.gpus, request.gpu_types)
+
+
+class Fragmentation:
+    """The fragmentation F of a node: the milli of its free GPUs that the task mix could not use.
+
+    `counts` says how often each class occurs; the most frequent ones (ties: the larger class first) that
+    cover 95 % make up the mix. For a class that needs no GPU, or whose GPU type, CPU or number of GPUs the
+    node cannot give, all that is free is a fragment; else that of the GPUs with too little left. F is the
+    mean over the mix, in milli. Source: Weng et al., Beware of Fragmentation, USENIX ATC 2023, section 3.
+    """
+
+    def __init__(self, counts: Mapping[TaskClass, int], cpu: str = "cpus") -> None:
+        self.cpu = cpu
+        total = sum(counts.values())
+        mix: list[tuple[TaskClass, int]] = []
+        covered = 0
+        for kind, count in sorted(counts.items(), key=lambda item: (item[1], item[0]), reverse=True):
+            if covered >= COVERED * total:
+                break
+            mix.append((kind, count))
+            covered += count
+        self.mix = tuple((kind, count / total / (covered / total)) for kind, count in mix)
+        """Classes with their shares, which add up to one."""
+        self._cpu_steps = sorted({kind.cpu for kind, _ in mix})
+        self._known: dict[tuple[object, ...], float] = {}
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], cpu: str = "cpus") -> Fragmentation:
+        """The measure whose mix is that of the requests."""
+        return cls(Counter(task_class(request, cpu) for request in requests), cpu)
+
+    def cpu_step(self, free: Amount) -> int:
+        """How many of the mix's distinct CPU demands the free amount satisfies; F sees no more of it."""
+        return bisect_right(self._cpu_steps, free)
+
+    def amount(self, gpu_types: tuple[str, ...], free_milli: list[int], cpu_step: int) -> float:
+        """F of a node whose GPUs have so much free; `gpu_types` is one type for all, or one for each."""
+        if len(gpu_types) == 1:
+            free_milli.sort()
+        key = (gpu_types, cpu_step, *free_milli)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._work_out(gpu_types, free_milli, cpu_step)
+        return known
+
+    def of_node(self, node: NodeState) -> float:
+        """F of the node as it is now."""
+        if not node.free_milli:
+            return 0.0
+        step = self.cpu_step(node.free.get(self.cpu, 0))
+        return self.amount(node.gpu_types, list(node.gpu_free.values()), step)
+
+    def _work_out(self, gpu_types: tuple[str, ...], free_milli: list[int], cpu_step: int) -> float:
+        """F, added up by cause in the order of the published simulator.
+
+        Sums of floats depend on their order, and the score is cut to an integer: where a placement leaves F
+        as it was, the last bit decides between 49 and 50, and the published results carry that bit.
+        """
+        cpu = self._cpu_steps[cpu_step - 1] if cpu_step else -1
+        count, free = len(free_milli), sum(free_milli)
+        ascending = sorted(free_milli)
+        free_below = [0, *accumulate(ascending)]
+        lacks_both = lacks_gpu = lacks_cpu = needs_none = needs_none_lacks_cpu = no_access = 0.0
+        for kind, share in self.mix:
+            has_cpu = cpu >= kind.cpu
+            if not kind.gpus:
+                if has_cpu:
+                    needs_none += share * free
+                else:
+                    needs_none_lacks_cpu += share * free
+                continue
+            if not kind.gpu_types:
+                short = bisect_left(ascending, kind.gpu_milli)
+                usable, fragment = count - short, free_below[short]
+            elif not any(gpu_type in kind.gpu_types for gpu_type in gpu_types):
+                no_access += share * free
+                continue
+            else:
+                usable, fragment = _of_type(kind, gpu_types, free_milli)
+            if usable < kind.gpus:
+                fragment = free
+                if not has_cpu:
+                    lacks_both += share * free
+                    continue
+            elif not has_cpu:
+                lacks_cpu += share * free
+                continue
+            lacks_gpu += share * fragment
+        return lacks_both + lacks_gpu + lacks_cpu + needs_none + needs_none_lacks_cpu + no_access
+
+
+def _of_type(kind: TaskClass, gpu_types: tuple[str, ...], free_milli: list[int]) -> tuple[int, int]:
+    """How many GPUs the class could use, and the free milli of the others."""
+    usable, fragment = 0, 0
+    for milli, gpu_type in zip(free_milli, cycle(gpu_types)):
+        if milli >= kind.gpu_milli and gpu_type in kind.gpu_types:
+            usable += 1
+        else:
+            fragment += milli
+    return usable, fragment
+
+
+class Gradient:
+    """Score and choice of GPUs by how much of the fragmentation a placement takes away.
+
+    The score is 100 times the logistic of the fall of F in GPUs, cut to an integer as published.
+    """
+
+    def __init__(self, fragmentation: Fragmentation) -> None:
+        self._fragmentation = fragmentation
+
+    def score(self, node: NodeState, request: Request) -> int:
+        """The best score over the GPUs that a share may take; a request for whole GPUs has one choice."""
+        return self._best(node, request)[0]
+
+    def pick(self, node: NodeState, request: Request) -> tuple[int, ...]:
+        """The GPU of the highest score for a share, the first on ties; the lowest free ones otherwise."""
+        if request.gpus and request.gpu_milli != MILLI_PER_GPU:
+            return (self._best(node, request)[1],)
+        return node.pick_gpus(request)
+
+    def _best(self, node: NodeState, request: Request) -> tuple[int, int]:
+        measure = self._fragmentation
+        types = node.gpu_types
+        free = list(node.gpu_free.values())
+        cpu = node.free.get(measure.cpu, 0)
+        step = measure.cpu_step(cpu - request.resources.get(measure.cpu, 0))
+        before = measure.amount(types, free.copy(), measure.cpu_step(cpu))
+        if not request.gpus or request.gpu_milli == MILLI_PER_GPU:
+            taken = node.pick_gpus(request)
+            after = [0 if gpu_id in taken else milli for gpu_id, milli in node.gpu_free.items()]
+            return logistic_score(before - measure.amount(types, after, step)), 0
+        best = (-1, -1)
+        tried: set[int] = set()
+        ids = list(node.gpu_free)
+        for gpu_id in node.eligible_gpus(request):
+            position = ids.index(gpu_id)
+            if len(types) == 1 and free[position] in tried:
+                continue  # GPUs with equally much free are alike, and the first one wins
+            tried.add(free[position])
+            after = free.copy()
+            after[position] -= request.gpu_milli
+            score = logistic_score(before - measure.amount(types, after, step))
+            if score > best[0]:
+                best = (score, gpu_id)
+        return best
+
+
+def logistic_score(fall: float) -> int:
+    """100 times the logistic of a fall of F, in GPUs, cut to an integer."""
+    return int(1 / (1 + math.exp(-fall / MILLI_PER_GPU)) * 100)
+
+
+def fgd_for(fragmentation: Fragmentation) -> Scored:
+    """The policy that descends the fragmentation of a given task mix."""
+    gradient = Gradient(fragmentation)
+    return Scored(gradient.score, gradient.pick)
+
+
+class _Demand:
+    """The task mix that the live leases show, and the policy for it.
+
+    Counts go into the mix in twentieths, so that it, and with it every score, changes but rarely.
+    """
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self._mark = -1
+        self._by_node: list[Counter[TaskClass]] = []
+        self._total: Counter[TaskClass] = Counter()
+        self._mix: dict[TaskClass, int] = {}
+        self._policy: Scored | None = None
+
+    def policy(self, request: Request) -> Scored:
+        """The policy for the mix of now; with no lease yet, the request itself is the mix."""
+        self._follow()
+        mix = _coarse(self._total) or {task_class(request): 1}
+        if self._policy is None or mix != self._mix:
+            self._cluster.derived.pop(self._policy, None)
+            self._mix, self._policy = mix, fgd_for(Fragmentation(mix))
+        return self._policy
+
+    def _follow(self) -> None:
+        cluster = self._cluster
+        changed = cluster.changed_since(self._mark) if self._mark >= 0 else None
+        if changed is None:
+            self._by_node = [Counter() for _ in cluster.nodes]
+            self._total = Counter()
+            changed = list(range(len(cluster.nodes)))
+        self._mark = cluster.mark
+        for index in set(changed):
+            now = Counter(task_class(lease.request) for lease in cluster.nodes[index].leases.values())
+            self._total.subtract(self._by_node[index])
+            self._total.update(now)
+            self._by_node[index] = now
+
+
+def _coarse(counts: Counter[TaskClass]) -> dict[TaskClass, int]:
+    total = counts.total()
+    return {kind: -(-20 * count // total) for kind, count in counts.items() if count}
+
+
+def fgd(cluster: ClusterState, request: Request) -> Placement | None:
+    """Descends the fragmentation of the mix of tasks that hold leases now, which the state alone decides."""
+    demand = cluster.derived.get(fgd)
+    if demand is None:
+        demand = cluster.derived[fgd] = _Demand(cluster)
+    return demand.policy(request)(cluster, request)

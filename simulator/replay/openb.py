@@ -1,0 +1,302 @@
+"""The openb trace (Weng et al., Beware of Fragmentation, USENIX ATC 2023): files, arrivals and replay."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resource_manager.allocator import allocate
+from resource_manager.cluster import ClusterState, NodeState, could_ever_fit
+from resource_manager.errors import PolicyError
+from resource_manager.models import MILLI_PER_GPU, Gpu, Node, Request
+from resource_manager.policies import POLICIES, Policy
+from resource_manager.policies.capacity import CPU_MILLI
+from resource_manager.policies.dot_product import dot_product_for
+from resource_manager.policies.fgd import Fragmentation, fgd_for
+from resource_manager.policies.random import seeded
+from resource_manager.policies.weighted_fit import weighted_fit_for
+from simulator.errors import InputError
+from simulator.replay.table import Row, read_csv, read_json
+
+NODE_LIST = "openb_node_list_gpu_node.csv"
+NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
+ARRIVING_PERCENT = 130
+"""Pods arrive until they have asked for this share of all GPUs."""
+
+PLACED_PER_REPORT = 512
+
+Progress = Callable[[int, int], None]
+"""(done, total) -> nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Nodes in the order that breaks ties, the pods of the original list, and the pods as they arrive."""
+
+    nodes: tuple[Node, ...]
+    pods: tuple[Request, ...]
+    arrivals: tuple[Request, ...]
+
+    @property
+    def gpu_milli(self) -> int:
+        """What the whole cluster has."""
+        return sum(len(node.gpus) for node in self.nodes) * MILLI_PER_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One arrival: what has arrived and been placed so far, and the node that took it as it is now."""
+
+    arrived_milli: int
+    used_milli: int
+    node: int | None
+    gpu_milli: tuple[int, ...] = ()
+    cpu: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a policy made of a trace; `wall_s` is the time it took to place all pods."""
+
+    steps: tuple[Step, ...]
+    cluster: ClusterState
+    wall_s: float
+
+    @property
+    def count(self) -> int:
+        return len(self.cluster.leases)
+
+
+def read_trace(folder: Path, pods: str, seed: int) -> Trace:
+    """The trace in that folder, with the arrival order of the seed's fixture, or one drawn from the seed.
+
+    Raises `InputError` with file, line and reason.
+    """
+    nodes = read_nodes(folder / "csv" / NODE_LIST)
+    path = folder / "csv" / f"openb_pod_list_{pods}.csv"
+    if not path.exists():
+        known = sorted(
+            p.stem.removeprefix("openb_pod_list_") for p in path.parent.glob("openb_pod_list_*.csv")
+        )
+        raise InputError(f"there is no such pod list; found {', '.join(known) or 'none'}", path=path)
+    rows = sorted(read_csv(path, POD_COLUMNS), key=lambda row: row.text("name"))
+    requests = tuple(_request(row) for row in rows)
+    if not requests:
+        raise InputError("there is no pod", path=path)
+    _check_fit(rows, requests, nodes)
+    fixture = folder / "fixtures" / f"{pods}.json.gz"
+    if fixture.exists():
+        order, rank = _read_fixture(fixture, seed, len(requests), len(nodes))
+    else:
+        order, rank = _draw(requests, nodes, seed)
+    arrivals = tuple(_arrival(requests[row], place) for place, row in enumerate(order))
+    ranked = tuple(node for _, node in sorted(zip(rank, nodes, strict=True), key=lambda pair: pair[0]))
+    return Trace(ranked, requests, arrivals)
+
+
+def read_nodes(path: Path) -> list[Node]:
+    """The servers of a node list; raises `InputError`."""
+    nodes: dict[str, Node] = {}
+    for row in read_csv(path, NODE_COLUMNS):
+        name = row.text("sn")
+        if not name or name in nodes:
+            raise row.fail(f"the name {name!r} is empty or there twice")
+        gpus = tuple(Gpu(gpu_id, row.text("model")) for gpu_id in range(row.whole("gpu")))
+        resources = {"cpu_milli": row.whole("cpu_milli"), "memory_mib": row.whole("memory_mib")}
+        nodes[name] = Node(name, len(nodes), resources, gpus)
+    if not any(node.gpus for node in nodes.values()):
+        raise InputError("there is no node with a GPU", path=path)
+    return list(nodes.values())
+
+
+def _request(row: Row) -> Request:
+    gpus, milli = row.whole("num_gpu"), row.whole("gpu_milli")
+    if gpus == 0:
+        milli = MILLI_PER_GPU
+    elif milli != MILLI_PER_GPU and (gpus != 1 or not 0 < milli < MILLI_PER_GPU):
+        raise row.fail(f"gpu_milli is {milli} for {gpus} GPUs, not 1000, or 1 to 999 of one GPU")
+    if not row.text("name"):
+        raise row.fail("name is empty")
+    return Request(
+        row.text("name"),
+        gpus,
+        milli,
+        {"cpu_milli": row.whole("cpu_milli"), "memory_mib": row.whole("memory_mib")},
+        tuple(filter(None, row.text("gpu_spec").split("|"))),
+    )
+
+
+def _check_fit(rows: list[Row], requests: tuple[Request, ...], nodes: list[Node]) -> None:
+    known = {gpu.gpu_type for node in nodes for gpu in node.gpus}
+    shapes: set[tuple[object, ...]] = set()
+    for row, request in zip(rows, requests, strict=True):
+        if request.shape in shapes:
+            continue
+        shapes.add(request.shape)
+        for gpu_type in request.gpu_types:
+            if gpu_type not in known:
+                raise row.fail(
+                    f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(known))}"
+                )
+        if not any(could_ever_fit(node, request) for node in nodes):
+            raise row.fail(f"pod {request.task_id!r} is larger than any node")
+
+
+def _arrival(pod: Request, place: int) -> Request:
+    return Request(f"{pod.task_id}#{place}", pod.gpus, pod.gpu_milli, pod.resources, pod.gpu_types)
+
+
+def _read_fixture(path: Path, seed: int, pods: int, nodes: int) -> tuple[list[int], list[int]]:
+    value = read_json(path)
+    if not isinstance(value, dict) or str(seed) not in value:
+        known = ", ".join(sorted(value)) if isinstance(value, dict) else "none"
+        raise InputError(f"has no order for seed {seed}; it has {known}", path=path)
+    found = value[str(seed)]
+    order, rank = (_integers(found, key, path, seed) for key in ("order", "node_rank"))
+    if any(not 0 <= row < pods for row in order):
+        raise InputError(f"the order of seed {seed} does not match the pod list of {pods} pods", path=path)
+    if len(rank) != nodes:
+        raise InputError(f"node_rank of seed {seed} has {len(rank)} ranks for {nodes} nodes", path=path)
+    return order, rank
+
+
+def _integers(found: Any, key: str, path: Path, seed: int) -> list[int]:
+    value = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(value, list) or not value or any(type(item) is not int for item in value):
+        raise InputError(f"{key} of seed {seed} is not a list of whole numbers", path=path)
+    return value
+
+
+def _draw(pods: tuple[Request, ...], nodes: list[Node], seed: int) -> tuple[list[int], list[int]]:
+    """All pods shuffled, then pods at random until 130 % of the GPUs are asked for; ranks shuffled."""
+    draw = random.Random(seed)
+    limit = sum(len(node.gpus) for node in nodes) * MILLI_PER_GPU * ARRIVING_PERCENT // 100
+    demand = [pod.gpus * pod.gpu_milli for pod in pods]
+    if not any(demand):
+        raise InputError("no pod asks for a GPU, so no load could be reached")
+    rows = list(range(len(pods)))
+    draw.shuffle(rows)
+    order: list[int] = []
+    arrived = 0
+    queue: Iterator[int] = iter(rows)
+    while arrived < limit:
+        row = next(queue, None)
+        if row is None:
+            row = draw.randrange(len(pods))
+        order.append(row)
+        arrived += demand[row]
+    rank = list(range(len(nodes)))
+    draw.shuffle(rank)
+    return order, rank
+
+
+def policy_for(name: str, fragmentation: Fragmentation, seed: int) -> Policy:
+    """The policy as the published study measures it: CPU in milli, and the trace's own task mix.
+
+    Its best fit weighs CPU against GPU, where ours counts free GPUs. Raises `PolicyError`.
+    """
+    published: dict[str, Callable[[], Policy]] = {
+        "fgd": lambda: fgd_for(fragmentation),
+        "best_fit": lambda: weighted_fit_for(CPU_MILLI),
+        "dot_product": lambda: dot_product_for(CPU_MILLI),
+        "random": lambda: seeded(seed),
+    }
+    if name in published:
+        return published[name]()
+    if name in POLICIES:
+        return POLICIES[name]
+    raise PolicyError(f"unknown policy {name!r}; known are {', '.join(sorted({*published, *POLICIES}))}")
+
+
+def place(trace: Trace, policy: Policy, progress: Progress = lambda done, total: None) -> Placed:
+    """Tries each arriving pod once, in order; nothing departs."""
+    cluster = ClusterState(trace.nodes)
+    by_name = cluster.by_name
+    steps: list[Step] = []
+    arrived = used = 0
+    started = time.perf_counter()
+    for request in trace.arrivals:
+        milli = request.gpus * request.gpu_milli
+        arrived += milli
+        changes = allocate(cluster, request, policy, 0.0)
+        if changes:
+            cluster.apply(changes[0])
+            used += milli
+            node = by_name[cluster.last_node or ""]
+            free = node.free["cpu_milli"]
+            steps.append(Step(arrived, used, node.index, tuple(node.gpu_free.values()), free))
+        else:
+            steps.append(Step(arrived, used, None))
+        if not len(steps) % PLACED_PER_REPORT:
+            progress(len(steps), len(trace.arrivals))
+    wall_s = time.perf_counter() - started
+    progress(len(steps), len(trace.arrivals))
+    return Placed(tuple(steps), cluster, wall_s)
+
+
+def curve(
+    trace: Trace, placed: Placed, fragmentation: Fragmentation
+) -> list[tuple[int, float, float, float]]:
+    """Rows of (arrived %, allocated %, fragmentation amount %, fragmentation ratio %) for x = 0 to 130.
+
+    A row is the mean over the pods with that x. As published, the allocated and the ratio of a pod are
+    rounded to two decimals before the mean, the amount is not; a mean of amounts or allocated is rounded.
+    A row without a pod repeats the one before.
+    """
+    import numpy as np
+
+    total = trace.gpu_milli
+    nodes = [NodeState(node, index) for index, node in enumerate(trace.nodes)]
+    of_node = [fragmentation.of_node(node) for node in nodes]
+    amount = sum(of_node)
+    columns: dict[int, list[tuple[float, float, float]]] = {}
+    for step in placed.steps:
+        if step.node is not None:
+            cpu_step = fragmentation.cpu_step(step.cpu)
+            now = fragmentation.amount(nodes[step.node].gpu_types, list(step.gpu_milli), cpu_step)
+            amount += now - of_node[step.node]
+            of_node[step.node] = now
+        idle = total - step.used_milli
+        ratio = round(100 * amount / idle, 2) if idle else 0.0
+        point = (round(100 * step.used_milli / total, 2), 100 * amount / total, ratio)
+        columns.setdefault(round(100 * step.arrived_milli / total), []).append(point)
+    rows: list[tuple[int, float, float, float]] = []
+    last = (0.0, 100 * sum(fragmentation.of_node(node) for node in nodes) / total, 0.0)
+    for x in range(ARRIVING_PERCENT + 1):
+        if x in columns:
+            # One array a quantity: the published means are numpy's, which sum pairwise.
+            allocated, amounts, ratios = (np.array(values) for values in zip(*columns[x], strict=True))
+            last = (
+                float(np.round(np.mean(allocated), 2)),
+                float(np.round(np.mean(amounts), 2)),
+                float(np.mean(ratios)),
+            )
+        rows.append((x, *last))
+    return rows
+
+
+CURVE_COLUMNS = ("arrived_percent", "allocated_percent", "frag_amount_percent", "frag_ratio_percent")
+
+
+def replay(
+    trace: Trace, policy_name: str, seed: int, progress: Progress = lambda done, total: None
+) -> tuple[dict[str, Any], list[tuple[int, float, float, float]]]:
+    """The summary and the curve of one policy over the trace; both percentages are those of the last row."""
+    fragmentation = Fragmentation.of(trace.pods, CPU_MILLI.cpu_name)
+    placed = place(trace, policy_for(policy_name, fragmentation, seed), progress)
+    rows = curve(trace, placed, fragmentation)
+    summary = {
+        "policy": policy_name,
+        "pods": len(placed.steps),
+        "placed": placed.count,
+        "allocated_percent": rows[-1][1],
+        "frag_ratio_percent": round(rows[-1][3], 2),
+        "wall_s": round(placed.wall_s, 3),
+        "pods_per_s": round(len(placed.steps) / max(placed.wall_s, 1e-9)),
+    }
+    return summary, rows

@@ -1,0 +1,116 @@
+"""Rows of CSV and JSON files; whatever is wrong is named by file, line and reason."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a table: its values by column, and where it stands."""
+
+    values: Mapping[str, Any]
+    path: Path
+    line: int
+
+    def fail(self, reason: str) -> InputError:
+        """The error to raise about this row."""
+        return InputError(reason, path=self.path, line=self.line)
+
+    def text(self, column: str) -> str:
+        """The value as text; empty if the column is absent."""
+        value = self.values.get(column)
+        return "" if value is None else str(value).strip()
+
+    def whole(self, column: str, default: int | None = None) -> int:
+        """A whole number of 0 or more; an empty value is the default, if there is one."""
+        text = self.text(column)
+        if not text and default is not None:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            raise self.fail(f"{column} is {text!r}, not a whole number") from None
+        if value < 0:
+            raise self.fail(f"{column} is {value}, below 0")
+        return value
+
+    def number(self, column: str, default: float | None = None) -> float:
+        """A finite number of 0 or more; an empty value is the default, if there is one."""
+        text = self.text(column)
+        if not text and default is not None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.fail(f"{column} is {text!r}, not a number") from None
+        if not 0 <= value < math.inf:
+            raise self.fail(f"{column} is {text}, not a finite number of 0 or more")
+        return value
+
+
+def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
+    """The rows of a CSV file with a header; raises `InputError` for a missing file, column or value."""
+    try:
+        file = path.open(newline="", encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from error
+    with file:
+        reader = csv.reader(file)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            for name in columns:
+                if name not in header:
+                    raise InputError(f"the column {name} is missing", path=path, line=1)
+            for texts in reader:
+                if not texts:
+                    continue
+                if len(texts) != len(header):
+                    reason = f"{len(texts)} values for {len(header)} columns"
+                    raise InputError(reason, path=path, line=reader.line_num)
+                yield Row(dict(zip(header, texts, strict=True)), path, reader.line_num)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"not a table of text: {error}", path=path, line=reader.line_num) from error
+
+
+def read_json_lines(path: Path) -> Iterator[Row]:
+    """The objects of a file with one JSON object a line; raises `InputError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"not text: {error}", path=path) from error
+    for line, part in enumerate(text.splitlines(), start=1):
+        if not part.strip():
+            continue
+        try:
+            value = json.loads(part)
+        except ValueError as error:
+            raise InputError(f"not JSON: {error}", path=path, line=line) from None
+        if not isinstance(value, dict):
+            raise InputError("not a JSON object", path=path, line=line)
+        yield Row(value, path, line)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file, gzipped if its name ends in .gz; raises `InputError`."""
+    try:
+        data = path.read_bytes()
+        return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"not a whole gzip file: {error}", path=path) from error
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}", path=path) from error
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from error

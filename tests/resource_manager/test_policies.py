@@ -1,0 +1,197 @@
+"""Every policy keeps its contract, and incremental scoring chooses what scoring everything would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState, NodeState
+from resource_manager.models import Change, Drained, Gpu, Node, Placement, Request, Restored
+from resource_manager.policies import POLICIES, Policy, get_policy
+from resource_manager.policies.capacity import CORES
+from resource_manager.policies.dot_product import dot_product_for
+from resource_manager.policies.fgd import Fragmentation, TaskClass, fgd, fgd_for, logistic_score
+from resource_manager.policies.gpu_clustering import gpu_clustering
+from resource_manager.policies.gpu_packing import gpu_packing
+from resource_manager.policies.scoring import Scored
+from resource_manager.policies.weighted_fit import weighted_fit_for
+
+NODES = (
+    Node("a", 1, {"cpus": 16}, tuple(Gpu(i, "T4") for i in range(2))),
+    Node("b", 2, {"cpus": 16}, tuple(Gpu(i, "T4") for i in range(2))),
+    Node("c", 3, {"cpus": 32, "memory_mib": 64}, tuple(Gpu(i, "V100") for i in range(4))),
+    Node("d", 4, {"cpus": 32}, (Gpu(0, "T4"), Gpu(1, "V100"), Gpu(2, "V100"))),
+    Node("e", 5, {"cpus": 8}),
+)
+
+MIX = Fragmentation(
+    {TaskClass(4, 500, 1, ()): 3, TaskClass(8, 1000, 2, ("V100",)): 2, TaskClass(2, 0, 0, ()): 1}
+)
+
+SCORED: dict[str, Callable[[], Scored]] = {
+    "fgd": lambda: fgd_for(MIX),
+    "weighted_fit": lambda: weighted_fit_for(CORES),
+    "dot_product": lambda: dot_product_for(CORES),
+    "gpu_packing": lambda: gpu_packing,
+    "gpu_clustering": lambda: gpu_clustering,
+}
+
+requests = st.builds(
+    lambda gpus, milli, cpus, types, memory, required: Request(
+        "?",
+        gpus,
+        milli if gpus == 1 else 1000,
+        {"cpus": cpus} | ({"memory_mib": memory} if memory else {}),
+        types,
+        required_node=required,
+    ),
+    gpus=st.integers(0, 3),
+    milli=st.sampled_from([1000, 250, 500, 700]),
+    cpus=st.integers(0, 10),
+    types=st.sampled_from([(), (), (), ("T4",), ("V100", "T4")]),
+    memory=st.sampled_from([0, 0, 0, 8]),
+    required=st.sampled_from([None, None, None, None, "c"]),
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), requests),
+        st.tuples(st.just("ask"), requests),
+        st.tuples(st.just("end"), st.integers(0, 30)),
+        st.tuples(st.just("drain"), st.sampled_from("abcde")),
+        st.tuples(st.just("restore"), st.sampled_from("abcde")),
+    ),
+    max_size=40,
+)
+
+
+def named(request: Request, task_id: str) -> Request:
+    return Request(
+        task_id,
+        request.gpus,
+        request.gpu_milli,
+        request.resources,
+        request.gpu_types,
+        required_node=request.required_node,
+    )
+
+
+def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]) -> list[Placement | None]:
+    """What the policy chose at each request of the script."""
+    chosen: list[Placement | None] = []
+    for number, (what, argument) in enumerate(script):
+        changes: list[Change] = []
+        if what == "ask":
+            assert isinstance(argument, Request)
+            changes = allocator.allocate(cluster, named(argument, f"t{number}"), policy, float(number))
+            chosen.append(changes[0].lease.placement if changes else None)  # type: ignore[union-attr]
+        elif what == "end":
+            assert isinstance(argument, int)
+            running = list(cluster.leases)
+            if running:
+                changes = allocator.release(cluster, running[argument % len(running)], float(number))
+        elif what == "drain":
+            changes = [Drained(str(argument), float(number))]
+        else:
+            changes = [Restored(str(argument), float(number))]
+        for change in changes:
+            cluster.apply(change)
+        allocator.check(cluster)
+    return chosen
+
+
+def best_of_all(score: Callable[[NodeState, Request], int], policy: Scored) -> Policy:
+    """The same policy without any memory: every node is scored at every request."""
+
+    def choose(cluster: ClusterState, request: Request) -> Placement | None:
+        best = max(cluster.candidates(request), key=lambda node: score(node, request), default=None)
+        return None if best is None else Placement(best.name, policy._pick(best, request))
+
+    return choose
+
+
+@pytest.mark.parametrize("name", SCORED)
+@settings(max_examples=60, deadline=None)
+@given(script=steps)
+def test_incremental_scores_choose_as_full_ones(name: str, script: list[tuple[str, object]]) -> None:
+    policy = SCORED[name]()
+    quick = play(ClusterState(NODES), policy, script)
+    slow = play(ClusterState(NODES), best_of_all(policy._score, policy), script)
+    assert quick == slow
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=40, deadline=None)
+@given(script=steps)
+def test_contract(name: str, script: list[tuple[str, object]]) -> None:
+    """Capacity holds, what fits somewhere is placed, and the state alone decides."""
+
+    def checked(cluster: ClusterState, request: Request) -> Placement | None:
+        before = cluster.snapshot()
+        placement = policy(cluster, request)
+        assert cluster.snapshot() == before
+        assert (placement is None) == (next(cluster.candidates(request), None) is None)
+        stranger = ClusterState.from_snapshot(before)
+        assert policy(stranger, request) == placement
+        return placement
+
+    policy = get_policy(name)
+    play(ClusterState(NODES), checked, script)
+
+
+def test_scores_are_undone_with_a_trial() -> None:
+    cluster, policy = ClusterState(NODES), weighted_fit_for(CORES)
+    request = Request("x", 1, 500, {"cpus": 1})
+    first = policy(cluster, request)
+    with cluster.trial():
+        for number in range(4):
+            for change in allocator.allocate(cluster, named(request, f"y{number}"), policy, 0.0):
+                cluster.apply(change)
+    assert policy(cluster, request) == first
+
+
+def test_scores_say_what_the_policy_sees() -> None:
+    cluster = ClusterState(NODES)
+    request = Request("x", 1, 500, {"cpus": 1}, ("T4",))
+    assert gpu_packing.scores(cluster, request) == {"a": 31, "b": 31, "d": 30}
+
+
+def test_fragmentation_by_hand() -> None:
+    """Half of the tasks want both GPUs, half want half a GPU: the mix sees what each could not use."""
+    measure = Fragmentation({TaskClass(4, 1000, 2, ()): 1, TaskClass(4, 500, 1, ()): 1})
+    # 1000 + 300 free: all 1300 lost to the first class, 300 to the second.
+    assert measure.amount(("T4",), [1000, 300], measure.cpu_step(8)) == (1300 + 300) / 2
+    assert measure.amount(("T4",), [1000, 1000], measure.cpu_step(8)) == 0
+    # Without CPU nobody can use anything.
+    assert measure.amount(("T4",), [1000, 1000], measure.cpu_step(3)) == 2000
+
+
+def test_fragmentation_of_mixed_types() -> None:
+    measure = Fragmentation({TaskClass(1, 1000, 1, ("V100",)): 1})
+    assert measure.amount(("T4", "V100"), [1000, 1000], measure.cpu_step(1)) == 1000
+    assert measure.amount(("T4",), [1000, 1000], measure.cpu_step(1)) == 2000
+
+
+def test_fgd_takes_the_gpu_that_keeps_most_room() -> None:
+    """A share goes beside another share: the whole GPU stays whole for those that need one."""
+    cluster = ClusterState(NODES[:1])
+    policy = fgd_for(Fragmentation({TaskClass(1, 1000, 1, ()): 1, TaskClass(1, 300, 1, ()): 1}))
+    for number in range(3):
+        for change in allocator.allocate(cluster, Request(f"t{number}", 1, 300, {"cpus": 1}), policy, 0.0):
+            cluster.apply(change)
+    assert [lease.placement.gpu_ids for lease in cluster.leases.values()] == [(0,)] * 3
+
+
+def test_fgd_of_the_manager_sees_the_leases() -> None:
+    cluster = ClusterState(NODES)
+    first = fgd(cluster, Request("x", 2, 1000, {"cpus": 1}))
+    assert first is not None
+    assert cluster.derived
+
+
+@pytest.mark.parametrize(("fall", "score"), [(0.0, 50), (-1e-12, 49), (1000.0, 73), (-8000.0, 0)])
+def test_score_is_cut_to_an_integer(fall: float, score: int) -> None:
+    assert logistic_score(fall) == score
