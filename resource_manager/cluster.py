@@ -395,7 +395,7 @@ class ClusterState:
         if self._undo is not None:
             raise CapacityError("an inventory cannot be tried, only applied")
         old = self.by_name
-        states = [NodeState(node, 0) for node in change.nodes]
+        states = [self._state_of(node) for node in change.nodes]
         kept = {state.name for state in states}
         for previous in self.nodes:
             if previous.name not in kept and previous.leases:
@@ -405,12 +405,17 @@ class ClusterState:
         self.nodes = states
         self.by_name = {state.name: state for state in states}
         for state in states:
-            if state.name in old:
+            if state.name in old and old[state.name] is not state:
                 state.drained = old[state.name].drained
                 for lease in old[state.name].leases.values():
                     _book(state, lease, force=True)
                     state.leases[lease.task_id] = lease
         self._index_nodes(states)
+
+    def _state_of(self, node: Node) -> NodeState:
+        """The state there is if the node is the very same value, so that a change costs what it changes."""
+        state = self.by_name.get(node.name)
+        return state if state is not None and state.node is node and not state.retired else NodeState(node, 0)
 
     # ---- indexes ----
 

@@ -1,0 +1,208 @@
+"""The world a planner acts in: devices are nodes, executors are leases, and every command is recorded."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+from resource_manager.allocator import grant, release
+from resource_manager.cluster import ClusterState, NodeState
+from resource_manager.models import Drained, InventoryChanged, Node, Placement, Request, Restored
+from simulator.edge.dataset import METRIC_PERIOD_S, Category, Dataset, Device
+from simulator.edge.plan import Add, Match, Plan, Step
+from simulator.edge.transfers import transfer_s, upload_s
+from simulator.errors import SimulationError
+
+NEVER_S = 1 << 30
+"""The end of a task that cannot end: its device leaves while data is on the way."""
+
+
+class Executor:
+    """A lease on a device for tasks of one category.
+
+    It prepares until `free_from_s`; while it runs `task_id`, `free_from_s` is when that is expected to end.
+    """
+
+    __slots__ = ("category", "created_s", "device", "executor_id", "free_from_s", "lease_id", "task_id")
+
+    def __init__(self, executor_id: int, category: Category, device: Device, created_s: int) -> None:
+        self.executor_id = executor_id
+        self.category = category
+        self.device = device
+        self.created_s = created_s
+        self.free_from_s = created_s + max(1, category.prepare_s)
+        self.lease_id = f"executor-{executor_id}"
+        self.task_id: int | None = None
+
+    def is_free(self, now: int) -> bool:
+        return self.task_id is None and self.free_from_s <= now
+
+
+class Environment:
+    """Holds the second `now`, the executors and the tasks; `plan` is what was commanded so far.
+
+    A task is executable when its job has arrived and all its parents have ended; only such tasks may be
+    matched here. (The rules allow a match as soon as one parent has ended, but such a task only blocks
+    its executor.)
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.now = 0
+        self.plan: Plan = {}
+        self.nodes = [
+            Node(device.name, device.index, _resources(*dataset.first_capacity(device)))
+            for device in dataset.devices
+        ]
+        self.cluster = ClusterState(self.nodes)
+        self.on_device: list[dict[int, Executor]] = [{} for _ in dataset.devices]
+        self.running: dict[int, Executor] = {}
+        self.end_s: dict[int, int] = {}
+        self.executable: dict[int, None] = {}  # in the order in which they became so
+        self._kept_on: dict[int, Device] = {}
+        self._parents_left = {task.task_id: len(task.parents) for task in dataset.tasks.values()}
+        self._ends: list[tuple[int, int, int, Device]] = []
+        self._last_executor_id = -1
+        self._arrivals: dict[int, list[int]] = {}
+        for job in dataset.jobs.values():
+            self._arrivals.setdefault(job.arrival_s, []).append(job.job_id)
+        self.arrived: dict[int, None] = {}
+        for device in dataset.devices:
+            if not dataset.is_online(device, 0):
+                self.cluster.apply(Drained(device.name, 0, "offline"))
+        self._arrive()
+
+    # ---- reading ----
+
+    def node(self, device: Device) -> NodeState:
+        """The device's node; `free` has its free cpus and memory_mib."""
+        return self.cluster.by_name[device.name]
+
+    def expected_end(self, task_id: int, device: Device, start_s: int) -> tuple[int, Device] | None:
+        """(end, device that keeps the data) if an executor of the device took the task at `start_s`.
+
+        All parents must have ended by then. None if a user device leaves while data is on the way.
+        """
+        dataset = self.dataset
+        task = dataset.tasks[task_id]
+        moved = 0
+        for parent, size in task.parents:
+            took = transfer_s(dataset, self._kept_on[parent], device, start_s, size)
+            if took is None:
+                return None
+            moved = max(moved, took)
+        end = start_s + moved + task.compute_s * device.compute_factor
+        if device.kind != "UE":
+            return end, device
+        uploaded = upload_s(dataset, device, end, task.output_size)
+        return None if uploaded is None else (end + uploaded[0], uploaded[1])
+
+    @property
+    def done(self) -> bool:
+        return len(self.end_s) == len(self.dataset.tasks)
+
+    # ---- commands ----
+
+    def delete(self, executor: Executor) -> None:
+        """Ends an executor; what it runs has to start anew."""
+        if executor.created_s == self.now:
+            raise SimulationError(f"executor {executor.executor_id} is deleted in the second of its creation")
+        self._step().deletes.append(executor.executor_id)
+        self._end_lease(executor, "deleted")
+
+    def add(self, category: Category, device: Device) -> Executor:
+        """Creates an executor; raises `CapacityError` where it does not fit."""
+        self._last_executor_id += 1
+        executor = Executor(self._last_executor_id, category, device, self.now)
+        request = Request(
+            executor.lease_id,
+            resources=_resources(category.cpus, category.memory_mib),
+            required_node=device.name,
+        )
+        self.cluster.apply(grant(self.cluster, request, Placement(device.name), self.now))
+        self._step().adds.append(Add(executor.executor_id, category.category_id, device))
+        self.on_device[device.index][executor.executor_id] = executor
+        return executor
+
+    def match(self, executor: Executor, task_id: int) -> None:
+        """Gives an executable task to a free executor of its category."""
+        category_id = self.dataset.tasks[task_id].category_id
+        if not executor.is_free(self.now) or category_id != executor.category.category_id:
+            raise SimulationError(f"executor {executor.executor_id} cannot take task {task_id} now")
+        del self.executable[task_id]
+        self._step().matches.append(Match(executor.executor_id, task_id))
+        self.running[task_id] = executor
+        executor.task_id = task_id
+        expected = self.expected_end(task_id, executor.device, self.now)
+        executor.free_from_s = NEVER_S if expected is None else expected[0]
+        if expected is not None:
+            heapq.heappush(self._ends, (expected[0], task_id, executor.executor_id, expected[1]))
+
+    def _step(self) -> Step:
+        return self.plan.setdefault(self.now, Step())
+
+    def _end_lease(self, executor: Executor, outcome: str) -> None:
+        for change in release(self.cluster, executor.lease_id, self.now, outcome=outcome):
+            self.cluster.apply(change)
+        del self.on_device[executor.device.index][executor.executor_id]
+        if executor.task_id is not None:
+            del self.running[executor.task_id]
+            self.executable[executor.task_id] = None
+
+    # ---- the clock ----
+
+    def advance(self) -> None:
+        """One second: ends, capacity of base stations and user devices, devices that leave, arrivals."""
+        before, self.now = self.now, self.now + 1
+        while self._ends and self._ends[0][0] <= self.now:
+            self._complete(*heapq.heappop(self._ends))
+        second = self.now % METRIC_PERIOD_S
+        changes = self.dataset.capacity_changes.get(second)
+        if changes:
+            for index, cpus, memory_mib in changes:
+                self._evict(index, cpus, memory_mib)
+                self.nodes[index] = replace(self.nodes[index], resources=_resources(cpus, memory_mib))
+            self.cluster.apply(InventoryChanged(tuple(self.nodes), self.now))
+        for index in self.dataset.leaving.get(before % METRIC_PERIOD_S, ()):
+            for executor in list(self.on_device[index].values()):
+                self._end_lease(executor, "its device went offline")
+            self.cluster.apply(Drained(self.nodes[index].name, self.now, "offline"))
+        for index in self.dataset.joining.get(second, ()):
+            self.cluster.apply(Restored(self.nodes[index].name, self.now))
+        self._arrive()
+
+    def _complete(self, end: int, task_id: int, executor_id: int, kept_on: Device) -> None:
+        executor = self.running.get(task_id)
+        if executor is None or executor.executor_id != executor_id or executor.free_from_s != end:
+            return  # it was killed meanwhile
+        del self.running[task_id]
+        executor.task_id = None
+        self.end_s[task_id] = end
+        self._kept_on[task_id] = kept_on
+        for child, _ in self.dataset.tasks[task_id].children:
+            self._parents_left[child] -= 1
+            if not self._parents_left[child]:
+                self.executable[child] = None
+
+    def _evict(self, index: int, cpus: int, memory_mib: int) -> None:
+        """Ends the oldest executors until the others fit the new capacity."""
+        held = self.on_device[index]
+        used_cpus = sum(executor.category.cpus for executor in held.values())
+        used_mib = sum(executor.category.memory_mib for executor in held.values())
+        for executor in list(held.values()):  # ids grow with the time of creation
+            if used_cpus <= cpus and used_mib <= memory_mib:
+                return
+            used_cpus -= executor.category.cpus
+            used_mib -= executor.category.memory_mib
+            self._end_lease(executor, "capacity shrank")
+
+    def _arrive(self) -> None:
+        for job_id in self._arrivals.get(self.now, ()):
+            self.arrived[job_id] = None
+            for task_id in self.dataset.jobs[job_id].task_ids:
+                if not self._parents_left[task_id]:
+                    self.executable[task_id] = None
+
+
+def _resources(cpus: int, memory_mib: int) -> dict[str, int]:
+    return {"cpus": cpus, "memory_mib": memory_mib}
