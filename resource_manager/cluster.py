@@ -395,7 +395,9 @@ class ClusterState:
         if self._undo is not None:
             raise CapacityError("an inventory cannot be tried, only applied")
         old = self.by_name
-        states = [self._state_of(node) for node in change.nodes]
+        if self._resized_only(change.nodes):
+            return
+        states = [NodeState(node, 0) for node in change.nodes]
         kept = {state.name for state in states}
         for previous in self.nodes:
             if previous.name not in kept and previous.leases:
@@ -405,17 +407,36 @@ class ClusterState:
         self.nodes = states
         self.by_name = {state.name: state for state in states}
         for state in states:
-            if state.name in old and old[state.name] is not state:
+            if state.name in old:
                 state.drained = old[state.name].drained
                 for lease in old[state.name].leases.values():
                     _book(state, lease, force=True)
                     state.leases[lease.task_id] = lease
         self._index_nodes(states)
 
-    def _state_of(self, node: Node) -> NodeState:
-        """The state there is if the node is the very same value, so that a change costs what it changes."""
-        state = self.by_name.get(node.name)
-        return state if state is not None and state.node is node and not state.retired else NodeState(node, 0)
+    def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
+        """Takes the change in place, at the cost of what differs, if no node or GPU came, left or moved."""
+        places = list(zip(nodes, self.nodes, strict=False))
+        if len(nodes) != len(self.nodes) or any(
+            node is not state.node
+            and (
+                (node.name, node.server_id, node.gpus) != (state.name, state.node.server_id, state.node.gpus)
+                or state.retired
+            )
+            for node, state in places
+        ):
+            return False
+        for node, state in places:
+            if node is not state.node:
+                resized = NodeState(node, state.index)
+                resized.drained = state.drained
+                for lease in state.leases.values():
+                    _book(resized, lease, force=True)
+                    resized.leases[lease.task_id] = lease
+                self.nodes[state.index] = self.by_name[node.name] = resized
+                self.by_server_id[node.server_id] = resized
+                self._touch(state.index)
+        return True
 
     # ---- indexes ----
 
