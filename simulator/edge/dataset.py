@@ -40,7 +40,10 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a job graph; `parents` and `children` are pairs of (task id, size of the data)."""
+    """One task of a job graph; `parents` and `children` are pairs of (task id, size of the data).
+
+    `output_size` is the sum of what the children read: what a user device uploads once it has computed.
+    """
 
     task_id: int
     job_id: int
@@ -48,11 +51,10 @@ class Task:
     parents: tuple[tuple[int, int], ...]
     children: tuple[tuple[int, int], ...]
     compute_s: int
+    output_size: int = field(init=False)
 
-    @property
-    def output_size(self) -> int:
-        """The sum of what the children read: what a user device uploads when it has computed the task."""
-        return sum(size for _, size in self.children)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output_size", sum(size for _, size in self.children))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,14 @@ class Dataset:
         for device in self.devices[self.first_ue :]:
             leaving.setdefault(device.offline_s, []).append(device.index)
         return {second: tuple(found) for second, found in leaving.items()}
+
+    @cached_property
+    def joining(self) -> dict[int, tuple[int, ...]]:
+        """Second of the metric period -> user devices that come online."""
+        joining: dict[int, list[int]] = {}
+        for device in self.devices[self.first_ue :]:
+            joining.setdefault(device.online_s, []).append(device.index)
+        return {second: tuple(found) for second, found in joining.items()}
 
     @cached_property
     def rate_rows(self) -> list[list[int]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from resource_manager.allocator import grant, release
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.models import Drained, InventoryChanged, Node, Placement, Request, Restored
-from simulator.edge.dataset import METRIC_PERIOD_S, Category, Dataset, Device
+from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
 from simulator.edge.plan import Add, Match, Plan, Step
 from simulator.edge.transfers import transfer_s, upload_s
 from simulator.errors import SimulationError
@@ -46,15 +46,16 @@ class Environment:
     its executor.)
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, kinds: tuple[Kind, ...] = KINDS) -> None:
         self.dataset = dataset
+        self.devices = [device for device in dataset.devices if device.kind in kinds]
         self.now = 0
         self.plan: Plan = {}
-        self.nodes = [
-            Node(device.name, device.index, _resources(*dataset.first_capacity(device)))
-            for device in dataset.devices
-        ]
-        self.cluster = ClusterState(self.nodes)
+        self.nodes = {
+            device.index: Node(device.name, device.index, _resources(*dataset.first_capacity(device)))
+            for device in self.devices
+        }
+        self.cluster = ClusterState(self.nodes.values())
         self.on_device: list[dict[int, Executor]] = [{} for _ in dataset.devices]
         self.running: dict[int, Executor] = {}
         self.end_s: dict[int, int] = {}
@@ -66,8 +67,8 @@ class Environment:
         self._arrivals: dict[int, list[int]] = {}
         for job in dataset.jobs.values():
             self._arrivals.setdefault(job.arrival_s, []).append(job.job_id)
-        self.arrived: dict[int, None] = {}
-        for device in dataset.devices:
+        self.touched_jobs: set[int] = set()  # those with an arrival, start, end or kill; a policy clears it
+        for device in self.devices:
             if not dataset.is_online(device, 0):
                 self.cluster.apply(Drained(device.name, 0, "offline"))
         self._arrive()
@@ -130,6 +131,7 @@ class Environment:
         if not executor.is_free(self.now) or category_id != executor.category.category_id:
             raise SimulationError(f"executor {executor.executor_id} cannot take task {task_id} now")
         del self.executable[task_id]
+        self.touched_jobs.add(self.dataset.tasks[task_id].job_id)
         self._step().matches.append(Match(executor.executor_id, task_id))
         self.running[task_id] = executor
         executor.task_id = task_id
@@ -148,6 +150,7 @@ class Environment:
         if executor.task_id is not None:
             del self.running[executor.task_id]
             self.executable[executor.task_id] = None
+            self.touched_jobs.add(self.dataset.tasks[executor.task_id].job_id)
 
     # ---- the clock ----
 
@@ -157,18 +160,22 @@ class Environment:
         while self._ends and self._ends[0][0] <= self.now:
             self._complete(*heapq.heappop(self._ends))
         second = self.now % METRIC_PERIOD_S
-        changes = self.dataset.capacity_changes.get(second)
+        changes = [
+            change for change in self.dataset.capacity_changes.get(second, ()) if change[0] in self.nodes
+        ]
+        for index, cpus, memory_mib in changes:
+            self._evict(index, cpus, memory_mib)
+            self.nodes[index] = replace(self.nodes[index], resources=_resources(cpus, memory_mib))
         if changes:
-            for index, cpus, memory_mib in changes:
-                self._evict(index, cpus, memory_mib)
-                self.nodes[index] = replace(self.nodes[index], resources=_resources(cpus, memory_mib))
-            self.cluster.apply(InventoryChanged(tuple(self.nodes), self.now))
+            self.cluster.apply(InventoryChanged(tuple(self.nodes.values()), self.now))
         for index in self.dataset.leaving.get(before % METRIC_PERIOD_S, ()):
-            for executor in list(self.on_device[index].values()):
-                self._end_lease(executor, "its device went offline")
-            self.cluster.apply(Drained(self.nodes[index].name, self.now, "offline"))
+            if index in self.nodes:
+                for executor in list(self.on_device[index].values()):
+                    self._end_lease(executor, "its device went offline")
+                self.cluster.apply(Drained(self.nodes[index].name, self.now, "offline"))
         for index in self.dataset.joining.get(second, ()):
-            self.cluster.apply(Restored(self.nodes[index].name, self.now))
+            if index in self.nodes:
+                self.cluster.apply(Restored(self.nodes[index].name, self.now))
         self._arrive()
 
     def _complete(self, end: int, task_id: int, executor_id: int, kept_on: Device) -> None:
@@ -179,6 +186,7 @@ class Environment:
         executor.task_id = None
         self.end_s[task_id] = end
         self._kept_on[task_id] = kept_on
+        self.touched_jobs.add(self.dataset.tasks[task_id].job_id)
         for child, _ in self.dataset.tasks[task_id].children:
             self._parents_left[child] -= 1
             if not self._parents_left[child]:
@@ -198,7 +206,7 @@ class Environment:
 
     def _arrive(self) -> None:
         for job_id in self._arrivals.get(self.now, ()):
-            self.arrived[job_id] = None
+            self.touched_jobs.add(job_id)
             for task_id in self.dataset.jobs[job_id].task_ids:
                 if not self._parents_left[task_id]:
                     self.executable[task_id] = None

@@ -1,0 +1,266 @@
+"""The policy `water_gate`: shortest critical path first on the fastest device, slower ones behind a gate."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from operator import attrgetter
+
+from simulator.edge.dataset import METRIC_PERIOD_S, Dataset, Device, Job, Kind, Task
+from simulator.edge.environment import Environment, Executor
+
+RESERVE_MARGIN_S = 5
+"""A busy executor is waited for if it is free within its category's preparation and this."""
+
+
+def plan_water_gate(dataset: Dataset, kinds: tuple[Kind, ...]) -> Environment:
+    """Commands second by second until all jobs are done; the environment then holds the plan.
+
+    Jobs in the order of their remaining critical path; each second hosts, then base stations, then user
+    devices take tasks from the top. A slower device may take a task of a job only if it would end before
+    the hosts get round to that job: the gate. Source: the contest entry `reskipper/6GANA_AIC`.
+    """
+    environment = Environment(dataset, kinds)
+    devices = sorted(environment.devices, key=attrgetter("compute_factor"))
+    hosts = [device for device in devices if device.kind == "Cloud"]
+    stations = [device for device in devices if device.kind == "BS"]
+    ues = [device for device in devices if device.kind == "UE"]
+    jobs = _JobTable(environment)
+    reserved: dict[int, int] = {}
+    while not environment.done:
+        jobs.update()
+        second = _Second(environment, reserved)
+        if environment.executable:
+            reach = max(second.serve_host(host, jobs.order) for host in hosts)
+            if stations or ues:
+                gate = _Gate(environment, jobs.order, reach, hosts)
+                if stations:
+                    tasks = gate.tasks(stations[0].compute_factor, _most_children_first)
+                    for station in stations:
+                        second.serve_behind(gate, tasks, station)
+                if ues:
+                    tasks = gate.tasks(ues[0].compute_factor, _shortest_first)
+                    for ue, rate in _online(environment, ues):
+                        second.serve_behind(gate, tasks, ue, rate)
+        reserved = second.reserves
+        environment.advance()
+    return environment
+
+
+class _RankedJob:
+    """A job that has arrived: `critical_s` and `work_s` of its tasks that neither run nor are done."""
+
+    __slots__ = ("critical_s", "job", "ready", "topological", "work_s")
+
+    def __init__(self, job: Job, dataset: Dataset) -> None:
+        self.job = job
+        self.topological = topological_order(job, dataset)
+        self.critical_s = self.work_s = 0
+        self.ready: list[Task] = []
+
+    def update(self, environment: Environment) -> None:
+        longest: dict[int, int] = {}
+        self.work_s = 0
+        for task in self.topological:
+            if task.task_id in environment.end_s or task.task_id in environment.running:
+                continue
+            before = max((longest.get(parent, 0) for parent, _ in task.parents), default=0)
+            longest[task.task_id] = before + task.compute_s
+            self.work_s += task.compute_s
+        self.critical_s = max(longest.values(), default=0)
+        self.ready = [task for task in self.topological if task.task_id in environment.executable]
+
+
+def topological_order(job: Job, dataset: Dataset) -> list[Task]:
+    """The job's tasks, parents before children."""
+    left = {task_id: len(dataset.tasks[task_id].parents) for task_id in job.task_ids}
+    order = [task_id for task_id in job.task_ids if not left[task_id]]
+    for task_id in order:  # grows while it is read
+        for child, _ in dataset.tasks[task_id].children:
+            left[child] -= 1
+            if not left[child]:
+                order.append(child)
+    return [dataset.tasks[task_id] for task_id in order]
+
+
+class _JobTable:
+    """The jobs that have arrived and are not done, the shortest remaining critical path first."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.order: list[_RankedJob] = []
+        self._ranked: dict[int, _RankedJob] = {}
+
+    def update(self) -> None:
+        environment, ranked = self.environment, self._ranked
+        if not environment.touched_jobs:
+            return
+        for job_id in sorted(environment.touched_jobs):
+            job = environment.dataset.jobs[job_id]
+            if all(task_id in environment.end_s for task_id in job.task_ids):
+                ranked.pop(job_id, None)
+                continue
+            if job_id not in ranked:
+                ranked[job_id] = _RankedJob(job, environment.dataset)
+            ranked[job_id].update(environment)
+        environment.touched_jobs.clear()
+        self.order = sorted(ranked.values(), key=attrgetter("critical_s"))
+
+
+class _Gate:
+    """Which jobs behind the hosts' reach a slower device may serve.
+
+    The hosts' executors are taken to work on the first `reach` jobs side by side, and on the next job when
+    one of these is done: `levels` has the work (the water) after which the k-th job behind has its turn.
+    """
+
+    def __init__(
+        self, environment: Environment, order: list[_RankedJob], reach: int, hosts: list[Device]
+    ) -> None:
+        self.behind = order[reach:]
+        pools = [ranked.work_s for ranked in order[:reach]]
+        heapq.heapify(pools)
+        self.levels: list[int] = []
+        for ranked in self.behind:
+            self.levels.append(pools[0])
+            heapq.heapreplace(pools, pools[0] + ranked.work_s)
+        speed = sum(len(environment.on_device[host.index]) / host.compute_factor for host in hosts)
+        self.water_per_s = speed / reach
+
+    def tasks(self, least_factor: int, by: Callable[[Task], tuple[int, int]]) -> list[tuple[Task, int]]:
+        """(task, level) of the jobs behind, in order, without those that no device of this factor may take."""
+        return [
+            (task, level)
+            for ranked, level in zip(self.behind, self.levels, strict=True)
+            for task in sorted(ranked.ready, key=by)
+            if task.compute_s * least_factor * self.water_per_s <= level
+        ]
+
+
+class _Second:
+    """One second of commands: what was reserved before (R), and what is used by now (U)."""
+
+    def __init__(self, environment: Environment, reserved: dict[int, int]) -> None:
+        self.environment = environment
+        self.now = environment.now
+        self.reserved = reserved
+        self.reserves: dict[int, int] = {}
+        self.used: set[int] = set()
+        self.taken: set[int] = set()
+
+    def serve_host(self, host: Device, order: list[_RankedJob]) -> int:
+        """Serves the jobs in order; returns how many were visited before the host was exhausted."""
+        spilled = False
+        for visited, ranked in enumerate(order, 1):
+            for task in sorted(ranked.ready, key=_most_children_first):
+                if task.task_id in self.taken:
+                    continue
+                if self.place(task, host, may_create=not spilled):
+                    self.taken.add(task.task_id)
+                else:
+                    spilled = True
+                if spilled and not self.has_spare(host):
+                    return visited
+        return len(order)
+
+    def serve_behind(
+        self, gate: _Gate, tasks: list[tuple[Task, int]], device: Device, rate: int | None = None
+    ) -> None:
+        """Serves those tasks that the gate lets through to this device; a user device has a `rate`."""
+        spilled = False
+        factor, water_per_s = device.compute_factor, gate.water_per_s
+        for task, level in tasks:
+            if task.task_id in self.taken:
+                continue
+            takes_s = task.compute_s * factor
+            if rate is not None:
+                takes_s += 2 * -(-task.output_size // rate)
+            if takes_s * water_per_s > level:
+                continue
+            if self.place(task, device, may_create=not spilled):
+                self.taken.add(task.task_id)
+            else:
+                spilled = True
+            if spilled and not self.has_spare(device):
+                return
+
+    def has_spare(self, device: Device) -> bool:
+        return any(
+            executor.is_free(self.now) and executor.executor_id not in self.used
+            for executor in self.environment.on_device[device.index].values()
+        )
+
+    def place(self, task: Task, device: Device, *, may_create: bool) -> bool:
+        """Assigns, reserves or creates an executor for the task; False if the device has none for it."""
+        environment = self.environment
+        soonest: Executor | None = None
+        free: Executor | None = None
+        for executor in environment.on_device[device.index].values():
+            if executor.category.category_id != task.category_id or executor.executor_id in self.used:
+                continue
+            if executor.is_free(self.now):
+                holder = self.reserved.get(executor.executor_id)
+                if holder == task.task_id or (holder is None and free is None):
+                    free = executor
+            elif soonest is None or executor.free_from_s < soonest.free_from_s:
+                soonest = executor
+        if free is not None:
+            environment.match(free, task.task_id)
+            self.used.add(free.executor_id)
+            return True
+        category = environment.dataset.categories[task.category_id]
+        patience_s = category.prepare_s + RESERVE_MARGIN_S
+        if soonest is not None and soonest.free_from_s - self.now <= patience_s:
+            self.reserve(soonest, task)
+            return True
+        if may_create and self.make_room(task, device):
+            self.reserve(environment.add(category, device), task)
+            return True
+        return False
+
+    def reserve(self, executor: Executor, task: Task) -> None:
+        self.used.add(executor.executor_id)
+        self.reserves[executor.executor_id] = task.task_id
+
+    def make_room(self, task: Task, device: Device) -> bool:
+        """Whether an executor for the task fits, if need be after the oldest spare ones are deleted."""
+        environment = self.environment
+        category = environment.dataset.categories[task.category_id]
+        free = environment.node(device).free
+        cpus, memory_mib = free["cpus"], free["memory_mib"]
+        doomed: list[Executor] = []
+        spare = iter(environment.on_device[device.index].values())  # the oldest first
+        while cpus < category.cpus or memory_mib < category.memory_mib:
+            executor = next(spare, None)
+            if executor is None:
+                return False
+            kept = executor.executor_id in self.used or executor.executor_id in self.reserved
+            if executor.is_free(self.now) and not kept:
+                doomed.append(executor)
+                cpus += executor.category.cpus
+                memory_mib += executor.category.memory_mib
+        for executor in doomed:
+            environment.delete(executor)
+        return True
+
+
+def _most_children_first(task: Task) -> tuple[int, int]:
+    return -len(task.children), -task.compute_s
+
+
+def _shortest_first(task: Task) -> tuple[int, int]:
+    return task.compute_s, task.output_size
+
+
+def _online(environment: Environment, ues: list[Device]) -> list[tuple[Device, int]]:
+    """User devices that are online and connected, with their rate, the fastest first."""
+    dataset, now = environment.dataset, environment.now
+    second = now % METRIC_PERIOD_S
+    online = [
+        (ue, dataset.rate_rows[ue.index - dataset.first_ue][second])
+        for ue in ues
+        if dataset.is_online(ue, now)
+    ]
+    return sorted(
+        ((ue, rate) for ue, rate in online if rate > 0), key=lambda pair: (pair[0].compute_factor, -pair[1])
+    )
