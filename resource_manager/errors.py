@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ResourceManagerError(Exception):
     """Root of every error this project raises itself."""
@@ -66,14 +68,21 @@ class StoreUnavailableError(StoreError):
 
 
 class StaleStateError(StoreError):
-    """The state moved on since it was read; nothing was written."""
+    """The state moved on since it was read; nothing was written.
 
-    def __init__(self, expected: int, found: int | None, detail: str = "") -> None:
+    `missed` holds the changes from version `expected` to `found` where the store had them at hand: applied
+    to the replica they spare a read.
+    """
+
+    def __init__(
+        self, expected: int, found: int | None, detail: str = "", *, missed: tuple[Any, ...] = ()
+    ) -> None:
         super().__init__(
             detail or f"the state moved on: expected version {expected}, found {found}; read again and retry"
         )
         self.expected = expected
         self.found = found
+        self.missed = missed
 
 
 class LockedError(StaleStateError):

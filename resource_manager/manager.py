@@ -16,6 +16,7 @@ from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
+    LockedError,
     LockTimeoutError,
     ResourceManagerError,
     StaleStateError,
@@ -43,6 +44,9 @@ from resource_manager.stores import Store, open_store
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+TRIES_WITHOUT_LOCK = 4
+"""Lost races after which an operation queues for the lock."""
 
 Step = Callable[[ClusterState, float], list[Change]]
 """(state, now) -> the changes to make; it may raise, and it changes nothing."""
@@ -517,19 +521,25 @@ class GPUResourceManager:
     def _change_and_look(self, step: Step, look: Callable[[ClusterState], T]) -> tuple[list[Change], T]:
         """Decides and commits; then looks at the state as it is right after.
 
-        First without the lock, on the replica as it is: one round trip if nobody else was faster. After a
-        conflict under the lock, for order; the store refuses a commit by anyone but the lock's holder.
-        A "no" decided on an old replica is decided again on a fresh one.
+        First without the lock, on the replica as it is: one round trip if nobody else was faster, one more
+        each time somebody was. Who loses too often, or meets a holder, queues for the lock, for order; the
+        store refuses a commit by anyone but the lock's holder. A "no" decided on an old replica is decided
+        again on a fresh one.
         """
         started = time.monotonic()
         timeout_s = self.settings.lock_timeout_s
         if not self._mutex.acquire(timeout=timeout_s):
             raise LockTimeoutError("this process's own lock", timeout_s)
         try:
-            try:
-                return self._attempt(step, look, None)
-            except StaleStateError:
-                self._measured("commit_conflicts", 1)
+            for _ in range(TRIES_WITHOUT_LOCK):
+                try:
+                    return self._attempt(step, look, None)
+                except LockedError:
+                    self._measured("commit_conflicts", 1)
+                    break
+                except StaleStateError as error:
+                    self._measured("commit_conflicts", 1)
+                    self._catch_up(error)
             return self._change_under_lock(step, look, started + timeout_s)
         finally:
             self._mutex.release()
@@ -599,6 +609,14 @@ class GPUResourceManager:
             if cluster is None or time.monotonic() - self._refreshed_at >= max_age_s:
                 cluster = self._refresh()
             return look(cluster, self.store.now())
+
+    def _catch_up(self, error: StaleStateError) -> None:
+        """Brings the replica up to date, with what the store said along with its refusal if it can."""
+        if self._replica is None or not error.missed:
+            self._refresh()
+            return
+        for change in error.missed:
+            self._replica.apply(change)
 
     def _refresh(self) -> ClusterState:
         replica = self.store.refresh(self._replica)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.errors import StaleStateError, StateLostError
+from resource_manager.errors import LockedError, StaleStateError, StateLostError
 from resource_manager.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.models import Change
 
@@ -59,10 +59,13 @@ class MemoryStore:
         with self._mutex:
             stored = self._version()
             if stored != version:
-                raise StaleStateError(version, stored)
+                missed: tuple[Change, ...] = ()
+                if self._base is not None and self._base.version <= version:
+                    missed = tuple(self._changes[version - self._base.version :])
+                raise StaleStateError(version, stored, missed=missed)
             holder = self._order.holder
             if holder is not None and holder.token != lock_token:
-                raise StaleStateError(version, stored, "somebody else holds the lock; take it and retry")
+                raise LockedError(version)
             self._changes += changes
             if len(self._changes) > 2 * self._history_limit:
                 self._fold(len(self._changes) - self._history_limit)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from resource_manager.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
     CorruptStateError,
+    LockedError,
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
@@ -295,9 +296,10 @@ class RedisStore:
         where = self._client.address
         match status:
             case "stale":
-                raise StaleStateError(version, stored)
+                missed = answer[5] if len(answer) > 5 else ()
+                raise StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
             case "locked":
-                raise StaleStateError(version, stored, "somebody else holds the lock; take it and retry")
+                raise LockedError(version)
             case "clock":
                 raise StaleStateError(
                     version, stored, f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry"

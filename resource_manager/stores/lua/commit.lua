@@ -2,7 +2,7 @@
 -- ARGV: 1 format, 2 epoch, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 length of the history, 9 rest after a restart in s, 10 last fencing number, 11 last node,
 --       12 new inventory or '', then for each change: operation, key, JSON ('forget' is no change).
--- Answers: status, seconds, microseconds, stored version, detail.
+-- Answers: status, seconds, microseconds, stored version, detail, and for 'stale' the changes missed, if few.
 local meta, inventory, leases, renewals, quarantined, waiting, drained, changes, lock =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local time = redis.call('TIME')
@@ -19,6 +19,9 @@ if version ~= expected then
   local first = redis.call('XRANGE', changes, (expected + 1) .. '-0', (expected + 1) .. '-0')[1]
   if first and first[2][4] == ARGV[7] then
     return {'ok', time[1], time[2], version, ''}
+  end
+  if version > expected and version - expected <= 64 then
+    return {'stale', time[1], time[2], version, '', missing_changes(changes, expected, version)}
   end
   return {'stale', time[1], time[2], version, ''}
 end

@@ -27,3 +27,16 @@ local function examine(meta, format, epoch, now, rest_s)
   end
   return 'ok', version, ''
 end
+
+-- The JSON of every change from version `known` to `version`, or nil if the stream no longer has them all.
+local function missing_changes(changes, known, version)
+  local entries = redis.call('XRANGE', changes, (known + 1) .. '-0', '+')
+  if #entries ~= version - known or entries[1][1] ~= (known + 1) .. '-0' then
+    return nil
+  end
+  local missing = {}
+  for i, entry in ipairs(entries) do
+    missing[i] = entry[2][2]
+  end
+  return missing
+end

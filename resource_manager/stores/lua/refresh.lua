@@ -23,12 +23,8 @@ if known > version then
 end
 local size = redis.call('HLEN', leases) + redis.call('HLEN', waiting) + tonumber(ARGV[6])
 if known >= 0 and missed <= math.max(size, 8) then
-  local entries = redis.call('XRANGE', changes, (known + 1) .. '-0', '+')
-  if #entries == missed and entries[1][1] == (known + 1) .. '-0' then
-    local missing = {}
-    for i, entry in ipairs(entries) do
-      missing[i] = entry[2][2]
-    end
+  local missing = missing_changes(changes, known, version)
+  if missing then
     return {'ok', time[1], time[2], version, detail, 'changes', missing}
   end
 end
