@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test clean
+.PHONY: install lock lint test test-e2e demo up clean
 
 install: $(STAMP)
 
@@ -28,6 +28,16 @@ lint: install
 
 test: lint
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "not e2e"
+
+# Also what needs a real sshd, Docker engine or PostgreSQL; each test says what it misses.
+test-e2e: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "e2e or slow" tests/e2e
+
+demo: install
+	$(BIN)/python -m demo
+
+up: install
+	$(BIN)/python -m demo up
 
 clean:
 	rm -rf $(VENV) .build artifacts dist

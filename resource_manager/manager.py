@@ -512,7 +512,7 @@ class GPUResourceManager:
                 reason = f"{position - 1} ahead in the queue"
             else:
                 reason = f"no server has room for {allocator.describe(entry.request)}"
-            entries.append(views.waiting(entry, position, reason))
+            entries.append(views.waiting(entry, position, reason, now))
         return entries
 
     def _change(self, step: Step) -> list[Change]:

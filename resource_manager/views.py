@@ -37,7 +37,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
     }
 
 
-def waiting(entry: Waiting, position: int, reason: str) -> dict[str, Any]:
+def waiting(entry: Waiting, position: int, reason: str, now: float) -> dict[str, Any]:
     """A queue entry: position counts from 1 in the order in which the queue is served."""
     request = entry.request
     return {
@@ -46,6 +46,7 @@ def waiting(entry: Waiting, position: int, reason: str) -> dict[str, Any]:
         "position": position,
         "reason": reason,
         "queued_at": entry.queued_at,
+        "waited_s": max(now - entry.queued_at, 0.0),
         "required_gpus": request.gpus,
         "required_cpus": request.resources.get("cpus", 0),
         **_demand(request),

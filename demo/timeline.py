@@ -1,0 +1,174 @@
+"""What every task did when, from the manager's history: live on a terminal, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.table import Table
+from rich.text import Text
+
+COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f")
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A task's time on its GPUs; times are seconds of the store's clock, `released_at` None while it runs."""
+
+    task_id: str
+    queued_at: float
+    granted_at: float
+    released_at: float | None
+    server: str
+    gpu_ids: tuple[int, ...]
+    cpus: float
+
+    @property
+    def name(self) -> str:
+        return self.task_id.rsplit("/", 1)[-1]
+
+
+def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
+    """Every lease of the history, in the order of the grants."""
+    open_leases: dict[int, Holding] = {}
+    found: list[Holding] = []
+    for change in history:
+        if change["change"] == "granted":
+            lease = change["lease"]
+            request = lease["request"]
+            open_leases[lease["fencing_token"]] = Holding(
+                request["task_id"],
+                lease.get("queued_at") or lease["granted_at"],
+                lease["granted_at"],
+                None,
+                lease["placement"]["node"],
+                tuple(lease["placement"].get("gpu_ids", ())),
+                request.get("resources", {}).get("cpus", 0),
+            )
+        elif change["change"] in ("released", "expired"):
+            held = open_leases.pop(change["fencing_token"])
+            found.append(
+                Holding(
+                    held.task_id,
+                    held.queued_at,
+                    held.granted_at,
+                    change["at"],
+                    held.server,
+                    held.gpu_ids,
+                    held.cpus,
+                )
+            )
+    return sorted([*found, *open_leases.values()], key=lambda held: held.granted_at)
+
+
+def overlaps(held: Sequence[tuple[str, str, Iterable[int], float, float]]) -> list[str]:
+    """Two of (task, server, GPU ids, from, to) that had the same GPU at the same time, in words."""
+    per_gpu: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
+    for task, server, gpu_ids, start, end in held:
+        for gpu_id in gpu_ids:
+            per_gpu.setdefault((server, gpu_id), []).append((start, end, task))
+    found = []
+    for (server, gpu_id), spans in per_gpu.items():
+        spans.sort()
+        for (_, end, first), (start, _, second) in pairwise(spans):
+            if start < end:
+                found.append(f"GPU {gpu_id} of {server} was held by {first} and {second} at once")
+    return found
+
+
+def live_view(
+    servers: Sequence[Mapping[str, Any]],
+    leases: Sequence[Mapping[str, Any]],
+    queue: Sequence[Mapping[str, Any]],
+) -> Table:
+    """The servers with a cell for each GPU, and who waits."""
+    colours = _Colours()
+    table = Table(title="GPUs", title_justify="left", show_edge=False)
+    table.add_column("server")
+    table.add_column("GPUs", no_wrap=True)
+    table.add_column("CPUs free", justify="right")
+    table.add_column("running")
+    for server in servers:
+        mine = [lease for lease in leases if lease["server_name"] == server["server_name"]]
+        owner = {gpu_id: lease["task_id"] for lease in mine for gpu_id in lease["gpu_ids"]}
+        cells = Text()
+        for gpu_id in range(server["total_gpus"]):
+            task = owner.get(gpu_id)
+            cells.append("■ " if task else "· ", colours.of(task) if task else "dim")
+        names = Text(", ").join(Text(_short(lease), colours.of(lease["task_id"])) for lease in mine)
+        table.add_row(server["server_name"], cells, str(server["available_cpus"]), names)
+    for entry in queue:
+        wants = f"{entry['required_gpus']} GPUs, {entry['required_cpus']} CPUs"
+        table.add_row("waiting", wants, "", Text(f"{_short(entry)}: {entry['reason']}", "dim"))
+    return table
+
+
+def _short(entry: Mapping[str, Any]) -> str:
+    return str(entry["task_id"]).rsplit("/", 1)[-1]
+
+
+class _Colours:
+    """The same colour for the same task in every view of this process."""
+
+    _by_task: ClassVar[dict[str, str]] = {}
+
+    def of(self, task: str) -> str:
+        return self._by_task.setdefault(task, COLOURS[len(self._by_task) % len(COLOURS)])
+
+
+def draw(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Writes the timeline as a picture: a row for each GPU, and above them who waited."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    matplotlib.rcParams["svg.hashsalt"] = "demo"
+    from matplotlib import pyplot
+
+    start = min(item.queued_at for item in held)
+    rows = {
+        (server["server_name"], gpu_id): number
+        for number, (server, gpu_id) in enumerate(
+            (server, gpu_id) for server in servers for gpu_id in range(server["total_gpus"])
+        )
+    }
+    colours = _Colours()
+    figure, axes = pyplot.subplots(figsize=(9, 4.6), layout="constrained")
+    for number, item in enumerate(held):
+        colour = colours.of(item.task_id)
+        waited = (item.queued_at - start, item.granted_at - item.queued_at)
+        axes.broken_barh(
+            [waited], (-1.4 - 1.3 * number, 1.0), facecolor="none", edgecolor=colour, hatch="///"
+        )
+        axes.text(waited[0] + waited[1] + 0.3, -0.9 - 1.3 * number, item.name, va="center", fontsize=7)
+        lines = [rows[item.server, gpu_id] for gpu_id in item.gpu_ids]
+        span = (item.granted_at - start, (item.released_at or item.granted_at) - item.granted_at)
+        for line in lines:
+            axes.broken_barh([span], (line + 0.08, 0.84), facecolor=colour)
+        axes.text(
+            span[0] + span[1] / 2,
+            sum(lines) / len(lines) + 0.5,
+            item.name,
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white",
+            bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.5},
+        )
+    for number in range(1, len(servers)):
+        axes.axhline(sum(server["total_gpus"] for server in servers[:number]), color="#999999", linewidth=0.6)
+    axes.axhline(0, color="#333333", linewidth=0.8)
+    first = [rows[server["server_name"], 0] + server["total_gpus"] / 2 for server in servers]
+    axes.set_yticks(
+        [-1.3 * len(held) / 2 - 0.3, *first], ["waiting", *(server["server_name"] for server in servers)]
+    )
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds since the first request")
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)

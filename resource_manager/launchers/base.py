@@ -1,0 +1,71 @@
+"""The launcher protocol and its values: a job of a lease, its status, and what can go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from resource_manager.errors import ResourceManagerError
+
+
+class LauncherError(ResourceManagerError):
+    """A job could not be started, watched or stopped; the message says what to do."""
+
+
+class LauncherUnreachableError(LauncherError):
+    """The place where the job runs does not answer, so nobody knows whether the job still lives."""
+
+
+class JobState(StrEnum):
+    ABSENT = "absent"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """`exit_code` is None unless finished, and also for a job that vanished without leaving one."""
+
+    state: JobState
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run for one lease; `key` names the job wherever it runs, and only grows out of the lease."""
+
+    key: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    gpu_ids: tuple[int, ...] = ()
+    vendor: str = "nvidia"
+    cpus: float = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Launcher(Protocol):
+    """Runs jobs in one place. Every method is idempotent by the job's key, from any process."""
+
+    def start(self, job: Job) -> None:
+        """Starts the job detached from this process, unless it was started before."""
+
+    def status(self, key: str) -> JobStatus:
+        """How the job is; raises `LauncherUnreachableError` where that cannot be known."""
+
+    def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
+        """The job's output from `offset` on, and the offset to go on from."""
+
+    def stop(self, key: str, grace_s: float = 10.0) -> None:
+        """Ends the job, politely for `grace_s`, and forgets it; returns only once it is really gone."""
+
+
+def job_key(task_id: str, fencing_token: int) -> str:
+    """The name of a lease's job: readable, safe as a file or container name, unique by lease."""
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", task_id).strip("-.")[-60:].lstrip("-.")
+    digest = hashlib.sha256(task_id.encode()).hexdigest()[:8]
+    return f"gpu-{readable}-{digest}-{fencing_token}"

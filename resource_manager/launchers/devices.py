@@ -1,0 +1,43 @@
+"""The environment that shows a job its own GPUs and no others, by vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from resource_manager.launchers.base import LauncherError
+from resource_manager.models import MILLI_PER_GPU
+
+VISIBLE_DEVICES: Mapping[str, str] = {
+    "nvidia": "CUDA_VISIBLE_DEVICES",
+    "amd": "ROCR_VISIBLE_DEVICES",
+    "ascend": "ASCEND_RT_VISIBLE_DEVICES",
+}
+"""vendor -> the variable that its runtime reads."""
+
+
+def device_environment(
+    vendor: str, gpu_ids: Sequence[int], *, gpu_milli: int = MILLI_PER_GPU, gpu_memory_mib: int = 0
+) -> dict[str, str]:
+    """Environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
+
+    A share is enforced by NVIDIA MPS alone, and only where its daemon runs; `gpu_memory_mib` is the memory
+    of the whole GPU (0: unknown, no memory limit). No GPUs hides all of them. Raises `LauncherError` for a
+    vendor that is not known.
+    """
+    try:
+        variable = VISIBLE_DEVICES[vendor or "nvidia"]
+    except KeyError:
+        raise LauncherError(
+            f"unknown GPU vendor {vendor!r}; known are {', '.join(VISIBLE_DEVICES)}"
+        ) from None
+    devices = ",".join(map(str, gpu_ids))
+    environment = {variable: devices}
+    if variable == "CUDA_VISIBLE_DEVICES":
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        environment["NVIDIA_VISIBLE_DEVICES"] = devices or "void"
+        if gpu_milli < MILLI_PER_GPU:
+            environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{gpu_milli / 10:g}"
+            if gpu_memory_mib:
+                limit_mib = gpu_memory_mib * gpu_milli // MILLI_PER_GPU
+                environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit_mib}M"
+    return environment

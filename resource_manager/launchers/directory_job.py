@@ -1,0 +1,164 @@
+"""A detached job kept in a directory; standard library only, since the ssh launcher sends this file along.
+
+`<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once it ended, and `lock`: every
+process of the job inherits a flock on it, so the lock is free only when the job is really gone, whoever
+of its processes was killed, and whatever process number was used again since.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+LOG_CHUNK_BYTES = 256 * 1024
+STARTER_PATIENCE_S = 10.0
+
+# The outer shell leaves at once, so that the job has no parent here. The inner one notes how the job ended;
+# it outlives the signals that end the job, since a trapped signal is the default one for its children.
+WRAPPER = """
+(
+    echo $$ > group.new && mv group.new group
+    trap : TERM INT HUP
+    directory=$PWD
+    cd "$GPU_JOB_WORKING_DIR" && "$@"
+    echo $? > "$directory/exit_code.new" && mv "$directory/exit_code.new" "$directory/exit_code"
+) > log 2>&1 &
+"""
+
+
+def start(
+    root: str, key: str, command: Sequence[str], environment: Mapping[str, str], working_dir: str = "."
+) -> None:
+    """Starts `command` in a session of its own, unless this job was started before."""
+    directory = os.path.join(os.path.expanduser(root), key)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    deadline = time.monotonic() + STARTER_PATIENCE_S
+    while not os.path.exists(os.path.join(directory, "group")):
+        with _locked(directory, fcntl.LOCK_EX) as lock:
+            if lock is not None:
+                subprocess.run(
+                    ["/bin/sh", "-c", WRAPPER, "sh", *command],
+                    cwd=directory,
+                    env={**os.environ, **environment, "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir)},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                    check=True,
+                )
+                return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"another process holds {directory}/lock and starts nothing")
+        time.sleep(0.02)  # someone looks at the lock, or starts the job right now
+
+
+def status(root: str, key: str) -> dict[str, Any]:
+    """{"state": absent | running | finished, "exit_code": number or None}."""
+    directory = os.path.join(os.path.expanduser(root), key)
+    if not os.path.isdir(directory):
+        return {"state": "absent", "exit_code": None}
+    gone = _is_free(directory)
+    exit_code = _number(directory, "exit_code")
+    if exit_code is None and not gone:
+        return {"state": "running", "exit_code": None}
+    if exit_code is None and _number(directory, "group") is None:
+        return {"state": "absent", "exit_code": None}
+    return {"state": "finished", "exit_code": exit_code}
+
+
+def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
+    """The output from byte `offset` on: whole lines while there are any, and where to go on."""
+    try:
+        with open(os.path.join(os.path.expanduser(root), key, "log"), "rb") as log:
+            log.seek(offset)
+            data = log.read(LOG_CHUNK_BYTES)
+    except FileNotFoundError:
+        return {"text": "", "offset": offset}
+    data = data[: data.rfind(b"\n") + 1] or data
+    return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
+
+
+def stop(root: str, key: str, grace_s: float = 10.0) -> None:
+    """Ends every process of the job and removes its directory; raises if one cannot be killed."""
+    directory = os.path.join(os.path.expanduser(root), key)
+    if not os.path.isdir(directory):
+        return
+    for signal_number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        deadline = time.monotonic() + patience_s
+        while not _is_free(directory):
+            _signal(directory, signal_number)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.1)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+            return
+    raise RuntimeError(f"the processes of job {key} survive SIGKILL")
+
+
+def _signal(directory: str, signal_number: int) -> None:
+    """Signals the job's group, and those of its processes that left the group (seen on Linux)."""
+    group = _number(directory, "group")
+    if group is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal_number)
+    if signal_number == signal.SIGKILL:
+        for process in _holders(os.path.join(directory, "lock")):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal_number)
+
+
+def _holders(path: str) -> Iterator[int]:
+    wanted = os.stat(path)
+    for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
+        if int(process) == os.getpid():
+            continue
+        with suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{process}/fd"):
+                with suppress(OSError):
+                    found = os.stat(f"/proc/{process}/fd/{descriptor}")
+                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                        yield int(process)
+                        break
+
+
+@contextmanager
+def _locked(directory: str, mode: int) -> Iterator[int | None]:
+    """The lock's descriptor, or None while someone holds it; looking shares it, starting does not."""
+    descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_free(directory: str) -> bool:
+    with _locked(directory, fcntl.LOCK_SH) as lock:
+        return lock is not None
+
+
+def _number(directory: str, name: str) -> int | None:
+    try:
+        with open(os.path.join(directory, name)) as file:
+            return int(file.read())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def answer(call: dict[str, Any]) -> None:
+    """Does what a remote caller asks, {"do": name, ...arguments}, and prints the answer as JSON."""
+    acts: dict[str, Any] = {"start": start, "status": status, "logs": logs, "stop": stop}
+    json.dump(acts[call.pop("do")](**call) or {}, sys.stdout)

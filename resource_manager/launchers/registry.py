@@ -1,0 +1,26 @@
+"""The launchers by name; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from resource_manager.launchers.base import Launcher, LauncherError
+
+
+def _local(address: str, conn_id: str | None) -> Launcher:
+    from resource_manager.launchers.local import LocalLauncher
+
+    return LocalLauncher()
+
+
+LAUNCHERS: dict[str, Callable[[str, str | None], Launcher]] = {"local": _local}
+"""name -> (address of the server, Airflow connection id or None) -> launcher."""
+
+
+def open_launcher(name: str, address: str = "", conn_id: str | None = None) -> Launcher:
+    """The launcher of that name for the server at `address`; raises `LauncherError`."""
+    try:
+        make = LAUNCHERS[name]
+    except KeyError:
+        raise LauncherError(f"unknown launcher {name!r}; known are {', '.join(sorted(LAUNCHERS))}") from None
+    return make(address, conn_id)

@@ -1,0 +1,25 @@
+"""Links from a task's page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from airflow.configuration import conf
+from airflow.sdk import BaseOperatorLink
+
+from resource_manager.provider.identity import TaskIdentity
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+
+class ConsoleLink(BaseOperatorLink):
+    """The GPU console at this task's lease."""
+
+    name = "GPU console"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        base_url = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
+        return f"{base_url}/gpu/?task={quote(TaskIdentity.of(ti_key).lease_id, safe='')}"

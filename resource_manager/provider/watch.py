@@ -1,0 +1,56 @@
+"""One reading of the manager's state for all triggers of a triggerer, over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
+
+from resource_manager.manager import GPUResourceManager
+from resource_manager.provider.hook import GPUManagerHook
+
+T = TypeVar("T")
+
+MAX_AGE_S = 0.5
+"""Triggers that ask within this time get the same reading."""
+
+
+class Watch:
+    """The manager of one connection, used from one thread of its own."""
+
+    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, Watch]]] = (
+        WeakKeyDictionary()
+    )
+
+    def __init__(self, gpu_conn_id: str | None) -> None:
+        self._hook = GPUManagerHook(gpu_conn_id)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu-manager")
+        self._reading = asyncio.Lock()
+        self._read_at = float("-inf")
+        self._tasks: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def of(cls, gpu_conn_id: str | None) -> Watch:
+        """The watch of that connection in the running event loop."""
+        watches = cls._all.setdefault(asyncio.get_running_loop(), {})
+        if gpu_conn_id not in watches:
+            watches[gpu_conn_id] = cls(gpu_conn_id)
+        return watches[gpu_conn_id]
+
+    async def call(self, act: Callable[[GPUResourceManager], T]) -> T:
+        """Does something with the manager without blocking the loop."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: act(self._hook.get_conn())
+        )
+
+    async def status_of(self, task_id: str) -> dict[str, Any] | None:
+        """The task's allocation or queue entry, at most `MAX_AGE_S` old, or None."""
+        async with self._reading:
+            clock = asyncio.get_running_loop().time
+            if clock() - self._read_at > MAX_AGE_S:
+                everything = await self.call(lambda manager: manager.leases() + manager.queue())
+                self._tasks = {entry["task_id"]: entry for entry in everything}
+                self._read_at = clock()
+        return self._tasks.get(task_id)

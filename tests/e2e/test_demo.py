@@ -1,0 +1,58 @@
+"""The main job, as `make demo` runs it, and what it would not let pass."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.timeline import holdings, overlaps
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
+    picture = tmp_path / "timeline.svg"
+    done = subprocess.run(
+        [sys.executable, "-m", "demo", "--picture", str(picture)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("train_") > 12
+    assert "waiting: train_" in done.stdout
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_a_gpu_held_twice_is_found():
+    history = [
+        granted("a", 1, "s0", [0, 1], 10.0),
+        granted("b", 2, "s0", [1, 2], 11.0),
+        {"change": "released", "task_id": "a", "fencing_token": 1, "at": 12.0},
+    ]
+    held = holdings(history)
+    assert [(item.name, item.granted_at, item.released_at) for item in held] == [
+        ("a", 10.0, 12.0),
+        ("b", 11.0, None),
+    ]
+    spans = [
+        (item.name, item.server, item.gpu_ids, item.granted_at, item.released_at or 99.0) for item in held
+    ]
+    assert overlaps(spans) == ["GPU 1 of s0 was held by a and b at once"]
+    assert overlaps([spans[0], ("b", "s0", (1, 2), 12.0, 13.0), ("c", "s1", (1,), 11.0, 12.0)]) == []
+
+
+def granted(task_id, token, node, gpu_ids, at):
+    return {
+        "change": "granted",
+        "at": at,
+        "lease": {
+            "request": {"task_id": task_id, "gpus": len(gpu_ids)},
+            "placement": {"node": node, "gpu_ids": gpu_ids},
+            "fencing_token": token,
+            "granted_at": at,
+        },
+    }

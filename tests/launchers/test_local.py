@@ -1,0 +1,150 @@
+"""The local launcher with real processes."""
+
+import os
+import sys
+import time
+
+import psutil
+import pytest
+
+from resource_manager.launchers import Job, JobState, JobStatus, LauncherError, job_key, open_launcher
+from resource_manager.launchers.local import LocalLauncher
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    launcher = LocalLauncher(str(tmp_path))
+    yield launcher
+    for directory in tmp_path.iterdir():
+        launcher.stop(directory.name, grace_s=0)
+
+
+def wait_for(condition, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_until_ended(launcher, key):
+    wait_for(lambda: launcher.status(key).state is not JobState.RUNNING)
+    return launcher.status(key)
+
+
+def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):
+    launcher.start(
+        Job("j", ("/bin/sh", "-c", "echo gpu $CUDA_VISIBLE_DEVICES; exit 3"), {"CUDA_VISIBLE_DEVICES": "4"})
+    )
+    assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, 3)
+    text, offset = launcher.logs("j")
+    assert (text, offset) == ("gpu 4\n", 6)
+    assert launcher.logs("j", offset) == ("", offset)
+
+
+def test_starting_again_starts_nothing_while_it_runs_or_after(launcher, tmp_path):
+    count = tmp_path / "j" / "count"
+    job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; sleep 0.3"))
+    for _ in range(3):
+        launcher.start(job)
+    assert wait_until_ended(launcher, "j").exit_code == 0
+    launcher.start(job)
+    assert count.read_text() == "x\n"
+
+
+def test_many_starters_at_once_start_one_job(launcher, tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    count = tmp_path / "j" / "count"
+    job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; sleep 1"))
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda number: launcher.status("j") if number % 2 else launcher.start(job), range(16)))
+    assert launcher.status("j").state is JobState.RUNNING
+    wait_for(count.exists)
+    assert count.read_text() == "x\n"
+
+
+def test_stop_ends_even_what_ignores_signals_and_leaves_the_group(launcher, tmp_path):
+    launcher.start(Job("j", ("/bin/sh", "-c", "trap '' TERM; setsid sleep 61.25 & sleep 61.25")))
+    wait_for(lambda: len(sleepers()) == 2)
+    launcher.stop("j", grace_s=0.2)
+    assert sleepers() == []
+    assert launcher.status("j") == JobStatus(JobState.ABSENT)
+    launcher.stop("j")
+
+
+def test_a_job_whose_every_process_was_killed_is_finished_without_an_exit_code(launcher, tmp_path):
+    launcher.start(Job("j", ("/bin/sh", "-c", "sleep 61.25; true")))
+    wait_for(lambda: len(sleepers()) == 1)
+    os.killpg(int((tmp_path / "j" / "group").read_text()), 9)
+    assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, None)
+
+
+def test_a_job_lives_while_one_of_its_processes_does(launcher, tmp_path):
+    launcher.start(Job("j", ("/bin/sh", "-c", "sleep 61.25; true")))
+    wait_for(lambda: len(sleepers()) == 1)
+    command = sleepers()[0].parent()
+    command.parent().kill()  # the shell that would note the exit code
+    command.kill()
+    assert launcher.status("j").state is JobState.RUNNING
+    sleepers()[0].kill()
+    assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, None)
+
+
+def test_a_job_outlives_the_process_that_started_it(launcher, tmp_path):
+    import subprocess
+
+    program = (
+        "import os, signal; from resource_manager.launchers import Job;"
+        "from resource_manager.launchers.local import LocalLauncher;"
+        f"LocalLauncher({str(tmp_path)!r}).start(Job('j', ('/bin/sh', '-c', 'sleep 0.5; echo done')));"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], start_new_session=True).returncode == -9
+    assert wait_until_ended(launcher, "j").exit_code == 0
+    assert launcher.logs("j")[0] == "done\n"
+
+
+def test_a_command_that_does_not_exist_says_so_in_the_log(launcher):
+    launcher.start(Job("j", ("no-such-command",)))
+    assert wait_until_ended(launcher, "j").exit_code == 127
+    assert "no-such-command" in launcher.logs("j")[0]
+
+
+def test_the_log_comes_in_whole_lines(launcher):
+    launcher.start(Job("j", (sys.executable, "-c", "print(('x' * 99 + '\\n') * 6000)")))
+    wait_until_ended(launcher, "j")
+    offset, lines = 0, []
+    while True:
+        text, following = launcher.logs("j", offset)
+        if following == offset:
+            break
+        lines += text.splitlines()
+        offset = following
+    assert lines == ["x" * 99] * 6000 + [""]
+
+
+def test_unknown_jobs_launchers_and_images():
+    assert LocalLauncher("/nonexistent").status("j") == JobStatus(JobState.ABSENT)
+    assert LocalLauncher("/nonexistent").logs("j", 5) == ("", 5)
+    with pytest.raises(LauncherError, match="unknown launcher 'cloud'; known are"):
+        open_launcher("cloud")
+    with pytest.raises(LauncherError, match="runs no images"):
+        LocalLauncher("/nonexistent").start(Job("j", ("true",), image="x"))
+
+
+def test_job_keys_are_safe_names_unique_by_lease():
+    key = job_key("dag/manual__2026-01-01T00:00:00+00:00/train[3]", 7)
+    assert all(letter.isalnum() or letter in "-_." for letter in key)
+    assert len({key, job_key("dag/manual__2026-01-01T00:00:00+00:00/train[3]", 8), job_key("dag/x", 7)}) == 3
+    assert len(job_key("é" * 500, 1)) < 100
+
+
+def sleepers():
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cmdline() == ["sleep", "61.25"] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
