@@ -12,6 +12,7 @@ from resource_manager.policies.best_fit import best_fit
 from resource_manager.policies.dot_product import dot_product
 from resource_manager.policies.fgd import fgd
 from resource_manager.policies.first_fit import first_fit
+from resource_manager.policies.glb import glb
 from resource_manager.policies.gpu_clustering import gpu_clustering
 from resource_manager.policies.gpu_packing import gpu_packing
 from resource_manager.policies.least_loaded import least_loaded
@@ -32,6 +33,7 @@ POLICIES: dict[str, Policy] = {
     "gpu_clustering": gpu_clustering,
     "fgd": fgd,
     "random": random,
+    "glb": glb,
 }
 
 ENTRY_POINT_GROUP = "gpu_resource_manager.policies"

@@ -1,0 +1,115 @@
+"""GLB: first the vendor with the best normalised score, then the node with most left and best balance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from resource_manager.cluster import ClusterState, NodeState, accepts_node
+from resource_manager.models import MILLI_PER_GPU, Placement, Request
+
+BALANCE = 0.6
+"""Weight of what is left (LRP) against balance (BRA) in a node's score."""
+
+NO_PERFORMANCE: Mapping[str, float] = {}
+
+
+def glb(
+    cluster: ClusterState,
+    request: Request,
+    *,
+    balance: float = BALANCE,
+    vendor_fallback: bool = True,
+    performance: Mapping[str, float] = NO_PERFORMANCE,
+) -> Placement | None:
+    """Two-level choice of the vGPU pool (GPU-SIM's design document, steps 4.1 to 4.5).
+
+    Vendors rank by `rank_vendors`; in the best one the node with the highest `node_score` wins, the first
+    on ties. Where that vendor has no room the next is tried, unless `vendor_fallback` is off. `performance`
+    is a vendor's relative speed, 1 where it is not named.
+    """
+    best: dict[str, tuple[float, NodeState]] = {}
+    for node in cluster.candidates(request):
+        score = node_score(node, request, balance)
+        vendor = vendor_of(node)
+        if vendor not in best or score > best[vendor][0]:
+            best[vendor] = (score, node)
+    if not best:
+        return None
+    for vendor in rank_vendors(cluster, request, performance):
+        if vendor in best:
+            node = best[vendor][1]
+            return Placement(node.name, node.pick_gpus(request))
+        if not vendor_fallback:
+            return None
+    return None
+
+
+def rank_vendors(
+    cluster: ClusterState, request: Request, performance: Mapping[str, float] = NO_PERFORMANCE
+) -> list[str]:
+    """Vendors the request accepts, the best `performance / sum of (demand / free)` first.
+
+    Free is what all open nodes of the vendor have left together; a vendor that has nothing left of
+    something the request needs comes last.
+    """
+    free: dict[str, list[float]] = {}
+    names = [name for name, _ in demand_of(request)]
+    for node in cluster.nodes:
+        if node.is_open and accepts_node(node.node, request):
+            total = free.setdefault(vendor_of(node), [0.0] * len(names))
+            for i, name in enumerate(names):
+                total[i] += free_of(node, name)
+    scores = {}
+    for vendor, total in free.items():
+        if any(amount <= 0 for amount in total):
+            scores[vendor] = 0.0
+            continue
+        cost = sum(amount / left for (_, amount), left in zip(demand_of(request), total, strict=True))
+        scores[vendor] = performance.get(vendor, 1.0) / cost if cost else performance.get(vendor, 1.0)
+    return sorted(scores, key=lambda vendor: -scores[vendor])
+
+
+def node_score(node: NodeState, request: Request, balance: float = BALANCE) -> float:
+    """`balance * LRP + (1 - balance) * BRA` over the resources the request names.
+
+    LRP is the mean share that would remain, BRA is 1 minus the standard deviation of the utilisations
+    after placement.
+    """
+    used = [
+        1.0 - (free_of(node, name) - amount) / total_of(node, name) for name, amount in demand_of(request)
+    ]
+    if not used:
+        return 0.0
+    mean = sum(used) / len(used)
+    variance = sum((share - mean) ** 2 for share in used) / len(used)
+    return balance * (1.0 - mean) + (1.0 - balance) * (1.0 - math.sqrt(variance))
+
+
+def vendor_of(node: NodeState) -> str:
+    """The node's vendor, or that of its first GPU where the node names none."""
+    gpus = node.node.gpus
+    return node.node.vendor or (gpus[0].vendor if gpus else "")
+
+
+GPU_MILLI = "gpu_milli"
+"""The name under which GPUs count as one more resource of a node."""
+
+
+def demand_of(request: Request) -> Iterator[tuple[str, float]]:
+    """Resource names and positive amounts of the request, GPUs among them in milli."""
+    for name, amount in request.resources.items():
+        if amount > 0:
+            yield name, amount
+    if request.gpus:
+        yield GPU_MILLI, request.gpus * request.gpu_milli
+
+
+def free_of(node: NodeState, name: str) -> float:
+    """What the node has free of the resource."""
+    return node.free_milli if name == GPU_MILLI else node.free.get(name, 0)
+
+
+def total_of(node: NodeState, name: str) -> float:
+    """What the node has of the resource when it is empty."""
+    return len(node.gpu_free) * MILLI_PER_GPU if name == GPU_MILLI else node.node.resources[name]

@@ -1,0 +1,151 @@
+"""What a run amounts to: SLO, interference, utilisation and limiter figures, and their spread over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulator.vgpu.simulation import GATES, Outcome, Run
+
+IR_LIMITS = {"over_1_25": 1.25, "over_1_5": 1.5, "over_2": 2.0}
+STATES = ("completed", "overtime", "unfinished", "never_started")
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """The figures of one run, as plain values; None where there is nothing to take them from.
+
+    `ir` counts every task that started, dropped ones included, as the origin does; `ir_finished` only the
+    completed ones; `slowdown` like `ir`, but from arrival, so that the queue counts.
+    """
+    outcomes = run.outcomes
+    started = [outcome for outcome in outcomes if outcome.start_s is not None]
+    states = Counter(outcome.state for outcome in outcomes)
+    durations = [outcome.end_s - outcome.start_s for outcome in started if outcome.start_s is not None]
+    return {
+        "tasks": len(outcomes),
+        "started": len(started),
+        "states": {state: states[state] for state in STATES},
+        "slo_rate": share(sum(outcome.slo_met for outcome in outcomes), len(outcomes)),
+        "drop_rate": share(len(outcomes) - states["completed"], len(outcomes)),
+        "ir": ratio_figures(values_of(outcomes, "interference_ratio")),
+        "ir_finished": ratio_figures(
+            values_of([each for each in outcomes if each.state == "completed"], "interference_ratio")
+        ),
+        "slowdown": ratio_figures(values_of(outcomes, "slowdown")),
+        "duration_p95_s": percentile(durations, 95),
+        "duration_p99_s": percentile(durations, 99),
+        "limiter_events": {gate: sum(each.limiter_events[gate] for each in outcomes) for gate in GATES},
+        "limited_tasks": sum(any(each.limiter_events.values()) for each in outcomes),
+        "nodes": {
+            node: {
+                "utilization": {d: use.mean for d, use in dimensions.items()},
+                "stability": {d: use.std for d, use in dimensions.items()},
+                "peak": {d: use.peak for d, use in dimensions.items()},
+            }
+            for node, dimensions in run.utilisation.items()
+        },
+    }
+
+
+def values_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
+    """That ratio of every task that started."""
+    return [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
+
+
+def ratio_figures(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean, tail percentiles and the shares above each limit."""
+    return {
+        "mean": float(np.mean(values)) if values else None,
+        "p95": percentile(values, 95),
+        "p99": percentile(values, 99),
+        **{
+            name: share(sum(value > limit for value in values), len(values))
+            for name, limit in IR_LIMITS.items()
+        },
+    }
+
+
+def share(part: int, whole: int) -> float | None:
+    """part / whole, or None of nothing."""
+    return part / whole if whole else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The percentile, interpolated between neighbours."""
+    return float(np.percentile(values, percent)) if values else None
+
+
+def histogram(values: Sequence[float], bucket: float) -> list[dict[str, float]]:
+    """Counts by bucket, each from `from` up to but not including `to`, without gaps."""
+    if not values:
+        return []
+    # A hair of tolerance: 1.1 is in the bucket that begins at 1.1, though 1.1 / 0.1 is below 11.
+    counts = Counter(math.floor(value / bucket + 1e-9) for value in values)
+    return [
+        {"from": round(i * bucket, 9), "to": round((i + 1) * bucket, 9), "tasks": counts[i]}
+        for i in range(min(counts), max(counts) + 1)
+    ]
+
+
+def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean over seeds with its 95 % confidence interval (Student's t); no interval from fewer than two."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return {"mean": None, "low": None, "high": None}
+    mean = float(np.mean(known))
+    if len(known) < 2:
+        return {"mean": mean, "low": None, "high": None}
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(len(known) - 1, 0.975) * np.std(known, ddof=1) / math.sqrt(len(known)))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+HEADLINES = {
+    "ir_over_1_25": ("ir", "over_1_25"),
+    "ir_over_1_5": ("ir", "over_1_5"),
+    "ir_over_2": ("ir", "over_2"),
+    "ir_mean": ("ir", "mean"),
+    "ir_p95": ("ir", "p95"),
+    "ir_p99": ("ir", "p99"),
+    "ir_finished_over_1_25": ("ir_finished", "over_1_25"),
+    "slowdown_p95": ("slowdown", "p95"),
+    "slo_rate": ("slo_rate",),
+    "drop_rate": ("drop_rate",),
+    "started": ("started",),
+    "limited_tasks": ("limited_tasks",),
+    "duration_p95_s": ("duration_p95_s",),
+    "duration_p99_s": ("duration_p99_s",),
+}
+"""Name of a figure that is followed over seeds -> where `summarise` puts it."""
+
+
+def pick(summary: dict[str, Any], path: Sequence[str]) -> Any:
+    """The value at that path of keys."""
+    value: Any = summary
+    for key in path:
+        value = value[key]
+    return value
+
+
+def collect(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The runs of one scenario side by side: a list over seeds for every figure, means for utilisation."""
+    nodes = summaries[0]["nodes"]
+    return {
+        **{name: [pick(each, path) for each in summaries] for name, path in HEADLINES.items()},
+        "limiter_events": {gate: [each["limiter_events"][gate] for each in summaries] for gate in GATES},
+        "utilization": {
+            node: {
+                d: float(np.mean([each["nodes"][node]["utilization"][d] for each in summaries]))
+                for d in nodes[node]["utilization"]
+            }
+            for node in nodes
+        },
+        "confidence": {
+            name: over_seeds([pick(each, path) for each in summaries]) for name, path in HEADLINES.items()
+        },
+    }

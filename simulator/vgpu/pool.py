@@ -1,0 +1,181 @@
+"""The pool as nodes of the product, and the ledger that books tasks on it through the product's allocator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState, could_ever_fit
+from resource_manager.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
+from resource_manager.policies.glb import glb, rank_vendors
+from simulator.errors import InputError
+from simulator.vgpu.scenario import Card, Scenario
+from simulator.vgpu.workload import Profile
+
+DIMENSIONS = ("compute_tflops", "memory_gb", "bandwidth_gbps")
+PARTITIONS = "partitions"
+"""A resource of which a node has one where tasks must not share it."""
+
+Amounts = tuple[float, float, float]
+"""Compute (TFLOPS), memory (GB) and bandwidth (GB/s)."""
+
+
+def effective_card(card: Card) -> Amounts:
+    """One card's figures times its coefficients."""
+    alpha, beta, gamma = card.coefficients
+    return (card.compute_tflops * alpha, card.memory_gb * beta, card.bandwidth_gbps * gamma)
+
+
+def build_nodes(scenario: Scenario) -> list[Node]:
+    """The scenario's nodes; the coefficients are applied here, once, to each node's total."""
+    nodes = []
+    for server_id, spec in enumerate(scenario.nodes):
+        card = scenario.cards[spec.card]
+        totals = {
+            name: amount * spec.cards for name, amount in zip(DIMENSIONS, effective_card(card), strict=True)
+        }
+        if scenario.scheduling.partition == "node":
+            totals[PARTITIONS] = 1
+        nodes.append(
+            Node(
+                spec.name,
+                server_id,
+                totals,
+                tuple(
+                    Gpu(i, spec.card, card.vendor, round(card.memory_gb * 1024)) for i in range(spec.cards)
+                ),
+                vendor=card.vendor,
+                labels={"link_gbps": f"{spec.link_gbps:g}"},
+            )
+        )
+    return nodes
+
+
+def slices_needed(demand: Amounts, card: Card) -> int:
+    """How many of a card's slices cover the demand in every dimension; more than it has: none fits."""
+    return max(
+        math.ceil(amount * card.slices / total - 1e-9)
+        for amount, total in zip(demand, effective_card(card), strict=True)
+    )
+
+
+class Ledger:
+    """What is booked on each node, as leases of a `ClusterState`.
+
+    A task is admitted by its quota. With `admission` usage or max the lease is afterwards granted anew
+    with what the task got in the last tick: amounts of a lease never change, so a new one takes its place
+    (same node, next fencing token). Every state is one the product itself could be in.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        scheduling = scenario.scheduling
+        self.cluster = ClusterState(build_nodes(scenario))
+        self.policy = partial(
+            glb,
+            balance=scheduling.balance,
+            vendor_fallback=scheduling.vendor_fallback,
+            performance=scheduling.performance,
+        )
+        self._requests = {profile.name: self._requests_of(profile) for profile in scenario.profiles}
+        for profile in scenario.profiles:
+            self._refuse_impossible(profile)
+
+    @property
+    def follows_usage(self) -> bool:
+        """Whether what tasks use changes what is booked; slices stay whole, used or not."""
+        scheduling = self.scenario.scheduling
+        return scheduling.admission != "quota" and scheduling.partition != "slices"
+
+    def admit(self, task_id: str, profile: Profile, now: float) -> Lease | None:
+        """A lease for the task, or None while nothing fits."""
+        for request in self._ranked_requests(profile):
+            for change in allocator.allocate(
+                self.cluster, replace(request, task_id=task_id), self.policy, now
+            ):
+                self.cluster.apply(change)
+                return self.cluster.leases[task_id]
+        return None
+
+    def release(self, task_id: str, now: float, outcome: str) -> None:
+        """Ends the task's lease."""
+        for change in allocator.release(self.cluster, task_id, now, outcome=outcome):
+            self.cluster.apply(change)
+
+    def rebook(self, booked: Mapping[str, Amounts], now: float) -> None:
+        """Books these amounts for these tasks instead, cut to what their nodes have."""
+        leases = [self.cluster.leases[task_id] for task_id in booked]
+        for lease in leases:
+            self.release(lease.task_id, now, "rebooked")
+        for lease in leases:
+            free = self.cluster.node(lease.placement.node).free
+            amounts = {
+                name: max(0.0, min(amount, free[name]))
+                for name, amount in zip(DIMENSIONS, booked[lease.task_id], strict=True)
+            }
+            request = replace(lease.request, resources={**lease.request.resources, **amounts})
+            self.cluster.apply(allocator.grant(self.cluster, request, lease.placement, now))
+
+    def quota(self, lease: Lease, profile: Profile) -> Amounts:
+        """The task's ceiling in the sandbox: demand times oversubscription, or the slices it holds."""
+        if self.scenario.scheduling.partition != "slices":
+            return self._booked(profile)
+        state = self.cluster.node(lease.placement.node)
+        card = self.scenario.cards[state.node.gpus[0].gpu_type]
+        share = slices_needed(self._booked(profile), card) / card.slices
+        compute, memory, bandwidth = effective_card(card)
+        return (compute * share, memory * share, bandwidth * share)
+
+    def _booked(self, profile: Profile) -> Amounts:
+        factor = self.scenario.scheduling.oversubscription
+        compute, memory, bandwidth = profile.demand
+        return (compute * factor, memory * factor, bandwidth * factor)
+
+    def _requests_of(self, profile: Profile) -> list[Request]:
+        """One request; with slices one a card type, because a slice is another size on each."""
+        cards = {name: card for name, card in self.scenario.cards.items() if card.vendor in profile.vendors}
+        booked = self._booked(profile)
+        partition = self.scenario.scheduling.partition
+        if partition != "slices":
+            resources: dict[str, float] = dict(zip(DIMENSIONS, booked, strict=True))
+            if partition == "node":
+                resources[PARTITIONS] = 1
+            return [Request(profile.name, resources=resources, gpu_types=tuple(cards))]
+        # Rounded down, so that as many slices fit on a card as it has.
+        return [
+            Request(profile.name, 1, needed * MILLI_PER_GPU // card.slices, gpu_types=(name,))
+            for name, card in cards.items()
+            if (needed := slices_needed(booked, card)) <= card.slices
+        ]
+
+    def _ranked_requests(self, profile: Profile) -> Iterable[Request]:
+        requests = self._requests[profile.name]
+        if len(requests) == 1:
+            return requests
+        scheduling = self.scenario.scheduling
+        whole = Request(
+            profile.name,
+            resources=dict(zip(DIMENSIONS, profile.demand, strict=True)),
+            gpu_types=tuple(name for request in requests for name in request.gpu_types),
+        )
+        vendors = rank_vendors(self.cluster, whole, scheduling.performance)
+        if not scheduling.vendor_fallback:
+            vendors = vendors[:1]
+        cards = self.scenario.cards
+        return [each for vendor in vendors for each in requests if cards[each.gpu_types[0]].vendor == vendor]
+
+    def _refuse_impossible(self, profile: Profile) -> None:
+        for request in self._requests[profile.name]:
+            if any(could_ever_fit(state.node, request) for state in self.cluster.nodes):
+                return
+        needs = ", ".join(
+            f"{amount:g} {name}" for name, amount in zip(DIMENSIONS, self._booked(profile), strict=True)
+        )
+        raise InputError(
+            f"profile {profile.name!r} fits no node, not even an empty one: it books {needs}"
+            f" of {' or '.join(profile.vendors)}",
+            path=self.scenario.name,
+        )

@@ -1,0 +1,289 @@
+"""Scenarios as data: a pool, task profiles, scheduling, sandbox and guard, read from TOML and checked."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from simulator.errors import InputError
+from simulator.vgpu.workload import GRID_S, Fluctuation, Profile
+
+ADMISSIONS = ("quota", "usage", "max")
+PROGRESS = ("compute", "bottleneck")
+ARBITRATIONS = ("heavy_first", "light_first")
+ARRIVALS = ("poisson", "burst", "poisson_burst", "wave")
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One kind of accelerator: raw figures, what makes them comparable, and how many slices it has."""
+
+    vendor: str
+    compute_tflops: Positive
+    memory_gb: Positive
+    bandwidth_gbps: Positive
+    coefficients: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
+    slices: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNode:
+    """One server: how many cards of one kind, and its link (reported, decides nothing)."""
+
+    name: str
+    card: str
+    cards: Count
+    link_gbps: NotNegative = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How tasks get onto nodes.
+
+    `partition` is none (nodes are shared), node (a task has its node alone) or slices (a task has whole
+    slices of one card). `admission` says what a node's ledger counts for a running task: its quota, what
+    it was granted in the last tick (usage), or the larger of the two (max).
+    """
+
+    interval_ticks: Count = 4
+    oversubscription: Positive = 1.05
+    partition: Literal["none", "node", "slices"] = "none"
+    admission: Literal["quota", "usage", "max"] = "quota"
+    balance: Annotated[float, Field(ge=0, le=1)] = 0.6
+    vendor_fallback: bool = True
+    retry_every_tick: bool = False
+    performance: Mapping[str, Positive] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """The three gates; a demand up to `limit_threshold` times the quota always passes."""
+
+    memory_gate: bool = False
+    bandwidth_gate: bool = False
+    compute_gate: bool = False
+    limit_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.05
+    bandwidth_refill: NotNegative = 1.0
+    compute_ceiling: Positive = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The SLO guard on the compute gate."""
+
+    enabled: bool = False
+    adjust_interval_ticks: Count = 15
+    boost_step: NotNegative = 0.05
+    max_boost: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.4
+    decay: NotNegative = 0.015
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything a run needs but its seed."""
+
+    title: str
+    duration_s: Positive
+    tasks: Annotated[int, Field(ge=0)]
+    cards: Mapping[str, Card]
+    nodes: Annotated[tuple[PoolNode, ...], Field(min_length=1)]
+    profiles: Annotated[tuple[Profile, ...], Field(min_length=1)]
+    name: str = ""
+    title_zh: str = ""
+    delta_t_s: Positive = GRID_S
+    arrival: Literal["poisson", "burst", "poisson_burst", "wave"] = "poisson"
+    arbitration: Literal["heavy_first", "light_first"] = "heavy_first"
+    progress: Literal["compute", "bottleneck"] = "compute"
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    sandbox: Sandbox = field(default_factory=Sandbox)
+    guard: Guard = field(default_factory=Guard)
+
+    @property
+    def ticks(self) -> int:
+        return round(self.duration_s / self.delta_t_s)
+
+
+_parts: tuple[Any, ...] = (Card, PoolNode, Scheduling, Sandbox, Guard, Profile, Fluctuation, Scenario)
+for _part in _parts:  # set from outside, because only reading TOML needs it
+    _part.__pydantic_config__ = STRICT
+
+_READER = TypeAdapter(Scenario)
+_FOLDER = files("simulator.vgpu") / "scenarios"
+_REFERENCE = "reference"
+
+
+def scenario_names() -> list[str]:
+    """The scenarios that come with the simulator."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in _FOLDER.iterdir()
+        if entry.name.endswith(".toml") and entry.name != f"{_REFERENCE}.toml"
+    )
+
+
+def load_scenario(name: str, changes: Mapping[str, object] | None = None) -> Scenario:
+    """The scenario of that name (also as the origin writes it, `A3-sandbox`), or of that TOML file.
+
+    A file may name another scenario as its `base` and give only what differs. `changes` are laid over
+    it, by dotted name (`{"scheduling.admission": "usage"}`). Raises `InputError`.
+    """
+    where = name
+    if name.endswith(".toml"):
+        tables = _read_with_base(Path(name), ())
+        short = Path(name).stem
+    else:
+        short = _known(name)
+        tables = _read_with_base(short, ())
+    for key, value in (changes or {}).items():
+        *path, last = key.split(".")
+        table = tables
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+    try:
+        # As JSON, because strict checking takes an array for a tuple only there.
+        scenario = _READER.validate_json(json.dumps({"name": short, **tables}, default=str))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        given = "" if isinstance(first["input"], dict) else f", got {first['input']!r}"
+        raise InputError(f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}{given}", path=where) from error
+    _check(scenario, where)
+    return scenario
+
+
+def _known(name: str) -> str:
+    known = scenario_names()
+    by_folded = {each.casefold(): each for each in known} | {
+        alias.casefold(): each for alias, each in ORIGIN_NAMES.items()
+    }
+    if name.casefold() not in by_folded:
+        raise InputError(f"unknown scenario {name!r}; known are {', '.join(known)}, or give a .toml file")
+    return by_folded[name.casefold()]
+
+
+ORIGIN_NAMES = {
+    "A1-baseline": "A1",
+    "A2-hard-split": "A2",
+    "A2P-parvagpu": "A2P",
+    "A3-sandbox": "A3",
+    "A4-no-link-gate": "A4",
+    "A5-no-slo-guard": "A5",
+}
+"""The origin's scenario names and ours."""
+
+
+def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]:
+    if str(source) in seen:
+        raise InputError(f"base {str(source)!r} leads back to itself", path=seen[0])
+    try:
+        text = (
+            source.read_text(encoding="utf-8")
+            if isinstance(source, Path)
+            else (_FOLDER / f"{source}.toml").read_text(encoding="utf-8")
+        )
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path=str(source)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"not TOML: {error}", path=str(source)) from error
+    base = tables.pop("base", None)
+    if source == _REFERENCE:
+        return tables
+    if base is None:
+        base = _REFERENCE
+    elif not isinstance(base, str):
+        raise InputError(f"base: must be the name of a scenario, got {base!r}", path=str(source))
+    elif base.endswith(".toml") and isinstance(source, Path):
+        base = source.parent / base
+    elif not isinstance(base, Path):
+        base = _known(base)
+    return _merge(_read_with_base(base, (*seen, str(source))), tables)
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables join key by key; anything else, lists included, is replaced whole."""
+    joined = dict(base)
+    for key, value in over.items():
+        below = joined.get(key)
+        joined[key] = (
+            _merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+        )
+    return joined
+
+
+def _check(scenario: Scenario, where: str) -> None:
+    """What types cannot say: names that must exist, and times that must divide."""
+
+    def refuse(reason: str) -> None:
+        raise InputError(reason, path=where)
+
+    vendors = {card.vendor for card in scenario.cards.values()}
+    names: set[str] = set()
+    for node in scenario.nodes:
+        if node.card not in scenario.cards:
+            refuse(f"node {node.name!r} has the unknown card {node.card!r}")
+        if node.name in names:
+            refuse(f"two nodes are called {node.name!r}")
+        names.add(node.name)
+    for profile in scenario.profiles:
+        for vendor in profile.vendors:
+            if vendor not in vendors:
+                refuse(
+                    f"profile {profile.name!r} names the unknown vendor {vendor!r};"
+                    f" known are {', '.join(sorted(vendors))}"
+                )
+        for key in (each.name for each in fields(Fluctuation)):
+            low, high = getattr(profile.fluctuation, key)
+            if low > high:
+                refuse(f"profile {profile.name!r}: {key} = [{low:g}, {high:g}] ends before it begins")
+        if profile.window is not None and profile.window[0] > profile.window[1]:
+            refuse(f"profile {profile.name!r}: window ends before it begins")
+    if len({profile.name for profile in scenario.profiles}) < len(scenario.profiles):
+        refuse("two profiles have the same name")
+    for vendor in scenario.scheduling.performance:
+        if vendor not in vendors:
+            refuse(f"scheduling.performance names the unknown vendor {vendor!r}")
+    ticks = scenario.duration_s / scenario.delta_t_s
+    if round(ticks) < 1 or abs(ticks - round(ticks)) > 1e-6:
+        refuse(
+            f"duration_s = {scenario.duration_s:g} is not a multiple of delta_t_s = {scenario.delta_t_s:g}"
+        )
+    ratio = scenario.delta_t_s / GRID_S
+    if min(abs(ratio - round(ratio)), abs(1 / ratio - round(1 / ratio))) > 1e-6:
+        refuse(
+            f"delta_t_s = {scenario.delta_t_s:g} must be a multiple or a whole fraction of"
+            f" the {GRID_S:g} s grid on which spikes are drawn"
+        )
+
+
+def as_tables(value: Any) -> Any:
+    """The scenario as plain tables, for reports."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: as_tables(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: as_tables(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [as_tables(each) for each in value]
+    return value
+
+
+def without_profiles_except(scenario: Scenario, names: tuple[str, ...]) -> Scenario:
+    """The scenario with only those task profiles; raises `InputError` for a name it does not have."""
+    known = {profile.name: profile for profile in scenario.profiles}
+    for name in names:
+        if name not in known:
+            raise InputError(f"unknown profile {name!r}; known are {', '.join(known)}", path=scenario.name)
+    return replace(scenario, profiles=tuple(known[name] for name in names))

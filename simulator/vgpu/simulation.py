@@ -1,0 +1,430 @@
+"""One run of a scenario with one seed: arrivals and scheduling around spans of ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.vgpu.pool import DIMENSIONS, Amounts, Ledger
+from simulator.vgpu.scenario import Scenario
+from simulator.vgpu.tick import COMPLETED, RUNNING, Rules, State, advance, compiled
+from simulator.vgpu.workload import Task, demand_series, generate
+
+DROP_AFTER_DEADLINES = 1.5
+PRESSURE_SHARE, PRESSURE_S = 0.1, 0.05
+GATES = ("memory", "bandwidth", "compute")
+SHORT_DIMENSIONS = ("compute", "memory", "bandwidth")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the sandbox and the arbitration did to one task in one tick; amounts by dimension."""
+
+    tick: int
+    task_id: str
+    node: str
+    quota: Amounts
+    demand: Amounts
+    allowed: Amounts
+    granted: Amounts
+    tokens: float
+    scale: float
+    progress: float
+
+
+Observer = Callable[[Decision], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one task ended. `state` is completed, overtime (dropped past 1.5 deadlines), unfinished (cut off
+    by the end of the run) or never_started; times are seconds, None where it never started."""
+
+    task_id: str
+    profile: str
+    state: str
+    node: str | None
+    arrival_s: float
+    start_s: float | None
+    end_s: float
+    ideal_duration_s: float
+    slo_met: bool
+    limiter_events: dict[str, int]
+
+    @property
+    def duration_s(self) -> float | None:
+        return None if self.start_s is None else self.end_s - self.start_s
+
+    @property
+    def interference_ratio(self) -> float | None:
+        """Actual over ideal duration, from start to end."""
+        return None if self.start_s is None else (self.end_s - self.start_s) / self.ideal_duration_s
+
+    @property
+    def slowdown(self) -> float | None:
+        """Actual over ideal duration, the wait in the queue included."""
+        return None if self.start_s is None else (self.end_s - self.arrival_s) / self.ideal_duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """A node's use of one dimension over all ticks, as shares of its capacity."""
+
+    mean: float
+    std: float
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything one run yields."""
+
+    scenario: Scenario
+    seed: int
+    tasks: tuple[Task, ...]
+    outcomes: tuple[Outcome, ...]
+    utilisation: dict[str, dict[str, Utilisation]]
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    *,
+    use_numba: bool = True,
+    observers: Sequence[Observer] = (),
+    tasks: Sequence[Task] | None = None,
+) -> Run:
+    """Runs the scenario; equal scenario and seed give an equal `Run`, interpreted or compiled.
+
+    `observers` are called with a `Decision` for every running task after every tick (the hook that the
+    origin calls `sandbox_apply`). `tasks`, sorted by arrival, replace those drawn from the seed.
+    """
+    if tasks is None:
+        tasks = generate(scenario.profiles, scenario.tasks, scenario.duration_s, scenario.arrival, seed)
+    simulation = Simulation(scenario, tasks, use_numba, observers)
+    simulation.run()
+    return Run(scenario, seed, tuple(tasks), simulation.outcomes(), simulation.utilisation())
+
+
+class Simulation:
+    """The state of one run between ticks."""
+
+    def __init__(
+        self, scenario: Scenario, tasks: Sequence[Task], use_numba: bool, observers: Sequence[Observer]
+    ) -> None:
+        self.scenario = scenario
+        self.tasks = tasks
+        self.observers = observers
+        self.ledger = Ledger(scenario)
+        self.nodes = [state.name for state in self.ledger.cluster.nodes]
+        self.node_index = {name: i for i, name in enumerate(self.nodes)}
+        delta_t = scenario.delta_t_s
+        self.arrival_tick = [math.ceil(task.arrival_s / delta_t - 1e-9) for task in tasks]
+        # A task is dropped in the first tick at whose end it has run for longer than it may.
+        self.life_ticks = [
+            math.floor(DROP_AFTER_DEADLINES * task.profile.deadline_s / delta_t + 1e-9) + 1 for task in tasks
+        ]
+        self.start_tick: list[int | None] = [None] * len(tasks)
+        self.end_tick: list[int] = [scenario.ticks] * len(tasks)
+        self.node_of: list[str | None] = [None] * len(tasks)
+        self.waiting: list[int] = []
+        self.arrived = 0
+        self.demand_used = 0
+        self.width = max(1, len(tasks))
+        self.rules = rules_of(scenario)
+        self.advance = compiled() if use_numba else advance
+        self.pack = as_array if use_numba else as_list
+        self.state = self._empty_state()
+
+    def run(self) -> None:
+        """Runs every tick of the scenario."""
+        scheduling = self.scenario.scheduling
+        interval = 1 if scheduling.retry_every_tick else scheduling.interval_ticks
+        tick, end = 0, self.scenario.ticks
+        stale = False  # whether a waiting task may fit now that did not before
+        while tick < end:
+            if tick % interval == 0:
+                arrived = self._arrivals(tick)
+                if self.waiting and (arrived or stale or self.ledger.follows_usage):
+                    self._schedule(tick)
+                stale = False
+            next_pass = tick - tick % interval + interval
+            if not (self.waiting and (stale or self.ledger.follows_usage)):
+                next_pass = max(next_pass, self._next_arrival(interval, end))
+            stop = min(end, next_pass)
+            if not self.observers:
+                tick = self.advance(self.state, self.rules, self.width, tick, stop)
+                stale = self._retire(tick) or stale
+                continue
+            tick = self.advance(self.state, self.rules, self.width, tick, tick + 1)
+            self._observe(tick - 1)
+            stale = self._retire(tick) or stale
+
+    # ---- arrivals and scheduling ----
+
+    def _arrivals(self, tick: int) -> bool:
+        before = self.arrived
+        while self.arrived < len(self.tasks) and self.arrival_tick[self.arrived] <= tick:
+            self.waiting.append(self.arrived)
+            self.arrived += 1
+        return self.arrived > before
+
+    def _next_arrival(self, interval: int, end: int) -> int:
+        if self.arrived == len(self.tasks):
+            return end
+        return -(-self.arrival_tick[self.arrived] // interval) * interval
+
+    def _schedule(self, tick: int) -> None:
+        """Tries every waiting task once, in order of arrival."""
+        now = tick * self.scenario.delta_t_s
+        if self.ledger.follows_usage:
+            self.ledger.rebook(self._usage(), now)
+        full: set[str] = set()  # profiles for which there is no room
+        still_waiting = []
+        for task in self.waiting:
+            profile = self.tasks[task].profile
+            lease = None
+            if profile.name not in full:
+                lease = self.ledger.admit(self.tasks[task].task_id, profile, now)
+            if lease is None:
+                full.add(profile.name)
+                still_waiting.append(task)
+                continue
+            self._start(task, tick, lease.placement.node, self.ledger.quota(lease, profile))
+            if not self.scenario.scheduling.vendor_fallback:
+                full.clear()  # a grant may change which vendor is best, and so open the other one
+        self.waiting = still_waiting
+
+    def _usage(self) -> dict[str, Amounts]:
+        """What each running task's lease should book, by task id."""
+        state = self.state
+        booked = {}
+        for node, count in enumerate(state.running):
+            for task in state.slots[node * self.width : node * self.width + count]:
+                used = (
+                    float(state.granted_compute[task]),
+                    float(state.granted_memory[task]),
+                    float(state.granted_bandwidth[task]),
+                )
+                if self.scenario.scheduling.admission == "max":
+                    used = (
+                        max(used[0], float(state.quota_compute[task])),
+                        max(used[1], float(state.quota_memory[task])),
+                        max(used[2], float(state.quota_bandwidth[task])),
+                    )
+                booked[self.tasks[task].task_id] = used
+        return booked
+
+    def _start(self, task: int, tick: int, node: str, quota: Amounts) -> None:
+        state, scenario = self.state, self.scenario
+        delta_t = scenario.delta_t_s
+        self.start_tick[task] = tick
+        self.node_of[task] = node
+        index = self.node_index[node]
+        state.slots[index * self.width + state.running[index]] = task
+        state.running[index] += 1
+        state.quota_compute[task], state.quota_memory[task], state.quota_bandwidth[task] = quota
+        state.tokens[task] = max(quota[2] * scenario.sandbox.bandwidth_refill, 1e-9)
+        state.adjust_tick[task] = tick
+        state.drop_tick[task] = tick + self.life_ticks[task]
+        deadline = self.tasks[task].profile.deadline_s
+        calm_s = deadline - max(PRESSURE_SHARE * deadline, PRESSURE_S)
+        state.pressure_tick[task] = tick + math.ceil(calm_s / delta_t - 1e-9)
+        ticks = min(self.life_ticks[task], scenario.ticks - tick)
+        first, after = self.demand_used, self.demand_used + ticks
+        state.demand_origin[task] = first - tick
+        series = demand_series(self.tasks[task], tick, ticks, delta_t)
+        for buffer, demand in zip(
+            (state.demand_compute, state.demand_memory, state.demand_bandwidth), series, strict=True
+        ):
+            buffer[first:after] = self.pack(demand)
+        self.demand_used = after
+
+    # ---- after ticks ----
+
+    def _retire(self, tick: int) -> bool:
+        """Releases tasks that ended in the tick before this one; whether there were any."""
+        state, width = self.state, self.width
+        retired = False
+        for node, count in enumerate(state.running):
+            first = node * width
+            kept = []
+            for task in state.slots[first : first + count]:
+                if state.outcome[task] == RUNNING:
+                    kept.append(task)
+                    continue
+                retired = True
+                self.end_tick[task] = tick
+                outcome = "completed" if state.outcome[task] == COMPLETED else "overtime"
+                self.ledger.release(self.tasks[task].task_id, tick * self.scenario.delta_t_s, outcome)
+            if len(kept) < count:
+                state.slots[first : first + len(kept)] = kept
+                state.running[node] = len(kept)
+        return retired
+
+    def _observe(self, tick: int) -> None:
+        state = self.state
+        for node, count in enumerate(state.running):
+            for task in state.slots[node * self.width : node * self.width + count]:
+                k = state.demand_origin[task] + tick
+                decision = Decision(
+                    tick,
+                    self.tasks[task].task_id,
+                    self.nodes[node],
+                    (state.quota_compute[task], state.quota_memory[task], state.quota_bandwidth[task]),
+                    (state.demand_compute[k], state.demand_memory[k], state.demand_bandwidth[k]),
+                    (state.allowed_compute[task], state.allowed_memory[task], state.allowed_bandwidth[task]),
+                    (state.granted_compute[task], state.granted_memory[task], state.granted_bandwidth[task]),
+                    state.tokens[task],
+                    state.scale[task],
+                    state.progress[task],
+                )
+                for observer in self.observers:
+                    observer(decision)
+
+    # ---- results ----
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """How every task ended, in order of arrival."""
+        state, delta_t = self.state, self.scenario.delta_t_s
+        results = []
+        for i, task in enumerate(self.tasks):
+            start = self.start_tick[i]
+            code = state.outcome[i]
+            how = "never_started" if start is None else ENDED[code]
+            ran_s = None if start is None else (self.end_tick[i] - start) * delta_t
+            results.append(
+                Outcome(
+                    task.task_id,
+                    task.profile.name,
+                    how,
+                    self.node_of[i],
+                    task.arrival_s,
+                    None if start is None else start * delta_t,
+                    self.end_tick[i] * delta_t,
+                    task.profile.ideal_duration_s,
+                    code == COMPLETED and ran_s is not None and ran_s <= task.profile.deadline_s + 1e-9,
+                    {
+                        "memory": int(state.memory_events[i]),
+                        "bandwidth": int(state.bandwidth_events[i]),
+                        "compute": int(state.compute_events[i]),
+                    },
+                )
+            )
+        return tuple(results)
+
+    def utilisation(self) -> dict[str, dict[str, Utilisation]]:
+        """Each node's use by dimension, over every tick of the run."""
+        state, ticks = self.state, self.scenario.ticks
+        shares: dict[str, dict[str, Utilisation]] = {}
+        for node, name in enumerate(self.nodes):
+            shares[name] = {}
+            capacity_of = (state.node_compute, state.node_memory, state.node_bandwidth)
+            for d, (key, capacities) in enumerate(zip(SHORT_DIMENSIONS, capacity_of, strict=True)):
+                capacity = float(capacities[node])
+                mean = float(state.used[3 * node + d]) / ticks
+                variance = float(state.used_squared[3 * node + d]) / ticks - mean * mean
+                shares[name][key] = Utilisation(
+                    mean / capacity,
+                    math.sqrt(max(0.0, variance)) / capacity,
+                    float(state.used_peak[3 * node + d]) / capacity,
+                )
+        return shares
+
+    def _empty_state(self) -> State:
+        nodes, tasks = len(self.nodes), len(self.tasks)
+        totals = [
+            np.array([state.node.resources[name] for state in self.ledger.cluster.nodes], dtype=np.float64)
+            for name in DIMENSIONS
+        ]
+        demand = sum(min(life, self.scenario.ticks) for life in self.life_ticks)
+        workload = np.array([task.profile.workload_tflop for task in self.tasks], dtype=np.float64)
+        means = [
+            np.array([task.profile.demand[d] for task in self.tasks], dtype=np.float64) for d in range(3)
+        ]
+        pack = self.pack
+
+        def reals(count: int) -> Any:
+            return pack(np.zeros(count))
+
+        def whole(count: int) -> Any:
+            return pack(np.zeros(count, dtype=np.int64))
+
+        return State(
+            node_compute=pack(totals[0]),
+            node_memory=pack(totals[1]),
+            node_bandwidth=pack(totals[2]),
+            running=whole(nodes),
+            slots=whole(nodes * self.width),
+            order=whole(self.width),
+            used=reals(3 * nodes),
+            used_squared=reals(3 * nodes),
+            used_peak=reals(3 * nodes),
+            quota_compute=reals(tasks),
+            quota_memory=reals(tasks),
+            quota_bandwidth=reals(tasks),
+            demand_origin=whole(tasks),
+            pressure_tick=whole(tasks),
+            drop_tick=whole(tasks),
+            workload=pack(workload),
+            mean_compute=pack(means[0]),
+            mean_memory=pack(means[1]),
+            mean_bandwidth=pack(means[2]),
+            tokens=reals(tasks),
+            scale=pack(np.ones(tasks)),
+            adjust_tick=whole(tasks),
+            allowed_compute=reals(tasks),
+            allowed_memory=reals(tasks),
+            allowed_bandwidth=reals(tasks),
+            granted_compute=reals(tasks),
+            granted_memory=reals(tasks),
+            granted_bandwidth=reals(tasks),
+            memory_events=whole(tasks),
+            bandwidth_events=whole(tasks),
+            compute_events=whole(tasks),
+            progress=reals(tasks),
+            outcome=whole(tasks),
+            demand_compute=reals(demand),
+            demand_memory=reals(demand),
+            demand_bandwidth=reals(demand),
+        )
+
+
+def as_array(array: NDArray[Any]) -> Any:
+    """What the compiled tick works on."""
+    return array
+
+
+def as_list(array: NDArray[Any]) -> Any:
+    """What the interpreted tick works on: Python reads a list far faster than an array."""
+    return array.tolist()
+
+
+ENDED = ("unfinished", "completed", "overtime")
+
+
+def rules_of(scenario: Scenario) -> Rules:
+    """The scenario's numbers that every tick needs."""
+    sandbox, guard = scenario.sandbox, scenario.guard
+    return Rules(
+        delta_t=scenario.delta_t_s,
+        threshold=sandbox.limit_threshold,
+        memory_gate=sandbox.memory_gate,
+        bandwidth_gate=sandbox.bandwidth_gate,
+        compute_gate=sandbox.compute_gate,
+        refill=sandbox.bandwidth_refill,
+        ceiling=sandbox.compute_ceiling,
+        guard=guard.enabled,
+        adjust_interval=guard.adjust_interval_ticks,
+        boost_step=guard.boost_step,
+        max_boost=guard.max_boost,
+        decay=guard.decay,
+        heavy_first=scenario.arbitration == "heavy_first",
+        bottleneck=scenario.progress == "bottleneck",
+        sliced=scenario.scheduling.partition == "slices",
+    )

@@ -1,0 +1,56 @@
+"""Many runs, scenarios times seeds, over processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from simulator.vgpu.scenario import Scenario
+from simulator.vgpu.simulation import Run, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A run and the seconds it took."""
+
+    run: Run
+    wall_s: float
+
+
+def run_all(
+    scenarios: Mapping[str, Scenario], seeds: Sequence[int], *, jobs: int = 1, use_numba: bool | None = None
+) -> Iterator[tuple[str, Timed]]:
+    """(scenario, run) for every seed of every scenario, in that order; the same whatever `jobs` is.
+
+    `use_numba` None takes the compiled tick where numba is installed.
+    """
+    numba = find_spec("numba") is not None if use_numba is None else use_numba
+    work = [(name, scenario, seed, numba) for name, scenario in scenarios.items() for seed in seeds]
+    if jobs == 1 or len(work) == 1:
+        yield from map(_run_one, work)
+        return
+    # A file's worth of work at a time keeps both ends busy without one process drawing all the long runs.
+    with ProcessPoolExecutor(min(jobs, len(work))) as pool:
+        yield from pool.map(_run_one, work, chunksize=max(1, len(work) // (8 * jobs)))
+
+
+def _run_one(work: tuple[str, Scenario, int, bool]) -> tuple[str, Timed]:
+    name, scenario, seed, numba = work
+    warm_up(scenario, numba)
+    began = time.perf_counter()
+    run = simulate(scenario, seed, use_numba=numba)
+    return name, Timed(run, time.perf_counter() - began)
+
+
+_warm = False
+
+
+def warm_up(scenario: Scenario, use_numba: bool) -> None:
+    """Loads or compiles the machine code once a process, so that no run's time contains it."""
+    global _warm
+    if use_numba and not _warm:
+        simulate(scenario, 0, tasks=())
+        _warm = True

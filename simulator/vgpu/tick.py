@@ -1,0 +1,312 @@
+"""One tick of the pool: gates, guard, arbitration and progress, interpreted or compiled from this one source.
+
+Everything here keeps to what both Python and numba understand, so the compiled tick is the plain one, to
+the bit. Sequences are flat; a task's or node's three amounts stand in separate ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+RUNNING, COMPLETED, DROPPED = 0, 1, 2
+LIMITED_BY_MORE_THAN = 1e-9
+"""A cut below this is rounding, not an event."""
+
+
+class Rules(NamedTuple):
+    """The numbers of a scenario that hold for every task and tick."""
+
+    delta_t: float
+    threshold: float
+    memory_gate: bool
+    bandwidth_gate: bool
+    compute_gate: bool
+    refill: float
+    ceiling: float
+    guard: bool
+    adjust_interval: int
+    boost_step: float
+    max_boost: float
+    decay: float
+    heavy_first: bool
+    bottleneck: bool
+    sliced: bool
+
+
+class State(NamedTuple):
+    """What a run keeps between ticks, as lists (interpreted) or numpy arrays (compiled).
+
+    Per node: capacities, number of running tasks, their indexes in `slots` (`width` places a node, in order
+    of start), and sums, squares and peaks of what was used. Per task: quotas, where its demand begins,
+    and the state of its gates and of its work. `demand_*` hold every started task's demand by tick.
+    """
+
+    node_compute: Any
+    node_memory: Any
+    node_bandwidth: Any
+    running: Any
+    slots: Any
+    order: Any
+    used: Any
+    used_squared: Any
+    used_peak: Any
+    quota_compute: Any
+    quota_memory: Any
+    quota_bandwidth: Any
+    demand_origin: Any
+    pressure_tick: Any
+    drop_tick: Any
+    workload: Any
+    mean_compute: Any
+    mean_memory: Any
+    mean_bandwidth: Any
+    tokens: Any
+    scale: Any
+    adjust_tick: Any
+    allowed_compute: Any
+    allowed_memory: Any
+    allowed_bandwidth: Any
+    granted_compute: Any
+    granted_memory: Any
+    granted_bandwidth: Any
+    memory_events: Any
+    bandwidth_events: Any
+    compute_events: Any
+    progress: Any
+    outcome: Any
+    demand_compute: Any
+    demand_memory: Any
+    demand_bandwidth: Any
+
+
+def memory_gate(demand: float, quota: float, threshold: float) -> float:
+    """Memory granted: the demand, cut to the quota if it is above `threshold` times the quota."""
+    return quota if demand > threshold * quota else demand
+
+
+def bandwidth_bucket(
+    tokens: float, demand: float, quota: float, refill: float, threshold: float, delta_t: float
+) -> tuple[float, float]:
+    """(bandwidth granted, tokens left): the bucket is refilled, then pays for the tick.
+
+    A demand up to `threshold` times the quota passes even from an empty bucket; one above gets what the
+    tokens pay for.
+    """
+    size = max(quota * refill, 1e-9)
+    tokens = min(size, tokens + quota * refill * delta_t)
+    spent = min(tokens, demand * delta_t)
+    granted = demand
+    if demand > threshold * quota and spent < demand * delta_t:
+        granted = spent / delta_t
+    return granted, tokens - spent
+
+
+def compute_throttle(demand: float, quota: float, scale: float, ceiling: float, threshold: float) -> float:
+    """Compute granted: a demand above `threshold` times the quota is cut to quota x min(scale, ceiling)."""
+    return min(demand, quota * min(scale, ceiling)) if demand > threshold * quota else demand
+
+
+def guard_scale(scale: float, pressed: bool, step: float, max_boost: float, decay: float) -> float:
+    """The SLO guard's next scale: one step up to `max_boost` under pressure, else one `decay` down to 1."""
+    return min(max_boost, scale + step) if pressed else max(1.0, scale - decay)
+
+
+def sort_by_usage(
+    slots: Sequence[int], first: int, last: int, usage: Sequence[float], heavy_first: bool, order: Any
+) -> None:
+    """Writes the tasks of slots[first:last] into `order`, by usage, ties in order of start."""
+    for i in range(first, last):
+        task = slots[i]
+        j = i - first
+        while j > 0 and (
+            usage[order[j - 1]] < usage[task] if heavy_first else usage[order[j - 1]] > usage[task]
+        ):
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = task
+
+
+def work_done(
+    compute: float,
+    memory: float,
+    bandwidth: float,
+    mean_compute: float,
+    mean_memory: float,
+    mean_bandwidth: float,
+) -> float:
+    """Compute that counts as progress if the least satisfied dimension holds the task up.
+
+    A dimension is satisfied by what was granted over the task's mean demand, the mix in which its work
+    needs the three.
+    """
+    return mean_compute * min(compute / mean_compute, memory / mean_memory, bandwidth / mean_bandwidth)
+
+
+def advance(state: State, rules: Rules, width: int, tick: int, stop: int) -> int:
+    """Runs ticks from `tick` up to `stop`, and no further than the first one in which a task ends.
+
+    Returns the next tick to run. Ended tasks are marked in `state.outcome` and stay in their slots.
+    """
+    (
+        node_compute,
+        node_memory,
+        node_bandwidth,
+        running,
+        slots,
+        order,
+        used,
+        used_squared,
+        used_peak,
+        quota_compute,
+        quota_memory,
+        quota_bandwidth,
+        demand_origin,
+        pressure_tick,
+        drop_tick,
+        workload,
+        mean_compute,
+        mean_memory,
+        mean_bandwidth,
+        bucket,
+        scale,
+        adjust_tick,
+        allowed_compute,
+        allowed_memory,
+        allowed_bandwidth,
+        granted_compute,
+        granted_memory,
+        granted_bandwidth,
+        memory_events,
+        bandwidth_events,
+        compute_events,
+        progress,
+        outcome,
+        demand_compute,
+        demand_memory,
+        demand_bandwidth,
+    ) = state
+    delta_t = rules.delta_t
+    threshold = rules.threshold
+    ended = False
+    while tick < stop and not ended:
+        for node in range(len(running)):
+            count = running[node]
+            if count == 0:
+                continue
+            first = node * width
+            last = first + count
+            sum_compute = 0.0
+            sum_memory = 0.0
+            sum_bandwidth = 0.0
+            for i in range(first, last):
+                task = slots[i]
+                k = demand_origin[task] + tick
+                compute = demand_compute[k]
+                memory = demand_memory[k]
+                bandwidth = demand_bandwidth[k]
+                if rules.memory_gate:
+                    allowed = memory_gate(memory, quota_memory[task], threshold)
+                    if allowed + LIMITED_BY_MORE_THAN < memory:
+                        memory_events[task] += 1
+                    memory = allowed
+                if rules.bandwidth_gate:
+                    allowed, bucket[task] = bandwidth_bucket(
+                        bucket[task], bandwidth, quota_bandwidth[task], rules.refill, threshold, delta_t
+                    )
+                    if allowed + LIMITED_BY_MORE_THAN < bandwidth:
+                        bandwidth_events[task] += 1
+                    bandwidth = allowed
+                if rules.compute_gate:
+                    if rules.guard and tick >= adjust_tick[task]:
+                        pressed = tick >= pressure_tick[task]
+                        if pressed or scale[task] > 1.0:
+                            scale[task] = guard_scale(
+                                scale[task], pressed, rules.boost_step, rules.max_boost, rules.decay
+                            )
+                            adjust_tick[task] = tick + rules.adjust_interval
+                    allowed = compute_throttle(
+                        compute, quota_compute[task], scale[task], rules.ceiling, threshold
+                    )
+                    if allowed + LIMITED_BY_MORE_THAN < compute:
+                        compute_events[task] += 1
+                    compute = allowed
+                if rules.sliced:
+                    compute = min(compute, quota_compute[task])
+                    memory = min(memory, quota_memory[task])
+                    bandwidth = min(bandwidth, quota_bandwidth[task])
+                allowed_compute[task] = compute
+                allowed_memory[task] = memory
+                allowed_bandwidth[task] = bandwidth
+                sum_compute += compute
+                sum_memory += memory
+                sum_bandwidth += bandwidth
+            left_compute = node_compute[node]
+            left_memory = node_memory[node]
+            left_bandwidth = node_bandwidth[node]
+            crowded = sum_compute > left_compute or sum_memory > left_memory or sum_bandwidth > left_bandwidth
+            if crowded:
+                sort_by_usage(slots, first, last, allowed_compute, rules.heavy_first, order)
+                sum_compute = 0.0
+                sum_memory = 0.0
+                sum_bandwidth = 0.0
+            for i in range(count):
+                task = order[i] if crowded else slots[first + i]
+                compute = allowed_compute[task]
+                memory = allowed_memory[task]
+                bandwidth = allowed_bandwidth[task]
+                if crowded:
+                    compute = min(compute, left_compute)
+                    memory = min(memory, left_memory)
+                    bandwidth = min(bandwidth, left_bandwidth)
+                    left_compute -= compute
+                    left_memory -= memory
+                    left_bandwidth -= bandwidth
+                    sum_compute += compute
+                    sum_memory += memory
+                    sum_bandwidth += bandwidth
+                granted_compute[task] = compute
+                granted_memory[task] = memory
+                granted_bandwidth[task] = bandwidth
+                if rules.bottleneck:
+                    compute = work_done(
+                        compute,
+                        memory,
+                        bandwidth,
+                        mean_compute[task],
+                        mean_memory[task],
+                        mean_bandwidth[task],
+                    )
+                progress[task] += compute * delta_t
+                # Sums of many small steps end a hair below the whole: that is rounding, not work left.
+                if progress[task] >= workload[task] * (1.0 - 1e-9):
+                    outcome[task] = COMPLETED
+                    ended = True
+                elif tick + 1 >= drop_tick[task]:
+                    outcome[task] = DROPPED
+                    ended = True
+            cell = 3 * node
+            used[cell] += sum_compute
+            used[cell + 1] += sum_memory
+            used[cell + 2] += sum_bandwidth
+            used_squared[cell] += sum_compute * sum_compute
+            used_squared[cell + 1] += sum_memory * sum_memory
+            used_squared[cell + 2] += sum_bandwidth * sum_bandwidth
+            used_peak[cell] = max(used_peak[cell], sum_compute)
+            used_peak[cell + 1] = max(used_peak[cell + 1], sum_memory)
+            used_peak[cell + 2] = max(used_peak[cell + 2], sum_bandwidth)
+        tick += 1
+    return tick
+
+
+@cache
+def compiled() -> Callable[[State, Rules, int, int, int], int]:
+    """`advance` as machine code, kept in numba's cache for the next process; needs numba."""
+    from numba import njit
+    from numba.extending import register_jitable
+
+    for function in (memory_gate, bandwidth_bucket, compute_throttle, guard_scale, sort_by_usage, work_done):
+        register_jitable(function)
+    machine_code: Callable[[State, Rules, int, int, int], int] = njit(cache=True)(advance)
+    return machine_code

@@ -1,0 +1,218 @@
+"""Gates, guard, arbitration and progress, each worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.vgpu.scenario import Guard, Scheduling
+from simulator.vgpu.tick import (
+    bandwidth_bucket,
+    compute_throttle,
+    guard_scale,
+    memory_gate,
+    sort_by_usage,
+    work_done,
+)
+
+from .small import ROOMY, profile, scenario, task, watch
+
+HALF = profile("half", 50, 50, 50, work=100, deadline=4)  # ideal 2 s
+
+
+@pytest.mark.parametrize(
+    ("demand", "granted"), [(0.0, 0.0), (40.0, 40.0), (41.9, 41.9), (42.0, 42.0), (42.1, 40.0), (400.0, 40.0)]
+)
+def test_memory_gate_is_a_cliff_at_the_threshold(demand: float, granted: float) -> None:
+    assert memory_gate(demand, 40.0, 1.05) == granted
+
+
+def test_bucket_starts_full_drains_and_then_grants_what_is_refilled() -> None:
+    # Quota 100, ticks of 0.1 s: 100 tokens at most, 10 come in a tick; a demand of 150 takes 15.
+    tokens, granted = 100.0, []
+    for _ in range(21):
+        value, tokens = bandwidth_bucket(tokens, 150.0, 100.0, 1.0, 1.05, 0.1)
+        granted.append(value)
+    # The first refill spills over the full bucket: 85 are left. Each tick takes 5 more: none after the 18th.
+    assert granted[:18] == [150.0] * 18
+    assert granted[18:] == pytest.approx([100.0, 100.0, 100.0])
+    assert tokens == pytest.approx(0.0)
+
+
+def test_bucket_refills_to_its_size_and_no_further() -> None:
+    assert bandwidth_bucket(0.0, 0.0, 100.0, 1.0, 1.05, 0.1)[1] == pytest.approx(10.0)
+    assert bandwidth_bucket(95.0, 0.0, 100.0, 1.0, 1.05, 0.1)[1] == 100.0
+    assert bandwidth_bucket(0.0, 0.0, 100.0, 0.5, 1.05, 0.1)[1] == pytest.approx(5.0)
+    assert bandwidth_bucket(60.0, 0.0, 100.0, 0.5, 1.05, 0.1)[1] == 50.0
+
+
+def test_bucket_lets_a_demand_up_to_the_threshold_pass_even_when_empty() -> None:
+    assert bandwidth_bucket(0.0, 105.0, 100.0, 1.0, 1.05, 0.1) == (105.0, 0.0)
+    granted, tokens = bandwidth_bucket(0.0, 105.1, 100.0, 1.0, 1.05, 0.1)
+    assert granted == pytest.approx(100.0)
+    assert tokens == 0.0
+
+
+def test_throttle_cuts_to_quota_times_scale_under_the_ceiling() -> None:
+    assert compute_throttle(105.0, 100.0, 1.0, 1.4, 1.05) == 105.0
+    assert compute_throttle(105.1, 100.0, 1.0, 1.4, 1.05) == 100.0
+    assert compute_throttle(150.0, 100.0, 1.1, 1.4, 1.05) == pytest.approx(110.0)
+    assert compute_throttle(150.0, 100.0, 1.4, 1.2, 1.05) == pytest.approx(120.0)
+    assert compute_throttle(108.0, 100.0, 1.1, 1.4, 1.05) == 108.0
+    assert compute_throttle(150.0, 100.0, 1.0, 0.8, 1.05) == pytest.approx(80.0)
+
+
+def test_guard_raises_by_a_step_and_decays_to_one() -> None:
+    scale, raised = 1.0, []
+    for _ in range(4):
+        scale = guard_scale(scale, True, 0.05, 1.12, 0.03)
+        raised.append(scale)
+    assert raised == pytest.approx([1.05, 1.10, 1.12, 1.12])
+    decayed = []
+    for _ in range(5):
+        scale = guard_scale(scale, False, 0.05, 1.12, 0.03)
+        decayed.append(scale)
+    assert decayed == pytest.approx([1.09, 1.06, 1.03, 1.0, 1.0])
+
+
+def test_order_of_arbitration() -> None:
+    usage = [5.0, 9.0, 5.0, 7.0]
+    order = [0] * 4
+    sort_by_usage([0, 0, 1, 2, 3], 1, 5, usage, True, order)
+    assert order == [1, 3, 0, 2]
+    sort_by_usage([0, 0, 1, 2, 3], 1, 5, usage, False, order)
+    assert order == [0, 2, 3, 1]
+
+
+def test_work_follows_the_least_satisfied_dimension() -> None:
+    assert work_done(50, 20, 10, 50, 20, 10) == 50
+    assert work_done(25, 20, 10, 50, 20, 10) == 25
+    assert work_done(50, 20, 4, 50, 20, 10) == 20
+    assert work_done(50, 5, 4, 50, 20, 10) == 12.5
+
+
+def test_an_undisturbed_task_takes_its_ideal_time() -> None:
+    run, seen = watch(scenario(HALF), task(HALF))
+    outcome = run.outcomes[0]
+    assert (outcome.state, outcome.start_s, outcome.end_s) == ("completed", 0.0, 2.0)
+    assert outcome.interference_ratio == 1.0
+    assert outcome.slo_met
+    assert len(seen) == 200
+    assert seen[-1].progress == pytest.approx(100.0)
+    use = run.utilisation["n"]["compute"]  # 50 of 100 for 2 of 10 s
+    assert (use.mean, use.std, use.peak) == pytest.approx((0.1, 0.2, 0.5))
+
+
+def test_arbitration_serves_the_heavy_first_and_cuts_the_rest() -> None:
+    """Two tasks that fit by quota; the spiking one wants 90, so the other is left with 10 of its 50."""
+    other = profile("other", 45, 45, 45, work=450, deadline=4)
+    run, seen = watch(scenario(HALF, other), task(HALF), task(other, spike=1.0))
+    first = [each for each in seen if each.tick == 0]
+    assert {each.task_id: each.allowed[0] for each in first} == {"half@0": 50, "other@0": 90}
+    assert {each.task_id: each.granted for each in first} == {
+        "half@0": (10.0, 10.0, 10.0),
+        "other@0": (90.0, 90.0, 90.0),
+    }
+    assert [(outcome.state, outcome.end_s) for outcome in run.outcomes] == [
+        ("completed", 6.0),  # 10 TFLOPS for 5 s, then 50 for 1 s
+        ("completed", 5.0),
+    ]
+    _, seen = watch(scenario(HALF, other, arbitration="light_first"), task(HALF), task(other, spike=1.0))
+    assert {each.task_id: each.granted[0] for each in seen if each.tick == 0} == {
+        "half@0": 50.0,
+        "other@0": 50.0,
+    }
+
+
+def test_gates_cut_the_spiking_task_to_its_quota_so_the_other_is_whole() -> None:
+    other = profile("other", 45, 45, 45, work=450, deadline=20)
+    gated = replace(ROOMY, memory_gate=True, bandwidth_gate=True, compute_gate=True)
+    run, seen = watch(scenario(HALF, other, sandbox=gated), task(HALF), task(other, spike=1.0))
+    assert all(each.granted == (50.0, 50.0, 50.0) for each in seen if each.task_id == "half@0")
+    spiking = [each for each in seen if each.task_id == "other@0"]
+    # The bucket begins with 45, pays 0.9 a tick and gets 0.45 back, the first time for nothing: 99 ticks.
+    assert spiking[0].allowed == (45.0, 45.0, 90.0)
+    assert spiking[98].allowed == pytest.approx((45.0, 45.0, 90.0))
+    assert spiking[99].allowed == pytest.approx((45.0, 45.0, 45.0))
+    assert min(each.tokens for each in spiking) >= 0
+    assert run.outcomes[0].interference_ratio == 1.0
+    events = run.outcomes[1].limiter_events
+    assert events["memory"] == events["compute"] == len(spiking) == 1000
+    assert events["bandwidth"] == pytest.approx(901, abs=1)  # rounding may cut the 99th tick by a hair
+
+
+@pytest.mark.parametrize(("gate", "at"), [("compute_gate", 0), ("memory_gate", 1), ("bandwidth_gate", 2)])
+def test_a_disabled_gate_does_nothing(gate: str, at: int) -> None:
+    gates = {"memory_gate": True, "bandwidth_gate": True, "compute_gate": True, gate: False}
+    small = profile("small", 10, 10, 10, work=1000, deadline=50)
+    refill = 0.0 if gate == "bandwidth_gate" else 1.0
+    sandbox = replace(ROOMY, bandwidth_refill=refill, **gates)
+    _, seen = watch(scenario(small, sandbox=sandbox), task(small, spike=1.0))
+    assert all(each.allowed[at] == 20.0 for each in seen)
+    assert [value for i, value in enumerate(seen[-1].allowed) if i != at] == pytest.approx([10.0, 10.0])
+
+
+def test_guard_raises_the_ceiling_when_the_deadline_nears() -> None:
+    """Deadline 5 s: pressure from 4.5 s on (tick 450), a step every 10 ticks, up to 1.12."""
+    slow = profile("slow", 50, 5, 5, work=300, deadline=5)
+    guarded = scenario(
+        slow,
+        sandbox=replace(ROOMY, compute_gate=True),
+        guard=Guard(True, adjust_interval_ticks=10, boost_step=0.05, max_boost=1.12, decay=0.5),
+    )
+    run, seen = watch(guarded, task(slow, spike=0.5))
+    scales = [each.scale for each in seen]
+    assert scales[449] == 1.0
+    assert scales[450] == scales[459] == pytest.approx(1.05)
+    assert scales[460] == pytest.approx(1.10)
+    assert scales[470] == scales[-1] == pytest.approx(1.12)
+    assert seen[449].granted[0] == 50.0
+    assert seen[465].granted[0] == pytest.approx(55.0)
+    # 300 TFLOP: 225 in 4.5 s, 5.25 and 5.5 in two steps of 0.1 s, 64.25 at 56 TFLOPS: 115 ticks.
+    assert run.outcomes[0].end_s == pytest.approx(4.5 + 0.2 + 1.15)
+    unguarded = replace(guarded, guard=Guard(False))
+    assert watch(unguarded, task(slow, spike=0.5))[0].outcomes[0].end_s == pytest.approx(6.0)
+
+
+def test_a_task_is_dropped_past_one_and_a_half_deadlines() -> None:
+    late = profile("late", 50, 5, 5, work=1000, deadline=2)
+    run, seen = watch(scenario(late), task(late))
+    outcome = run.outcomes[0]
+    assert (outcome.state, outcome.slo_met) == ("overtime", False)
+    assert outcome.end_s == pytest.approx(3.01)  # the first tick that ends past 3 s
+    assert outcome.interference_ratio == pytest.approx(3.01 / 20)
+    assert len(seen) == 301
+
+
+def test_tasks_wait_for_room_and_start_at_the_next_pass() -> None:
+    big = profile("big", 60, 60, 60, work=60, deadline=4)
+    where = scenario(big, scheduling=Scheduling(interval_ticks=8, oversubscription=1.0))
+    run, _ = watch(where, task(big, 0.0), task(big, 0.5))
+    first, second = run.outcomes
+    assert (first.start_s, first.end_s) == (0.0, 1.0)
+    assert second.start_s == 1.04  # released after tick 99, passes at multiples of 8
+    assert second.slowdown == pytest.approx(2.04 - 0.5)
+    assert second.interference_ratio == pytest.approx(1.0)
+    eager = replace(where, scheduling=replace(where.scheduling, retry_every_tick=True))
+    assert watch(eager, task(big, 0.0), task(big, 0.5))[0].outcomes[1].start_s == 1.0
+
+
+@pytest.mark.parametrize(("admission", "start_s"), [("quota", 1.0), ("usage", 0.51), ("max", 1.0)])
+def test_ledger_counts_quota_or_usage(admission: str, start_s: float) -> None:
+    """Booked 60 by quota but 30 in use: only a ledger of usage lets the second 60 in."""
+    lean = profile("lean", 30, 30, 30, work=30, deadline=4)
+    scheduling = Scheduling(interval_ticks=1, oversubscription=2.0, admission=admission)  # type: ignore[arg-type]
+    run, _ = watch(scenario(lean, scheduling=scheduling), task(lean, 0.0), task(lean, 0.505))
+    assert run.outcomes[1].start_s == start_s
+
+
+@pytest.mark.parametrize(("admission", "start_s"), [("quota", 0.5), ("usage", 5.0), ("max", 5.0)])
+def test_usage_and_max_book_a_spike_above_the_quota(admission: str, start_s: float) -> None:
+    """The spiking task uses 80 of 100 against a quota of 40, until it is done after 5 s."""
+    spiky = profile("spiky", 40, 40, 40, work=400, deadline=4)
+    calm = profile("calm", 30, 30, 30, work=30, deadline=4)
+    scheduling = Scheduling(interval_ticks=1, oversubscription=1.0, admission=admission)  # type: ignore[arg-type]
+    where = scenario(spiky, calm, scheduling=scheduling)
+    run, _ = watch(where, task(spiky, 0.0, spike=1.0), task(calm, 0.5))
+    assert run.outcomes[1].start_s == start_s
