@@ -111,6 +111,10 @@ class RawEnv:
         """Functions submitted and not decided, those of later arrivals included."""
         return self.workload.queue_length
 
+    def position_of(self, wf_id: int, fn_id: int) -> int:
+        """The position of the NUMA node that a function was sent to; raises `KeyError` before that."""
+        return self._positions[wf_id, fn_id]
+
     def data_distribution(self, wf_id: int, fn_id: int) -> list[tuple[int, int]]:
         """(position of the NUMA node, bytes) of what each predecessor of a function sends it."""
         positions = self._positions

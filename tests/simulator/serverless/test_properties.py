@@ -1,0 +1,139 @@
+"""The engine against the plain reference, and the laws it must keep, over random cases."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from resource_manager.allocator import check
+from simulator.serverless.container import Container
+from simulator.serverless.raw_env import EnvLog, RawEnv
+from tests.simulator.serverless.cases import Case, cases
+from tests.simulator.serverless.reference import simulate
+
+many = settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@some
+@given(cases())
+def test_the_engine_equals_the_plain_reference(case: Case) -> None:
+    equals_the_reference(case)
+
+
+@pytest.mark.slow
+@many
+@given(cases())
+def test_the_engine_equals_the_plain_reference_over_thousands(case: Case) -> None:
+    equals_the_reference(case)
+
+
+def equals_the_reference(case: Case) -> None:
+    expected = simulate(case.arrivals, case.templates, case.config, case.decisions)
+    logs = case.play(case.env())
+    ends = {(r.wf_id, r.fn_id): r for log in logs for r in log.finished_function_records}
+    found = [
+        (log.wf_id, log.fn_id, log.submission_time, log.creation_time,
+         ends[log.wf_id, log.fn_id].start_time, ends[log.wf_id, log.fn_id].completion_time)
+        for log in logs
+    ]  # fmt: skip
+    assert found == [
+        (run.workflow, run.function, run.submission, run.creation, run.start, run.end)
+        for run in expected.runs
+    ]
+    assert [log.rent for log in logs] == expected.rents
+
+
+def containers(env: RawEnv, kept: dict[tuple[int, int], Container]) -> None:
+    for node in env.cluster.nodes:
+        for container in node.running_containers:
+            kept[container.wf_id, container.fn_id] = container
+
+
+@some
+@given(cases())
+def test_laws(case: Case) -> None:
+    env = case.env()
+    kept: dict[tuple[int, int], Container] = {}
+    logs: list[EnvLog] = []
+    while env.current_function is not None:
+        logs.append(env.step_at(*case.decisions[len(logs) % len(case.decisions)]))
+        containers(env, kept)
+        check(env.cluster.state)
+        running = {c.request.task_id for node in env.cluster.nodes for c in node.running_containers}
+        assert running == set(env.cluster.state.leases)
+        for server in env.cluster:
+            assert server.latest_finished_time <= server.expiration_time
+        for record in logs[-1].finished_function_records:
+            log = next(log for log in logs if (log.wf_id, log.fn_id) == record[:2])
+            assert record.completion_time <= env.cluster[log.server_name][log.server_id].expiration_time
+    memory_is_never_negative(env)
+    work_done_is_work_asked(env, kept)
+    nobody_overtakes(logs)
+    predecessors_come_first(env, case)
+
+
+def memory_is_never_negative(env: RawEnv) -> None:
+    for node in env.cluster.nodes:
+        records = node.utilization.records
+        assert all(0 <= record.free_memory <= node.memory for record in records)
+        assert [r.timestamp for r in records] == sorted({r.timestamp for r in records})
+        assert records[-1].free_memory == node.memory
+
+
+def work_done_is_work_asked(env: RawEnv, kept: dict[tuple[int, int], Container]) -> None:
+    """The records account for every operation; the last stretch may round one away."""
+    for container in kept.values():
+        function = env.workload[container.wf_id][container.fn_id]
+        assert container.completion_time == function.completion_time
+        node = next(
+            node
+            for node in env.cluster.nodes
+            if node.position == env.position_of(container.wf_id, container.fn_id)
+        )
+        done = node.execution_speeds.get_completed_computation(container, container.completion_time)
+        assert container.computation - 1 <= done <= container.computation
+
+
+def nobody_overtakes(logs: list[EnvLog]) -> None:
+    starts = {(r.wf_id, r.fn_id): r.start_time for log in logs for r in log.finished_function_records}
+    by_node: dict[tuple[str, int, int], list[tuple[float, int, float]]] = {}
+    for order, log in enumerate(logs):
+        where = log.server_name, log.server_id, log.numa_node_id
+        by_node.setdefault(where, []).append((log.creation_time, order, starts[log.wf_id, log.fn_id]))
+    for created in by_node.values():
+        begun = [start for _, _, start in sorted(created)]
+        assert begun == sorted(begun)
+        assert all(start >= creation for creation, _, start in created)
+
+
+def predecessors_come_first(env: RawEnv, case: Case) -> None:
+    for workflow in env.workload:
+        for fn_id in range(len(workflow)):
+            parents = [workflow[parent].completion_time for parent, _ in workflow.predecessors(fn_id)]
+            latest = max((time for time in parents if time is not None), default=workflow.arrival_time)
+            assert workflow[fn_id].submission_time == latest
+            start = workflow[fn_id].start_time
+            assert start is not None
+            assert start >= latest
+            assert not math.isinf(start)
+
+
+@some
+@given(cases())
+def test_a_snapshot_goes_on_as_the_original(case: Case) -> None:
+    env = case.env()
+    logs = []
+    for step in range(3):
+        if env.current_function is not None:
+            logs.append(env.step_at(*case.decisions[step % len(case.decisions)]))
+    snapshot = env.snapshot()
+    straight = case.play(env)
+    env.restore(snapshot)
+    assert pickle.dumps(case.play(env)) == pickle.dumps(straight)
+    other = case.env()
+    other.restore(snapshot)
+    assert pickle.dumps(case.play(other)) == pickle.dumps(straight)
