@@ -25,13 +25,13 @@ from resource_manager.models import (
     Renewed,
     Request,
 )
-from resource_manager.policies import Policy
+from resource_manager.policies import Policy, nothing_fits
 from resource_manager.queueing import Order
 
 
 def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
     """The preferred node if the request fits there, else what the policy chooses."""
-    if request.preferred_node is not None:
+    if request.preferred_node is not None and policy is not nothing_fits:
         preferred = cluster.by_name.get(request.preferred_node)
         if preferred is not None and preferred.fits(request):
             return Placement(preferred.name, preferred.pick_gpus(request))
@@ -118,7 +118,7 @@ def renew(
     return [Renewed(task_id, lease.fencing_token, now, now + lease.request.ttl_s)]
 
 
-def expire(cluster: ClusterState, now: float) -> list[Change]:
+def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
     """The end, or the quarantine, of every lease that nobody renewed in time."""
     return [
         (Quarantined if lease.request.quarantine else Expired)(lease.task_id, lease.fencing_token, now)
@@ -139,11 +139,11 @@ def grant_waiting(cluster: ClusterState, policy: Policy, order: Order, now: floa
 
 
 def settle(
-    cluster: ClusterState, changes: list[Change], policy: Policy, order: Order, now: float
+    cluster: ClusterState, changes: Sequence[Change], policy: Policy, order: Order, now: float
 ) -> list[Change]:
     """The changes, and the grants they make possible to those who wait."""
     if not cluster.waiting and not any(type(change) is Queued for change in changes):
-        return changes
+        return list(changes)
     settled = list(changes)
     with cluster.trial():
         for change in changes:

@@ -299,14 +299,16 @@ class ClusterState:
     def trial(self) -> Iterator[None]:
         """Everything applied inside is undone at the end: for deciding several steps without committing.
 
-        An inventory cannot be tried, and trials do not nest.
+        An inventory cannot be tried.
         """
         before = (self.version, self.fencing, self.sequence, self.last_node)
-        self._undo = []
+        outer = self._undo
+        undo: list[Callable[[], None]] = []
+        self._undo = undo
         try:
             yield
         finally:
-            undo, self._undo = self._undo, None
+            self._undo = outer
             for step in reversed(undo):
                 step()
             self.version, self.fencing, self.sequence, self.last_node = before

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from resource_manager import allocator, schemas, views
 from resource_manager.cluster import ClusterState
@@ -16,15 +14,11 @@ from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
-    LockedError,
     LockTimeoutError,
-    ResourceManagerError,
-    StaleStateError,
     UnknownNodeError,
 )
 from resource_manager.explain import explain as explain_servers
 from resource_manager.inventory import default_inventory, load_inventory
-from resource_manager.locks import Lock
 from resource_manager.models import (
     MILLI_PER_GPU,
     Amount,
@@ -36,20 +30,15 @@ from resource_manager.models import (
     Request,
     Restored,
 )
-from resource_manager.policies import get_policy
-from resource_manager.queueing import get_order
+from resource_manager.policies import Policy, get_policy
+from resource_manager.queueing import Order, get_order
 from resource_manager.settings import Settings
 from resource_manager.stores import Store, open_store
+from resource_manager.transactions import Observer, Step, Transactions
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-TRIES_WITHOUT_LOCK = 4
-"""Lost races after which an operation queues for the lock."""
-
-Step = Callable[[ClusterState, float], list[Change]]
-"""(state, now) -> the changes to make; it may raise, and it changes nothing."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -67,16 +56,6 @@ class RequestOptions(TypedDict, total=False):
     quarantine: bool
     labels: Mapping[str, str] | None
     expected_runtime_s: float | None
-
-
-class Observer(Protocol):
-    """Told of everything worth measuring; must be quick and must not raise."""
-
-    def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
-        """These changes took effect; `cluster` is the state after them."""
-
-    def measured(self, name: str, value: float) -> None:
-        """`lock_wait_s`, `commit_s` or `commit_conflicts` (1 each)."""
 
 
 class GPUResourceManager:
@@ -101,9 +80,6 @@ class GPUResourceManager:
         observer: Observer | None = None,
     ) -> None:
         self.settings = Settings.load() if settings is None else settings
-        self.policy = get_policy(self.settings.policy)
-        self.order = get_order(self.settings.order)
-        self.observer = observer
         if inventory is None and self.settings.inventory is not None:
             inventory = load_inventory(self.settings.inventory)
         self._inventory_is_explicit = inventory is not None
@@ -113,9 +89,14 @@ class GPUResourceManager:
             else tuple(inventory)
         )
         self.store = open_store(self.settings.store, self.settings) if store is None else store
-        self._mutex = threading.Lock()
-        self._replica: ClusterState | None = None
-        self._refreshed_at = float("-inf")
+        self._state = Transactions(
+            self.store,
+            get_policy(self.settings.policy),
+            get_order(self.settings.order),
+            lambda: ClusterState(self.inventory).snapshot(),
+            self.settings.lock_timeout_s,
+            observer,
+        )
         self._initialise()
 
     @classmethod
@@ -140,6 +121,25 @@ class GPUResourceManager:
             inventory=inventory,
             observer=observer,
         )
+
+    @property
+    def observer(self) -> Observer | None:
+        """Told of everything worth measuring; may be set later."""
+        return self._state.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._state.observer = observer
+
+    @property
+    def policy(self) -> Policy:
+        """The placement policy as of now."""
+        return self._state.policy
+
+    @property
+    def order(self) -> Order:
+        """The order in which the queue is served."""
+        return self._state.order
 
     # ---- the original's interface ----
 
@@ -167,7 +167,7 @@ class GPUResourceManager:
         """
         try:
             self._change(
-                lambda cluster, now: self._settle(
+                lambda cluster, now: self._state.settle(
                     cluster,
                     allocator.release(cluster, task_id, now, fencing_token=fencing_token, outcome=outcome),
                     now,
@@ -184,23 +184,18 @@ class GPUResourceManager:
 
     def get_resource_summary(self) -> dict[str, Any]:
         """What is free and held on every server; at most `cache_ttl_s` old."""
-        return self._read(lambda cluster, now: views.summary(cluster), self.settings.cache_ttl_s)
+        return self._state.read(lambda cluster, now: views.summary(cluster), self.settings.cache_ttl_s)
 
     def reset_resources(self) -> bool:
         """Drops every lease and the queue and starts anew from the inventory; False if the lock is not free.
 
         Dangerous while jobs run. Fencing numbers go on growing, so no old holder can be mistaken.
         """
-        with self._mutex:
-            lock = self.store.lock()
-            if not lock.acquire(self.settings.lock_timeout_s):
-                logger.error("not reset: the lock was not free within %g s", self.settings.lock_timeout_s)
-                return False
-            try:
-                self.store.replace(ClusterState(self.inventory).snapshot())
-                self._replica = None
-            finally:
-                _let_go(lock)
+        try:
+            self._state.replace(ClusterState(self.inventory).snapshot())
+        except LockTimeoutError as error:
+            logger.error("not reset: %s", error)
+            return False
         logger.warning("all resources were reset")
         return True
 
@@ -245,7 +240,7 @@ class GPUResourceManager:
         """Takes a waiting task out of the queue; False if it does not wait."""
         try:
             self._change(
-                lambda cluster, now: self._settle(
+                lambda cluster, now: self._state.settle(
                     cluster, allocator.cancel(cluster, task_id, now, reason), now
                 )
             )
@@ -272,11 +267,11 @@ class GPUResourceManager:
                 return None
             return next(entry for entry in self._queue(cluster, now) if entry["task_id"] == task_id)
 
-        return self._read(look)
+        return self._state.read(look)
 
     def leases(self) -> list[dict[str, Any]]:
         """Every live lease as an allocation, the oldest first."""
-        return self._read(
+        return self._state.read(
             lambda cluster, now: [
                 views.allocation(cluster, lease)
                 for lease in sorted(cluster.leases.values(), key=lambda lease: lease.fencing_token)
@@ -285,7 +280,7 @@ class GPUResourceManager:
 
     def queue(self) -> list[dict[str, Any]]:
         """Every waiting request with its position, in the order in which the queue is served."""
-        return self._read(self._queue)
+        return self._state.read(self._queue)
 
     def explain(
         self,
@@ -322,7 +317,7 @@ class GPUResourceManager:
                 "servers": [views.verdict(answer) for answer in verdicts],
             }
 
-        return self._read(look)
+        return self._state.read(look)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """The changes after version `after`, oldest first: `version` and the change's own keys."""
@@ -333,7 +328,7 @@ class GPUResourceManager:
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
-        return self._read(lambda cluster, now: schemas.snapshot_to_dict(cluster.snapshot()))
+        return self._state.read(lambda cluster, now: schemas.snapshot_to_dict(cluster.snapshot()))
 
     # ---- servers ----
 
@@ -348,14 +343,12 @@ class GPUResourceManager:
     def apply_inventory(self, nodes: Iterable[Node]) -> None:
         """Makes these the servers; one that is missing but in use stays, closed, until it is free."""
         self.inventory = tuple(nodes)
-        self._change(lambda cluster, now: [InventoryChanged(self.inventory, now)])
+        self._change(lambda cluster, now: [InventoryChanged(self.inventory, now)], alone=True)
         self.sweep()
 
     def sweep(self) -> list[dict[str, Any]]:
         """Ends what is over and grants what fits; returns the changes made."""
-        changes = self._change(
-            lambda cluster, now: allocator.grant_waiting(cluster, self.policy, self.order, now)
-        )
+        changes = self._change(lambda cluster, now: self._state.settle(cluster, [], now))
         return [schemas.change_to_dict(change) for change in changes]
 
     def close(self) -> None:
@@ -407,7 +400,7 @@ class GPUResourceManager:
                 f"got {required_gpus}",
                 field="required_gpus",
             )
-        most_cpus = self._cluster().largest.get("cpus", 0)
+        most_cpus = self._state.known().largest.get("cpus", 0)
         if not 1 <= required_cpus <= most_cpus:
             raise InvalidRequestError(
                 f"required_cpus must be between 1 and {most_cpus:g}, got {required_cpus}",
@@ -432,7 +425,7 @@ class GPUResourceManager:
         )
 
     def _name_of(self, server: int | str) -> str:
-        cluster = self._cluster()
+        cluster = self._state.known()
         state = (
             cluster.by_name.get(server)
             if isinstance(server, str)
@@ -478,7 +471,7 @@ class GPUResourceManager:
             ]
 
         try:
-            _, results = self._change_and_look(step, held)
+            _, results = self._state.run(step, held)
         except LockTimeoutError as error:
             logger.error("not allocated: %s", error)
             return [None] * len(requests)
@@ -494,13 +487,10 @@ class GPUResourceManager:
                 )
         return results
 
-    def _settle(self, cluster: ClusterState, changes: list[Change], now: float) -> list[Change]:
-        return allocator.settle(cluster, changes, self.policy, self.order, now)
-
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
         name = self._name_of(server)
-        _, view = self._change_and_look(
-            lambda cluster, now: self._settle(cluster, [make(name, now)], now),
+        _, view = self._state.run(
+            lambda cluster, now: self._state.settle(cluster, [make(name, now)], now),
             lambda cluster: views.server(cluster.node(name)),
         )
         return view
@@ -515,149 +505,17 @@ class GPUResourceManager:
             entries.append(views.waiting(entry, position, reason, now))
         return entries
 
-    def _change(self, step: Step) -> list[Change]:
-        return self._change_and_look(step, lambda cluster: None)[0]
-
-    def _change_and_look(self, step: Step, look: Callable[[ClusterState], T]) -> tuple[list[Change], T]:
-        """Decides and commits; then looks at the state as it is right after.
-
-        First without the lock, on the replica as it is: one round trip if nobody else was faster, one more
-        each time somebody was. Who loses too often, or meets a holder, queues for the lock, for order; the
-        store refuses a commit by anyone but the lock's holder. A "no" decided on an old replica is decided
-        again on a fresh one.
-        """
-        started = time.monotonic()
-        timeout_s = self.settings.lock_timeout_s
-        if not self._mutex.acquire(timeout=timeout_s):
-            raise LockTimeoutError("this process's own lock", timeout_s)
-        try:
-            for _ in range(TRIES_WITHOUT_LOCK):
-                try:
-                    return self._attempt(step, look, None)
-                except LockedError:
-                    self._measured("commit_conflicts", 1)
-                    break
-                except StaleStateError as error:
-                    self._measured("commit_conflicts", 1)
-                    self._catch_up(error)
-            return self._change_under_lock(step, look, started + timeout_s)
-        finally:
-            self._mutex.release()
-
-    def _change_under_lock(
-        self, step: Step, look: Callable[[ClusterState], T], deadline: float
-    ) -> tuple[list[Change], T]:
-        waited_from = time.monotonic()
-        while True:
-            lock = self.store.lock()
-            if not lock.acquire(max(deadline - time.monotonic(), 0.0)):
-                raise LockTimeoutError(self.LOCK_VAR_NAME, self.settings.lock_timeout_s)
-            self._measured("lock_wait_s", time.monotonic() - waited_from)
-            try:
-                self._refresh()
-                return self._attempt(step, look, lock.token)
-            except StaleStateError:  # the lock ran out while this process was paused
-                self._measured("commit_conflicts", 1)
-                if time.monotonic() >= deadline:
-                    raise
-            finally:
-                _let_go(lock)
-
-    def _attempt(
-        self, step: Step, look: Callable[[ClusterState], T], lock_token: str | None
-    ) -> tuple[list[Change], T]:
-        fresh = lock_token is not None or self._replica is None
-        cluster = self._replica if self._replica is not None else self._refresh()
-        expired = self._expire(cluster, lock_token)
-        try:
-            changes = step(cluster, self.store.now())
-        except ResourceManagerError:
-            if fresh:
-                raise
-            changes = []
-        if not changes and not fresh:
-            cluster = self._refresh()
-            expired += self._expire(cluster, lock_token)
-            changes = step(cluster, self.store.now())
-        if changes:
-            self._commit(cluster, changes, lock_token)
-        return expired + changes, look(cluster)
-
-    def _expire(self, cluster: ClusterState, lock_token: str | None) -> list[Change]:
-        now = self.store.now()
-        over = allocator.expire(cluster, now)
-        if not over:
-            return []
-        changes = self._settle(cluster, over, now)
-        self._commit(cluster, changes, lock_token)
-        logger.warning("%d leases were not renewed in time: %s", len(over), over)
-        return changes
-
-    def _commit(self, cluster: ClusterState, changes: list[Change], lock_token: str | None) -> None:
-        started = time.monotonic()
-        self.store.commit(cluster.version, changes, now=self.store.now(), lock_token=lock_token)
-        for change in changes:
-            cluster.apply(change)
-        self._refreshed_at = time.monotonic()
-        self._measured("commit_s", self._refreshed_at - started)
-        if self.observer is not None:
-            self.observer.committed(changes, cluster)
-
-    def _read(self, look: Callable[[ClusterState, float], T], max_age_s: float = 0.0) -> T:
-        with self._mutex:
-            cluster = self._replica
-            if cluster is None or time.monotonic() - self._refreshed_at >= max_age_s:
-                cluster = self._refresh()
-            return look(cluster, self.store.now())
-
-    def _catch_up(self, error: StaleStateError) -> None:
-        """Brings the replica up to date, with what the store said along with its refusal if it can."""
-        if self._replica is None or not error.missed:
-            self._refresh()
-            return
-        for change in error.missed:
-            self._replica.apply(change)
-
-    def _refresh(self) -> ClusterState:
-        replica = self.store.refresh(self._replica)
-        if replica is None:
-            self.store.initialise(ClusterState(self.inventory).snapshot())
-            replica = self.store.refresh(None)
-            if replica is None:
-                raise StaleStateError(0, None, "the state vanished while it was being set up; try again")
-        self._replica = replica
-        self._refreshed_at = time.monotonic()
-        return replica
+    def _change(self, step: Step, *, alone: bool = False) -> list[Change]:
+        return self._state.run(step, lambda cluster: None, alone=alone)[0]
 
     def _initialise(self) -> None:
-        with self._mutex:
-            cluster = self._refresh()
+        cluster = self._state.known()
         stored = tuple(state.node for state in cluster.nodes if not state.retired)
         if self._inventory_is_explicit and stored != self.inventory:
             logger.warning("the inventory changed: %d servers, before %d", len(self.inventory), len(stored))
             self.apply_inventory(self.inventory)
         else:
             self.inventory = stored
-
-    def _cluster(self) -> ClusterState:
-        """The replica as it is, for what only changes with the inventory."""
-        replica = self._replica
-        if replica is None:
-            with self._mutex:
-                replica = self._refresh()
-        return replica
-
-    def _measured(self, name: str, value: float) -> None:
-        if self.observer is not None:
-            self.observer.measured(name, value)
-
-
-def _let_go(lock: Lock) -> None:
-    """Releases the lock; that it was lost or cannot be reached does no harm once the commit is decided."""
-    try:
-        lock.release()
-    except ResourceManagerError as error:
-        logger.warning("the lock could not be released, it will run out: %s", error)
 
 
 __all__ = ["GPUResourceManager", "Observer"]

@@ -17,6 +17,7 @@ LAYERS = (
     ("schemas", "views"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),
+    ("transactions",),
     ("manager", "aio"),
     ("launchers",),
     ("api", "provider", "client", "cli", "bench"),

@@ -36,6 +36,12 @@ POLICIES: dict[str, Policy] = {
     "glb": glb,
 }
 
+
+def nothing_fits(cluster: ClusterState, request: Request) -> Placement | None:
+    """No placement for anyone: the policy while nothing may be granted."""
+    return None
+
+
 ENTRY_POINT_GROUP = "gpu_resource_manager.policies"
 
 
@@ -52,4 +58,4 @@ def get_policy(name: str) -> Policy:
     raise PolicyError(f"unknown policy {name!r}; known are {known}")
 
 
-__all__ = ["POLICIES", "Policy", "get_policy"]
+__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits"]

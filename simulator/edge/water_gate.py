@@ -128,7 +128,7 @@ class _Gate:
         self.water_per_s = speed / reach
 
     def tasks(self, least_factor: int, by: Callable[[Task], tuple[int, int]]) -> list[tuple[Task, int]]:
-        """(task, level) of the jobs behind, in order, without those that no device of this factor may take."""
+        """(task, level) of the jobs behind, in order, without those no device of this factor may take."""
         return [
             (task, level)
             for ranked, level in zip(self.behind, self.levels, strict=True)

@@ -53,8 +53,8 @@ def manager(make: Callable[..., GPUResourceManager]) -> GPUResourceManager:
 def audit(manager: GPUResourceManager) -> None:
     """Free and held add up to the inventory."""
     manager.get_resource_summary()
-    assert manager._replica is not None
-    check(manager._replica)
+    assert manager._state.replica is not None
+    check(manager._state.replica)
 
 
 class TestAppendixC:

@@ -202,8 +202,8 @@ class ManagerMachine(RuleBasedStateMachine):
             assert [entry["task_id"] for entry in manager.queue()] == [
                 task for task, _, _ in self.model.queue
             ]
-            assert manager._replica is not None
-            check(manager._replica)
+            assert manager._state.replica is not None
+            check(manager._state.replica)
 
 
 def run(machine: type[ManagerMachine], examples: int) -> None:

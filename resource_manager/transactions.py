@@ -1,0 +1,310 @@
+"""Decides and commits steps on one replica of the state: optimistically, under the lock after conflicts.
+
+Threads of one process that come at the same time are served together: one of them decides for all in
+order of arrival, on top of each other's changes, and commits once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Generic, Protocol, TypeVar
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.errors import (
+    LockedError,
+    LockTimeoutError,
+    ResourceManagerError,
+    StaleStateError,
+    StateUnconfirmedError,
+)
+from resource_manager.locks import Lock
+from resource_manager.models import Change
+from resource_manager.policies import Policy, nothing_fits
+from resource_manager.queueing import Order
+from resource_manager.stores import Store
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRIES_WITHOUT_LOCK = 4
+"""Lost races after which an operation queues for the lock."""
+
+Step = Callable[[ClusterState, float], list[Change]]
+"""(state, now) -> the changes to make; it may raise, and it changes nothing."""
+
+
+class Observer(Protocol):
+    """Told of everything worth measuring; must be quick and must not raise."""
+
+    def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
+        """These changes took effect; `cluster` is the state after them."""
+
+    def measured(self, name: str, value: float) -> None:
+        """`lock_wait_s`, `commit_s` or `commit_conflicts` (1 each)."""
+
+
+class _Operation(Generic[T]):
+    """One caller's step on its way through a commit."""
+
+    __slots__ = ("changes", "done", "error", "look", "result", "step")
+
+    def __init__(self, step: Step, look: Callable[[ClusterState], T]) -> None:
+        self.step = step
+        self.look = look
+        self.changes: list[Change] = []
+        self.result: T | None = None
+        self.error: Exception | None = None
+        self.done = False
+
+    def decide(self, cluster: ClusterState, now: float) -> None:
+        self.error = None
+        self.changes = []
+        try:
+            self.changes = self.step(cluster, now)
+        except Exception as error:  # whatever it is, it is the caller's, not the group's
+            self.error = error
+
+    def finish(self, cluster: ClusterState) -> None:
+        """Moves the replica on by the committed changes, and looks."""
+        for change in self.changes:
+            cluster.apply(change)
+        if self.error is None:
+            try:
+                self.result = self.look(cluster)
+            except Exception as error:
+                self.error = error
+
+
+class Transactions:
+    """Runs steps against a store; safe to use from many threads.
+
+    `policy` and `order` serve those who wait whenever leases expire; `first_state` is written where the
+    store holds none.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        order: Order,
+        first_state: Callable[[], Snapshot],
+        lock_timeout_s: float,
+        observer: Observer | None = None,
+    ) -> None:
+        self.store = store
+        self.order = order
+        self.observer = observer
+        self.replica: ClusterState | None = None
+        self._policy = policy
+        self._first_state = first_state
+        self._lock_timeout_s = lock_timeout_s
+        self._line: deque[_Operation[Any]] = deque()
+        self._mutex = threading.Lock()
+        self._refreshed_at = float("-inf")
+        self._resting_until = float("-inf")
+
+    # ---- what steps use ----
+
+    @property
+    def policy(self) -> Policy:
+        """The placement policy; nothing fits while a restarted store waits for leases to be confirmed."""
+        return nothing_fits if time.monotonic() < self._resting_until else self._policy
+
+    def settle(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
+        """The changes, and the grants they make possible to those who wait."""
+        return allocator.settle(cluster, changes, self.policy, self.order, now)
+
+    # ---- changing and reading ----
+
+    def run(
+        self, step: Step, look: Callable[[ClusterState], T], *, alone: bool = False
+    ) -> tuple[list[Change], T]:
+        """Decides, commits, and looks at the state right after; returns the changes made and what was seen.
+
+        The changes include the expirations that were due. `alone` keeps a step that cannot be tried
+        (an inventory) out of groups. Raises what the step raises, `LockTimeoutError` and `StoreError`.
+        """
+        operation = _Operation(step, look)
+        if not alone:
+            self._line.append(operation)
+        deadline = time.monotonic() + self._lock_timeout_s
+        if not self._mutex.acquire(timeout=self._lock_timeout_s):
+            try:
+                self._line.remove(operation)
+            except ValueError:
+                self._mutex.acquire()  # another thread is deciding for this one: its answer counts
+            else:
+                raise LockTimeoutError("of this process", self._lock_timeout_s)
+        try:
+            if not operation.done:
+                self._lead([operation] if alone else self._group(), deadline)
+        finally:
+            self._mutex.release()
+        if operation.error is not None:
+            raise operation.error
+        return operation.changes, operation.result  # type: ignore[return-value]
+
+    def read(self, look: Callable[[ClusterState, float], T], max_age_s: float = 0.0) -> T:
+        """Looks at the state as of now, or of at most `max_age_s` ago."""
+        with self._mutex:
+            cluster = self.replica
+            if cluster is None or time.monotonic() - self._refreshed_at >= max_age_s:
+                cluster = self._refresh()
+            return look(cluster, self.store.now())
+
+    def known(self) -> ClusterState:
+        """The replica as it is, for what changes with the inventory only."""
+        if self.replica is None:
+            with self._mutex:
+                return self.replica or self._refresh()
+        return self.replica
+
+    def replace(self, snapshot: Snapshot) -> None:
+        """Starts over from that state, under the lock; raises `LockTimeoutError`."""
+        with self._mutex:
+            lock = self._lock(time.monotonic() + self._lock_timeout_s)
+            try:
+                self.store.replace(snapshot)
+                self.replica = None
+            finally:
+                _let_go(lock)
+
+    # ---- one group of operations ----
+
+    def _group(self) -> list[_Operation[Any]]:
+        group = []
+        while self._line:
+            group.append(self._line.popleft())
+        return group
+
+    def _lead(self, group: list[_Operation[Any]], deadline: float) -> None:
+        try:
+            self._commit_group(group, deadline)
+        except Exception as error:
+            for operation in group:
+                if not operation.done:
+                    operation.error = error
+        except BaseException:
+            # This thread is being stopped; the others' operations were not carried out, but can be.
+            self._line.extendleft(reversed(group))
+            raise
+        for operation in group:
+            operation.done = True
+
+    def _commit_group(self, group: list[_Operation[Any]], deadline: float) -> None:
+        for _ in range(TRIES_WITHOUT_LOCK):
+            try:
+                return self._attempt(group, None)
+            except LockedError:
+                self._measured("commit_conflicts", 1)
+                break
+            except StaleStateError as error:
+                self._measured("commit_conflicts", 1)
+                self._catch_up(error)
+        while True:
+            lock = self._lock(deadline)
+            try:
+                self._refresh()
+                return self._attempt(group, lock.token)
+            except StaleStateError:  # the lock ran out while this process was paused
+                self._measured("commit_conflicts", 1)
+                if time.monotonic() >= deadline:
+                    raise
+            finally:
+                _let_go(lock)
+
+    def _attempt(self, group: list[_Operation[Any]], lock_token: str | None) -> None:
+        cluster = self.replica
+        fresh = lock_token is not None or cluster is None
+        if cluster is None:
+            cluster = self._refresh()
+        whole = self._decide(cluster, group)
+        if not fresh and any(not operation.changes for operation in group):
+            # A "no" or an error decided on an old replica may be wrong: decide again on a fresh one.
+            cluster = self._refresh()
+            whole = self._decide(cluster, group)
+        changes = [change for operation in whole for change in operation.changes]
+        if changes:
+            try:
+                self._commit(cluster, changes, lock_token)
+            except StateUnconfirmedError as error:
+                if time.monotonic() < self._resting_until:
+                    raise
+                self._resting_until = time.monotonic() + error.rest_s
+                logger.warning("%s", error)
+                self._attempt(group, lock_token)
+                return
+        for operation in whole:
+            operation.finish(cluster)
+        if changes and self.observer is not None:
+            self.observer.committed(changes, cluster)
+        if whole[0] is not group[0]:
+            group[0].changes = whole[0].changes + group[0].changes
+
+    def _decide(self, cluster: ClusterState, group: list[_Operation[Any]]) -> list[_Operation[Any]]:
+        """Each operation's changes on top of those before it; led by what expired, if anything did."""
+        now = self.store.now()
+        over = allocator.expire(cluster, now)
+        if over:
+            logger.warning("not renewed in time: %s", ", ".join(f"{change.task_id!r}" for change in over))
+            expiry = _Operation(lambda cluster, now: self.settle(cluster, over, now), lambda cluster: None)
+            group = [expiry, *group]
+        with cluster.trial() if len(group) > 1 else nullcontext():
+            for operation in group:
+                operation.decide(cluster, now)
+                if len(group) > 1:
+                    for change in operation.changes:
+                        cluster.apply(change)
+        return group
+
+    def _commit(self, cluster: ClusterState, changes: list[Change], lock_token: str | None) -> None:
+        started = time.monotonic()
+        self.store.commit(cluster.version, changes, now=self.store.now(), lock_token=lock_token)
+        self._refreshed_at = time.monotonic()
+        self._measured("commit_s", self._refreshed_at - started)
+
+    def _catch_up(self, error: StaleStateError) -> None:
+        """Brings the replica up to date, with what the store said along with its refusal if it can."""
+        if self.replica is None or not error.missed:
+            self._refresh()
+            return
+        for change in error.missed:
+            self.replica.apply(change)
+
+    def _refresh(self) -> ClusterState:
+        replica = self.store.refresh(self.replica)
+        if replica is None:
+            self.store.initialise(self._first_state())
+            replica = self.store.refresh(None)
+            if replica is None:
+                raise StaleStateError(0, None, "the state vanished while it was being set up; try again")
+        self.replica = replica
+        self._refreshed_at = time.monotonic()
+        return replica
+
+    def _lock(self, deadline: float) -> Lock:
+        started = time.monotonic()
+        lock = self.store.lock()
+        if not lock.acquire(max(deadline - started, 0.0)):
+            raise LockTimeoutError("of the store", self._lock_timeout_s)
+        self._measured("lock_wait_s", time.monotonic() - started)
+        return lock
+
+    def _measured(self, name: str, value: float) -> None:
+        if self.observer is not None:
+            self.observer.measured(name, value)
+
+
+def _let_go(lock: Lock) -> None:
+    """Releases the lock; that it was lost or cannot be reached does no harm once the commit is decided."""
+    try:
+        lock.release()
+    except ResourceManagerError as error:
+        logger.warning("the lock could not be released, it will run out: %s", error)
