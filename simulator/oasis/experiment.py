@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from simulator.oasis.baselines import Dorm, Drf, Fifo, Rrh
 from simulator.oasis.ledger import Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.planner import Oasis
@@ -32,6 +33,10 @@ class MakeScheduler(Protocol):
 
 SCHEDULERS: dict[str, MakeScheduler] = {
     "oasis": lambda ledger, case: Oasis(ledger, case.prices),
+    "fifo": lambda ledger, case: Fifo(ledger, case.seed),
+    "drf": lambda ledger, case: Drf(ledger),
+    "rrh": lambda ledger, case: Rrh(ledger, case.seed),
+    "dorm": lambda ledger, case: Dorm(ledger, case.instance),
 }
 """Algorithm -> what makes its scheduler."""
 

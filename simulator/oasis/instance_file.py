@@ -20,7 +20,7 @@ class Document(BaseModel):
 
 
 class AmountsDocument(Document):
-    """GPUs, CPUs, GiB of memory and storage, Gb/s; what is left out is 0."""
+    """GPUs, CPUs, GB of memory and storage, Gb/s, to a millionth; what is left out is 0."""
 
     gpu: int = Field(0, ge=0)
     cpu: float = Field(0, ge=0)

@@ -12,7 +12,7 @@ from resource_manager.cluster import ClusterState
 from resource_manager.models import Change, Gpu, Lease, Node, Request
 from resource_manager.policies.first_fit import first_fit
 from simulator.errors import SimulationError
-from simulator.oasis.model import GPU, Amounts, Instance, Job
+from simulator.oasis.model import GPU, Amounts, Instance, Job, Units, to_units
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -20,20 +20,21 @@ Ints = npt.NDArray[np.int64]
 WORKER = "worker"
 PS = "ps"
 
-NODE_RESOURCES = ("", "cpus", "memory_gib", "storage_gib", "bandwidth_gbps")
-"""Names on a `Node`, in the order of `RESOURCES`; GPUs are devices there, not an amount."""
+NODE_RESOURCES = ("", "micro_cpus", "memory_kb", "storage_kb", "bandwidth_kbps")
+"""Names on a `Node`, in the order and units of `Units`; GPUs are devices there, not an amount."""
 
 
 class Pool:
     """The servers of one role, with their free amounts of every slot as an array read off the ledger.
 
-    `capacity` is servers x resources, `free` is slots x servers x resources.
+    `capacity` is servers x resources, `free` is slots x servers x resources, both in `Units`.
     """
 
     def __init__(self, role: str, servers: Sequence[Amounts], first_index: int, slots: int) -> None:
         self.role = role
         self.first_index = first_index
-        self.capacity: Floats = np.array(servers, dtype=float)
+        units = [to_units(server) for server in servers]
+        self.capacity: Floats = np.array(units, dtype=float)
         self.total: Floats = self.capacity.sum(axis=0)
         self.free: Floats = np.repeat(self.capacity[np.newaxis], slots, axis=0)
         self.nodes = [
@@ -41,36 +42,37 @@ class Pool:
                 name=f"{role}-server-{index}",
                 server_id=first_index + index,
                 resources=dict(zip(NODE_RESOURCES[1:], capacity[1:], strict=True)),
-                gpus=tuple(Gpu(gpu_id) for gpu_id in range(int(capacity[GPU]))),
+                gpus=tuple(Gpu(gpu_id) for gpu_id in range(capacity[GPU])),
             )
-            for index, capacity in enumerate(servers)
+            for index, capacity in enumerate(units)
         ]
 
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def demand(self, job: Job) -> Amounts:
+    def demand(self, job: Job) -> Units:
         """What one worker, or one PS, of the job takes."""
-        return job.worker if self.role == WORKER else job.ps
+        return job.worker_units if self.role == WORKER else job.ps_units
+
+    def room(self, job: Job) -> int:
+        """How many workers (or PS) of the job fit when nothing else runs."""
+        return int(how_many(self.capacity, self.demand(job)).sum())
 
     def fit(self, job: Job, first_slot: int, last_slot: int | None = None) -> Ints:
         """How many workers (or PS) of the job each server still takes: slots x servers."""
         return how_many(self.free[first_slot:last_slot], self.demand(job))
 
 
-def how_many(free: Floats, demand: Amounts) -> Ints:
-    """The largest whole n with n x demand <= free in every resource, exact in floating point.
+def how_many(free: Floats, demand: Units) -> Ints:
+    """The largest whole n with n x demand <= free in every resource.
 
     `free` has resources last; a demand of nothing at all fits any number of times, given as 2**31.
     """
     most: Floats = np.full(free.shape[:-1], 2.0**31)
     for r, amount in enumerate(demand):
-        if amount > 0:
-            available = free[..., r]
-            count = np.floor(available / amount)
-            count += (count + 1) * amount <= available
-            count -= count * amount > available
-            np.minimum(most, count, out=most)
+        if amount:
+            # Exact: both are whole numbers far below 2**53.
+            np.minimum(most, free[..., r] // amount, out=most)
     return most.astype(np.int64)
 
 
@@ -100,7 +102,7 @@ class Ledger:
         self._placed[slot] += 1
         request = Request(
             task_id=f"{job.job_id}/{role}/{self._placed[slot]}",
-            gpus=count * int(demand[GPU]),
+            gpus=count * demand[GPU],
             resources={name: count * demand[r] for r, name in enumerate(NODE_RESOURCES) if r != GPU},
             required_node=pool.nodes[server].name,
             owner=job.job_id,

@@ -8,13 +8,18 @@ from dataclasses import dataclass, field
 from simulator.errors import InputError
 
 RESOURCES = ("gpu", "cpu", "memory", "storage", "bandwidth")
-"""Order of every amount vector: GPUs, CPUs, GiB, GiB, Gb/s."""
+"""Order of every amount vector: GPUs, CPUs, GB, GB, Gb/s."""
 
 GPU = RESOURCES.index("gpu")
 BANDWIDTH = RESOURCES.index("bandwidth")
 
 Amounts = tuple[float, ...]
 """One amount a resource, in the order of `RESOURCES`."""
+
+Units = tuple[int, ...]
+"""The same counted in whole units, so that sums are exact: GPUs, and millionths of everything else."""
+
+UNITS = (1, 10**6, 10**6, 10**6, 10**6)
 
 ROUNDING = 1e-9
 """Products of floats that miss a whole number by less than this count as that number."""
@@ -40,6 +45,8 @@ class Job:
     priority: float  # gamma 1
     sensitivity: float  # gamma 2
     target: float  # gamma 3
+    worker_units: Units = field(init=False, repr=False)
+    ps_units: Units = field(init=False, repr=False)
     work: int = field(init=False)
     """W, worker-slots."""
     shortest_duration: int = field(init=False)
@@ -49,17 +56,14 @@ class Job:
 
     def __post_init__(self) -> None:
         self._refuse_nonsense()
-        bandwidth, ps_bandwidth = self.worker[BANDWIDTH], self.ps[BANDWIDTH]
-        exchange = 2 * self.gradient / bandwidth if self.gradient else 0.0
+        object.__setattr__(self, "worker_units", to_units(self.worker))
+        object.__setattr__(self, "ps_units", to_units(self.ps))
+        exchange = 2 * self.gradient / self.worker[BANDWIDTH] if self.gradient else 0.0
         slots_a_chunk = self.epochs * self.minibatches * (self.minibatch_slots + exchange)
         object.__setattr__(self, "work", ceil(self.chunks * slots_a_chunk))
         object.__setattr__(self, "shortest_duration", ceil(slots_a_chunk))
-        ps_for = (
-            tuple(ceil(bandwidth * workers / ps_bandwidth) for workers in range(self.chunks + 1))
-            if bandwidth
-            else (0,) * (self.chunks + 1)
-        )
-        object.__setattr__(self, "ps_for", ps_for)
+        sent, taken = self.worker_units[BANDWIDTH], max(1, self.ps_units[BANDWIDTH])
+        object.__setattr__(self, "ps_for", tuple(-(-sent * y // taken) for y in range(self.chunks + 1)))
 
     def _refuse_nonsense(self) -> None:
         def refuse(reason: str) -> None:
@@ -108,6 +112,11 @@ class Job:
     def utility_at(self, slot: int) -> float:
         """The utility of finishing in that slot."""
         return self.utility(slot - self.arrival + 1)
+
+
+def to_units(amounts: Amounts) -> Units:
+    """The amounts in whole units."""
+    return tuple(round(amount * unit) for amount, unit in zip(amounts, UNITS, strict=True))
 
 
 def ceil(value: float) -> int:

@@ -7,7 +7,7 @@ of workers in a slot is read off a sorted cumulative sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,12 +54,17 @@ class Oasis:
         schedule = best_schedule(job, slot, self.ledger, self.prices)
         if schedule is None:
             return False
-        for share in schedule.shares:
-            self.ledger.place(share.slot, job, share.role, share.server, share.count)
+        book(self.ledger, job, schedule.shares)
         return True
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
         """Nothing to do: every slot was booked on arrival."""
+
+
+def book(ledger: Ledger, job: Job, shares: Iterable[Share]) -> None:
+    """Places every share through the ledger's allocator."""
+    for share in shares:
+        ledger.place(share.slot, job, share.role, share.server, share.count)
 
 
 def best_schedule(job: Job, slot: int, ledger: Ledger, prices: Prices) -> Schedule | None:
@@ -69,9 +74,9 @@ def best_schedule(job: Job, slot: int, ledger: Ledger, prices: Prices) -> Schedu
         return None
     most = min(job.chunks, job.work)
     workers = Supply(
-        prices.of_one(ledger.worker, job.worker, first), ledger.worker.fit(job, first), WORKER, first
+        prices.of_one(ledger.worker, job.worker_units, first), ledger.worker.fit(job, first), WORKER, first
     )
-    servers = Supply(prices.of_one(ledger.ps, job.ps, first), ledger.ps.fit(job, first), PS, first)
+    servers = Supply(prices.of_one(ledger.ps, job.ps_units, first), ledger.ps.fit(job, first), PS, first)
     ps_for = np.array(job.ps_for[: most + 1])
     cost = workers.cost(most) + servers.cost(int(ps_for[-1]))[:, ps_for]
     best = cheapest_worker_slots(job, first, cost)

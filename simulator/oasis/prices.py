@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.errors import InputError
 from simulator.oasis.ledger import PS, WORKER, Floats, Pool
-from simulator.oasis.model import RESOURCES, Amounts, Instance, Job
+from simulator.oasis.model import RESOURCES, Amounts, Instance, Job, Units
 
 UTILITY_FLOOR = 0.5
 """f(T - a) counts as at least this share of gamma 1; without it one urgent job makes everything free."""
@@ -27,7 +27,7 @@ class Prices:
     low: dict[str, float]
     high: dict[str, Amounts]
 
-    def of_one(self, pool: Pool, demand: Amounts, first_slot: int) -> Floats:
+    def of_one(self, pool: Pool, demand: Units, first_slot: int) -> Floats:
         """The price of one worker (or PS) on each server in each slot from `first_slot`: slots x servers."""
         low, high = self.low[pool.role], self.high[pool.role]
         price: Floats = np.zeros(pool.free.shape[:-1])[first_slot:]

@@ -12,7 +12,7 @@ from typing import Protocol
 from resource_manager.models import Lease
 from simulator.errors import SimulationError
 from simulator.oasis.ledger import PS, WORKER, Ledger, count_of, role_of
-from simulator.oasis.model import BANDWIDTH, RESOURCES, Amounts, Instance, Job
+from simulator.oasis.model import BANDWIDTH, RESOURCES, UNITS, Amounts, Instance, Job, to_units
 
 OnSlot = Callable[[int, Ledger], object]
 
@@ -129,35 +129,39 @@ def work_done(
     """Workers that ran, by job; raises `SimulationError` if the leases break a constraint of the model."""
     workers: dict[str, int] = defaultdict(int)
     servers: dict[str, int] = defaultdict(int)
-    used: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(RESOURCES))
+    used: dict[str, list[int]] = defaultdict(lambda: [0] * len(RESOURCES))
     for lease in leases:
         job = jobs[lease.request.owner]
         count = count_of(lease)
         is_worker = role_of(lease) == WORKER
         (workers if is_worker else servers)[job.job_id] += count
-        for r, amount in enumerate(job.worker if is_worker else job.ps):
+        for r, amount in enumerate(job.worker_units if is_worker else job.ps_units):
             used[lease.placement.node][r] += count * amount
-    for role, capacities in ((WORKER, instance.worker_servers), (PS, instance.ps_servers)):
-        for index, capacity in enumerate(capacities):
-            refuse_overuse(slot, f"{role}-server-{index}", used.get(f"{role}-server-{index}"), capacity)
+    for role, servers_of in ((WORKER, instance.worker_servers), (PS, instance.ps_servers)):
+        for index, capacity in enumerate(servers_of):
+            refuse_overuse(slot, f"{role}-server-{index}", used, capacity)
     for job_id in {*workers, *servers}:
         refuse_broken_job(slot, jobs[job_id], workers[job_id], servers[job_id])
     return dict(workers)
 
 
-def refuse_overuse(slot: int, server: str, used: list[float] | None, capacity: Amounts) -> None:
-    for name, amount, total in zip(RESOURCES, used or (), capacity, strict=used is not None):
-        if amount > total * (1 + 1e-9):
-            raise SimulationError(f"slot {slot}: {server} has {total} {name}, {amount} are in use")
+def refuse_overuse(slot: int, server: str, used: Mapping[str, list[int]], capacity: Amounts) -> None:
+    if server not in used:
+        return
+    for name, unit, amount, total in zip(RESOURCES, UNITS, used[server], to_units(capacity), strict=True):
+        if amount > total:
+            raise SimulationError(
+                f"slot {slot}: {server} has {total / unit:g} {name}, {amount / unit:g} are in use"
+            )
 
 
 def refuse_broken_job(slot: int, job: Job, workers: int, servers: int) -> None:
-    bandwidth, served = workers * job.worker[BANDWIDTH], servers * job.ps[BANDWIDTH]
+    sent, taken = workers * job.worker_units[BANDWIDTH], servers * job.ps_units[BANDWIDTH]
     for broken, rule in (
         (slot < job.arrival, f"runs before it arrives in slot {job.arrival}"),
         (workers > job.chunks, f"has {workers} workers for {job.chunks} chunks"),
         (servers > workers, f"has {servers} PS for {workers} workers"),
-        (bandwidth > served * (1 + 1e-9), f"sends {bandwidth} Gb/s to PS that take {served}"),
+        (sent > taken, f"sends {sent / 10**6:g} Gb/s to PS that take {taken / 10**6:g}"),
     ):
         if broken:
             raise SimulationError(f"slot {slot}: job {job.job_id!r} {rule}")

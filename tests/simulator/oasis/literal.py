@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from simulator.oasis.ledger import NODE_RESOURCES, Ledger, Pool
-from simulator.oasis.model import GPU, RESOURCES, Amounts, Job
+from simulator.oasis.model import GPU, RESOURCES, Units, Job
 from simulator.oasis.prices import Prices
 
 Deployment = dict[tuple[int, str, int], int]
@@ -82,7 +82,7 @@ class LiteralPlanner:
         node = self.ledger.states[slot].node(pool.nodes[server].name)
         return [node.whole_free if r == GPU else node.free[NODE_RESOURCES[r]] for r in range(len(RESOURCES))]
 
-    def room(self, slot: int, pool: Pool, server: int, demand: Amounts) -> int:
+    def room(self, slot: int, pool: Pool, server: int, demand: Units) -> int:
         free = self.free(slot, pool, server)
         count = 0
         while count < self.job.chunks and all(
@@ -91,7 +91,7 @@ class LiteralPlanner:
             count += 1
         return count
 
-    def price(self, slot: int, pool: Pool, server: int, demand: Amounts) -> float:
+    def price(self, slot: int, pool: Pool, server: int, demand: Units) -> float:
         """Sum over resources of L (U / L) ** (used / capacity) times the demand, in shares of the pool."""
         low = self.prices.low[pool.role]
         price = 0.0

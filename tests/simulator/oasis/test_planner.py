@@ -84,7 +84,7 @@ def test_an_accepted_job_pays_and_prices_rise_with_use(instance: Instance) -> No
     ledger = Ledger(instance)
     prices = fit_prices(instance.jobs, instance)
     oasis = Oasis(ledger, prices)
-    one = (1.0,) * 5
+    one = (1,) * 5
     for job in instance.jobs:
         schedule = best_schedule(job, job.arrival, ledger, prices)
         before = {role: prices.of_one(ledger.pool(role), one, 0) for role in (WORKER, PS)}
@@ -168,7 +168,7 @@ def test_the_ledger_refuses_what_does_not_fit_and_changes_nothing() -> None:
     [
         (0, WORKER, 1, "before it arrives"),
         (1, WORKER, 3, "3 workers for 2 chunks"),
-        (1, WORKER, 2, "sends 4.0 Gb/s to PS that take 0"),
+        (1, WORKER, 2, "sends 4 Gb/s to PS that take 0"),
         (1, PS, 1, "1 PS for 0 workers"),
     ],
 )
@@ -196,7 +196,7 @@ def test_prices_start_at_low_and_end_at_high() -> None:
     instance = Instance(4, ((2, 2, 4, 2, 4.0),), ((0, 8, 8, 8, 10.0),), (job,))
     prices = fit_prices(instance.jobs, instance)
     ledger = Ledger(instance)
-    only_gpu = (1.0, 0.0, 0.0, 0.0, 0.0)
+    only_gpu = (1, 0, 0, 0, 0)
     share = 1 / 2
     assert prices.of_one(ledger.worker, only_gpu, 0)[0, 0] == pytest.approx(share * prices.low[WORKER])
     ledger.place(0, job, WORKER, 0, 2)

@@ -1,0 +1,68 @@
+"""Dominant-resource fairness: whoever has the least gets the next worker (Ghodsi et al., NSDI 2011)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+
+import numpy as np
+
+from resource_manager.models import Lease
+from simulator.oasis.ledger import PS, WORKER, Ledger, Pool
+from simulator.oasis.model import Job
+
+
+class Drf:
+    """Shares every slot anew by progressive filling; a job grows and shrinks as others come and go."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.jobs: dict[str, Job] = {}
+
+    def arrive(self, job: Job, slot: int) -> bool:
+        self.jobs[job.job_id] = job
+        return True
+
+    def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
+        self.jobs = {job_id: job for job_id, job in self.jobs.items() if job_id in remaining}
+        held = dict.fromkeys(self.jobs, 0)
+        # The order of arrival breaks ties.
+        poorest = [(0.0, index, job) for index, job in enumerate(self.jobs.values())]
+        while poorest:
+            _, index, job = heapq.heappop(poorest)
+            if held[job.job_id] < min(job.chunks, remaining[job.job_id]) and add_worker(
+                self.ledger, slot, job, held[job.job_id]
+            ):
+                held[job.job_id] += 1
+                share = dominant_share(self.ledger, job, held[job.job_id])
+                heapq.heappush(poorest, (share, index, job))
+
+
+def dominant_share(ledger: Ledger, job: Job, workers: int) -> float:
+    """The largest share of any resource of the worker or PS servers that so many workers take."""
+    shares = [
+        count * np.divide(pool.demand(job), pool.total, out=np.zeros(len(pool.total)), where=pool.total > 0)
+        for pool, count in ((ledger.worker, workers), (ledger.ps, job.ps_for[workers]))
+    ]
+    return float(max(share.max() for share in shares))
+
+
+def add_worker(ledger: Ledger, slot: int, job: Job, held: int) -> bool:
+    """Books one more worker, and the PS that its bandwidth needs; nothing if either has no room."""
+    added: list[Lease] = []
+    for role, count in ((WORKER, 1), (PS, job.ps_for[held + 1] - job.ps_for[held])):
+        for _ in range(count):
+            server = roomiest(ledger.pool(role), job, slot)
+            if server is None:
+                for lease in added:
+                    ledger.remove(slot, lease)
+                return False
+            added.append(ledger.place(slot, job, role, server, 1))
+    return True
+
+
+def roomiest(pool: Pool, job: Job, slot: int) -> int | None:
+    """The server that takes the most workers (or PS) of the job in that slot; None if none takes one."""
+    fit = pool.fit(job, slot, slot + 1)[0]
+    server = int(fit.argmax())
+    return server if fit[server] > 0 else None

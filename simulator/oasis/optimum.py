@@ -1,0 +1,297 @@
+"""The offline optimum: every job known beforehand, a time-indexed integer programme solved with HiGHS.
+
+Workers and PS are counted by server type first, which keeps the programme small; whether the counts can be
+laid out server by server is checked afterwards, and a set of completions that cannot be is cut off.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simulator.oasis.ledger import PS, WORKER, Ledger
+from simulator.oasis.milp import Maximisation, Solution
+from simulator.oasis.model import Instance, Job, Units
+from simulator.oasis.packing import ServerType, capacity_rows, most_on, pack, server_types
+from simulator.oasis.planner import Share, best_schedule, book
+from simulator.oasis.prices import fit_prices
+
+WORTHLESS = 1e-7
+"""A completion worth less than this share of the highest priority is left out of the programme."""
+
+TIME_LIMIT_S = 300.0
+
+Completions = dict[str, int]
+"""Job id -> the slot it is finished in."""
+
+Plan = Mapping[str, tuple[Share, ...]]
+"""Job id -> where it runs; a job that is left out is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The best plan found; `bound` is no lower than the best possible utility.
+
+    `proven`: the plan is optimal (to a millionth). `gap` is (bound - utility) / utility. `cuts` counts the
+    sets of completions that fitted by server type and not server by server.
+    """
+
+    plan: Plan
+    utility: float
+    bound: float
+    proven: bool
+    seconds: float
+    cuts: int
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, self.bound - self.utility) / max(self.utility, 1e-12)
+
+
+class Booked:
+    """A scheduler that has all its plans from the start."""
+
+    def __init__(self, ledger: Ledger, plan: Plan) -> None:
+        self.ledger = ledger
+        self.plan = plan
+
+    def arrive(self, job: Job, slot: int) -> bool:
+        shares = self.plan.get(job.job_id, ())
+        book(self.ledger, job, shares)
+        return bool(shares)
+
+    def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
+        """Nothing to do: every slot was booked on arrival."""
+
+
+class Programme:
+    """The integer programme: does a job finish in slot t, and how many of its workers and PS run where.
+
+    With `fixed`, every server is a type of its own, exactly these jobs finish in exactly these slots, and
+    the question is only whether that can be.
+    """
+
+    def __init__(self, instance: Instance, jobs: Sequence[Job], fixed: Completions | None = None) -> None:
+        self.instance = instance
+        self.jobs = [job for job in jobs if fixed is None or job.job_id in fixed]
+        self.fixed = fixed
+        self.model = Maximisation()
+        self.types = {WORKER: server_types(instance.worker_servers), PS: server_types(instance.ps_servers)}
+        if fixed is not None:
+            self.types = {
+                role: tuple(ServerType(kind.capacity, (server,)) for kind in types for server in kind.servers)
+                for role, types in self.types.items()
+            }
+        self.finish: dict[tuple[str, int], int] = {}
+        self.count: dict[tuple[str, str, int, int], int] = {}
+        for job in self.jobs:
+            self._add_job(job)
+        for role, types in self.types.items():
+            for index, kind in enumerate(types):
+                self._add_capacity(role, index, kind)
+
+    def _add_job(self, job: Job) -> None:
+        model = self.model
+        if self.fixed is not None:
+            finish = {self.fixed[job.job_id]: model.add(1)}
+            model.constrain(dict.fromkeys(finish.values(), 1.0), at_least=1)
+        else:
+            worthless = WORTHLESS * max(each.priority for each in self.jobs)
+            earliest = job.arrival + job.shortest_duration - 1
+            finish = {
+                slot: model.add(1, job.utility_at(slot))
+                for slot in range(earliest, self.instance.slots)
+                if job.utility_at(slot) > worthless
+            }
+            if not finish:
+                return
+            model.constrain(dict.fromkeys(finish.values(), 1.0), at_most=1)
+        done: dict[int, float] = {}
+        edges = lower_hull(job.ps_for[: 1 + self._most_workers(job)])
+        for slot in range(job.arrival, max(finish) + 1):
+            workers, servers = (self._add_counts(job, role, slot) for role in (WORKER, PS))
+            done |= workers
+            later = {column: -float(self._most_workers(job)) for end, column in finish.items() if end >= slot}
+            model.constrain({**workers, **later}, at_most=0)
+            for slope, offset in edges:
+                model.constrain(
+                    {**dict.fromkeys(servers, 1.0), **dict.fromkeys(workers, -slope)}, at_least=offset
+                )
+            if edges:
+                model.constrain({**dict.fromkeys(servers, 1.0), **dict.fromkeys(workers, -1.0)}, at_most=0)
+            if slot in finish:
+                ended = {column: -float(job.work) for end, column in finish.items() if end <= slot}
+                model.constrain({**done, **ended}, at_least=0)
+        self.finish |= {(job.job_id, slot): column for slot, column in finish.items()}
+
+    def _most_workers(self, job: Job) -> int:
+        """How many workers the job could have in one slot if it were alone."""
+        room = sum(most_on(kind, job.worker_units) for kind in self.types[WORKER])
+        return min(job.chunks, job.work, room)
+
+    def _add_counts(self, job: Job, role: str, slot: int) -> dict[int, float]:
+        workers = self._most_workers(job)
+        most = workers if role == WORKER else job.ps_for[workers]
+        columns: dict[int, float] = {}
+        for index, kind in enumerate(self.types[role]):
+            upper = min(most, most_on(kind, demand_of(job, role)))
+            if upper:
+                column = self.model.add(upper)
+                self.count[job.job_id, role, index, slot] = column
+                columns[column] = 1.0
+        return columns
+
+    def _add_capacity(self, role: str, index: int, kind: ServerType) -> None:
+        demands = [demand_of(job, role) for job in self.jobs]
+        for row in capacity_rows(kind, demands):
+            for slot in range(self.instance.slots):
+                terms = {
+                    self.count[key]: coefficient
+                    for job, coefficient in zip(self.jobs, row, strict=True)
+                    if coefficient and (key := (job.job_id, role, index, slot)) in self.count
+                }
+                if len(terms) > 1:
+                    self.model.constrain(terms, at_most=len(kind.servers))
+
+    def completions(self, solution: Solution) -> Completions:
+        return {job_id: slot for (job_id, slot), column in self.finish.items() if solution.whole(column)}
+
+    def cut_off(self, completions: Completions) -> None:
+        """Not all of these jobs finish by these slots."""
+        terms = {
+            column: 1.0
+            for (job_id, slot), column in self.finish.items()
+            if slot <= completions.get(job_id, -1)
+        }
+        self.model.constrain(terms, at_most=len(completions) - 1)
+
+    def lay_out(self, solution: Solution, completions: Completions, deadline: float) -> Plan | None:
+        """The solution's counts server by server; None if some slot's could not be packed in time."""
+        chosen = [job for job in self.jobs if job.job_id in completions]
+        plan: dict[str, list[Share]] = {job.job_id: [] for job in chosen}
+        left = {job.job_id: job.work for job in chosen}
+        for slot in range(self.instance.slots):
+            workers, servers = {}, {}
+            for job in chosen:
+                # The programme may count more than is needed, where nothing else wants it.
+                workers[job.job_id] = self._counts(solution, job, WORKER, slot, left[job.job_id])
+                total = sum(workers[job.job_id])
+                left[job.job_id] -= total
+                servers[job.job_id] = self._counts(solution, job, PS, slot, job.ps_for[total])
+            for role, counts in ((WORKER, workers), (PS, servers)):
+                for index, kind in enumerate(self.types[role]):
+                    wanted = [counts[job.job_id][index] for job in chosen]
+                    if not any(wanted):
+                        continue
+                    demands = [demand_of(job, role) for job in chosen]
+                    packed = pack(kind, wanted, demands, deadline - time.monotonic())
+                    if packed is None:
+                        return None
+                    for job, on_servers in zip(chosen, packed, strict=True):
+                        plan[job.job_id] += (
+                            Share(slot, role, server, count) for server, count in on_servers.items()
+                        )
+        return {job_id: tuple(shares) for job_id, shares in plan.items()}
+
+    def _counts(self, solution: Solution, job: Job, role: str, slot: int, most: int) -> list[int]:
+        """The solution's count by server type, cut to `most` in all."""
+        counts = []
+        for index in range(len(self.types[role])):
+            column = self.count.get((job.job_id, role, index, slot))
+            counts.append(0 if column is None else min(most, solution.whole(column)))
+            most -= counts[-1]
+        return counts
+
+
+def lower_hull(values: Sequence[int]) -> list[tuple[float, float]]:
+    """Edges (slope, offset) of the lower convex hull of the points (x, values[x]), flat ones left out.
+
+    PS >= slope x workers + offset holds for every whole number of workers and is tighter in between than
+    the plain bandwidth constraint, which it implies at whole numbers.
+    """
+    hull: list[tuple[int, int]] = []
+    for x, y in enumerate(values):
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (x - hull[-2][0]) >= (y - hull[-2][1]) * (
+            hull[-1][0] - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append((x, y))
+    edges = []
+    for (x, y), (next_x, next_y) in itertools.pairwise(hull):
+        slope = (next_y - y) / (next_x - x)
+        if slope:
+            edges.append((slope, y - slope * x))
+    return edges
+
+
+def demand_of(job: Job, role: str) -> Units:
+    """What one worker, or one PS, of the job takes."""
+    return job.worker_units if role == WORKER else job.ps_units
+
+
+def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Optimum:
+    """The plan of largest utility with all jobs known, or the best one found within the time."""
+    started = time.monotonic()
+    deadline = started + time_limit_s
+    jobs = [job for job in instance.jobs if job.arrival + job.shortest_duration <= instance.slots]
+    plan, proven, cuts = plan_online(instance, jobs), not jobs, 0
+    bound = math.fsum(job.utility(job.shortest_duration) for job in jobs)
+    programme = Programme(instance, jobs)
+    while jobs and (left_s := deadline - time.monotonic()) > 0:
+        solution = programme.model.solve(left_s)
+        bound = min(bound, solution.bound)
+        if not solution.values:
+            break
+        completions = programme.completions(solution)
+        found = programme.lay_out(solution, completions, deadline)
+        decided = found is not None
+        if found is None:
+            found, decided = lay_out_by_server(instance, jobs, completions, deadline)
+        if found is not None:
+            plan = max(plan, found, key=lambda each: worth(instance, each))
+            proven = solution.optimal
+        if found is not None or not decided or not solution.optimal:
+            break
+        programme.cut_off(completions)
+        cuts += 1
+    utility = worth(instance, plan)
+    return Optimum(plan, utility, max(bound, utility), proven, time.monotonic() - started, cuts)
+
+
+def lay_out_by_server(
+    instance: Instance, jobs: Sequence[Job], completions: Completions, deadline: float
+) -> tuple[Plan | None, bool]:
+    """A plan with these completions, server by server, and whether the question was settled in time."""
+    programme = Programme(instance, jobs, fixed=completions)
+    solution = programme.model.solve(deadline - time.monotonic())
+    if not solution.values:
+        return None, solution.infeasible
+    plan = programme.lay_out(solution, completions, deadline)
+    return plan, plan is not None
+
+
+def plan_online(instance: Instance, jobs: Sequence[Job]) -> Plan:
+    """OASiS's own plan, the one to fall back on when the time is too short for any other."""
+    if not jobs:
+        return {}
+    ledger = Ledger(instance)
+    prices = fit_prices(jobs, instance)
+    plan: dict[str, tuple[Share, ...]] = {}
+    for job in sorted(jobs, key=lambda job: job.arrival):
+        schedule = best_schedule(job, job.arrival, ledger, prices)
+        if schedule is not None:
+            book(ledger, job, schedule.shares)
+            plan[job.job_id] = schedule.shares
+    return plan
+
+
+def worth(instance: Instance, plan: Plan) -> float:
+    """The utility of the plan."""
+    return math.fsum(
+        job.utility_at(max(share.slot for share in plan[job.job_id] if share.role == WORKER))
+        for job in instance.jobs
+        if job.job_id in plan
+    )

@@ -1,0 +1,148 @@
+"""How many workers (or PS) of several jobs the servers of one type take together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.oasis.ledger import how_many
+from simulator.oasis.milp import Maximisation
+from simulator.oasis.model import RESOURCES, Amounts, Units, to_units
+
+MOST_PARTS = 8
+"""Rounding rows are tried for a server cut into 1 to this many parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerType:
+    """Servers of equal capacity, in units, by their positions in the pool."""
+
+    capacity: Units
+    servers: tuple[int, ...]
+
+
+def server_types(servers: Sequence[Amounts]) -> tuple[ServerType, ...]:
+    """The servers grouped by capacity, in order of first appearance."""
+    by_capacity: dict[Units, list[int]] = {}
+    for index, capacity in enumerate(servers):
+        by_capacity.setdefault(to_units(capacity), []).append(index)
+    return tuple(ServerType(capacity, tuple(found)) for capacity, found in by_capacity.items())
+
+
+def most_on(kind: ServerType, demand: Units) -> int:
+    """How many with that demand fit on all servers of the type when nothing else does."""
+    return len(kind.servers) * int(how_many(np.array(kind.capacity, dtype=float), demand))
+
+
+def capacity_rows(kind: ServerType, demands: Sequence[Units]) -> list[list[float]]:
+    """Coefficients by demand of rows `sum coefficient x count <= number of servers`, for one slot.
+
+    Besides each resource's share of a server, the rows round shares to parts of a server, which holds
+    server by server and so in sum (dual feasible functions u^(k), Fekete and Schepers 2001): three GPUs
+    of eight count as half a server, for no third such worker fits. Rows that another implies are left out.
+    """
+    rows: list[list[float]] = []
+    for r in range(len(RESOURCES)):
+        if not any(demand[r] for demand in demands):
+            continue
+        shares = [demand[r] / kind.capacity[r] if kind.capacity[r] else math.inf for demand in demands]
+        # What does not fit on a server at all is kept out by its column's upper bound.
+        shares = [share if share <= 1 else 0.0 for share in shares]
+        rows.append(shares)
+        rows += ([rounded_share(share, parts) for share in shares] for parts in range(1, MOST_PARTS + 1))
+    return [
+        row
+        for index, row in enumerate(rows)
+        if any(row)
+        and not any(
+            all(a >= b for a, b in zip(other, row, strict=True)) and (other != row or before < index)
+            for before, other in enumerate(rows)
+            if before != index
+        )
+    ]
+
+
+def rounded_share(share: float, parts: int) -> float:
+    """u^(parts) of Fekete and Schepers: shares that are not whole multiples of 1 / (parts + 1) round down
+    to whole multiples of 1 / parts."""
+    scaled = share * (parts + 1)
+    if abs(scaled - round(scaled)) < 1e-9:
+        return share
+    return math.floor(scaled) / parts
+
+
+def pack(
+    kind: ServerType, counts: Sequence[int], demands: Sequence[Units], time_limit_s: float
+) -> list[Counter[int]] | None:
+    """Servers of the type for that many of each demand: server -> count, by demand; None if not found."""
+    packed = pack_greedily(kind, counts, demands)
+    return pack_exactly(kind, counts, demands, time_limit_s) if packed is None else packed
+
+
+def pack_greedily(
+    kind: ServerType, counts: Sequence[int], demands: Sequence[Units]
+) -> list[Counter[int]] | None:
+    """First fit, the largest share of a server first."""
+    capacity = np.array(kind.capacity, dtype=float)
+    free = np.repeat(capacity[np.newaxis], len(kind.servers), axis=0)
+    packed: list[Counter[int]] = [Counter() for _ in counts]
+
+    def size(index: int) -> float:
+        return max(
+            (amount / total if total else math.inf)
+            for amount, total in zip(demands[index], kind.capacity, strict=True)
+            if amount
+        )
+
+    order = sorted((index for index, count in enumerate(counts) if count), key=size, reverse=True)
+    for index in order:
+        left = counts[index]
+        fit = how_many(free, demands[index])
+        for position, server in enumerate(kind.servers):
+            taken = min(left, int(fit[position]))
+            if taken:
+                packed[index][server] = taken
+                free[position] -= taken * np.array(demands[index])
+                left -= taken
+        if left:
+            return None
+    return packed
+
+
+def pack_exactly(
+    kind: ServerType, counts: Sequence[int], demands: Sequence[Units], time_limit_s: float
+) -> list[Counter[int]] | None:
+    """A feasible assignment by HiGHS; None if there is none or the time was too short."""
+    model = Maximisation()
+    columns = {
+        (index, server): model.add(count)
+        for index, count in enumerate(counts)
+        if count
+        for server in kind.servers
+    }
+    for index, count in enumerate(counts):
+        if count:
+            model.constrain(
+                {columns[index, server]: 1.0 for server in kind.servers}, at_least=count, at_most=count
+            )
+    for server in kind.servers:
+        for r, total in enumerate(kind.capacity):
+            terms = {
+                column: demands[index][r]
+                for (index, where), column in columns.items()
+                if where == server and demands[index][r]
+            }
+            if terms:
+                model.constrain(terms, at_most=total)
+    solution = model.solve(time_limit_s)
+    if not solution.values:
+        return None
+    packed: list[Counter[int]] = [Counter() for _ in counts]
+    for (index, server), column in columns.items():
+        if solution.whole(column):
+            packed[index][server] = solution.whole(column)
+    return packed
