@@ -130,5 +130,13 @@ def verdict(answer: Verdict) -> dict[str, Any]:
     }
 
 
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `2.0 d`."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(seconds, 0):.0f} s"
+
+
 def _percent(used: float, total: float) -> str:
     return f"{100 * used / total if total else 0:.1f}%"

@@ -12,6 +12,7 @@ from resource_manager.api import console, problems, routes
 from resource_manager.api.limits import MAX_BODY_BYTES
 from resource_manager.api.service import EXTENSION, Service
 from resource_manager.api.tracing import request_span
+from resource_manager.views import duration
 
 logger = logging.getLogger("resource_manager.api.access")
 
@@ -35,6 +36,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
     app.json.sort_keys = False  # type: ignore[attr-defined]
     problems.install(app)
     app.register_blueprint(create_blueprint())
+    app.add_template_filter(duration)
     _observe(app, service)
     return app
 

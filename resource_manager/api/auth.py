@@ -99,8 +99,7 @@ class TokenAuthenticator:
         return tokens.find(self.known(), text) or tokens.find(self.known(fresh=True), text)
 
     def known(self, *, fresh: bool = False) -> dict[str, Token]:
-        age_s = time.monotonic() - self._read_at
-        if age_s > TOKEN_CACHE_S or (fresh and age_s > 0.1):
+        if fresh or time.monotonic() - self._read_at > TOKEN_CACHE_S:
             self._tokens = self._store.read()
             self._read_at = time.monotonic()
         return self._tokens

@@ -1,7 +1,343 @@
-"""The console: pages for looking and acting."""
+"""The console: pages for looking and acting, and the events that keep them live."""
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+import flask
+from pydantic import Field
+
+from resource_manager.api import auth, cells
+from resource_manager.api import routes as rest
+from resource_manager.api.auth import Identity, TokenAuthenticator
+from resource_manager.api.openapi import document
+from resource_manager.api.problems import ProblemError
 from resource_manager.api.routing import Routes
+from resource_manager.api.schemas import (
+    Body,
+    DrainBody,
+    ExplainQuery,
+    NoBody,
+    ReleaseBody,
+    TaskBody,
+    TaskId,
+    Text,
+)
+from resource_manager.api.service import Service
+from resource_manager.api.tokens import Role
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import ResourceManagerError
+from resource_manager.models import Waiting
 
 routes = Routes()
+
+PER_PAGE = 100
+HEARTBEAT_S = 10.0
+STREAM_LIFE_S = 300.0
+"""A browser opens a new stream when one ends, so a caller whose token was revoked is gone by then."""
+
+_streams = threading.Lock()
+
+
+class ServersQuery(Body):
+    """Which servers to show."""
+
+    q: Text = ""
+    state: Literal["", "IDLE", "PARTIAL", "FULL", "ERROR", "DRAINED"] = ""
+    page: Annotated[int, Field(ge=1, le=10_000)] = 1
+    task: Annotated[str, Field(max_length=1000)] = ""
+
+
+class RowsQuery(Body):
+    """Rows of these servers."""
+
+    ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2 * PER_PAGE)
+
+
+class ListQuery(Body):
+    """A page of leases or of the queue."""
+
+    q: Annotated[str, Field(max_length=1000)] = ""
+    page: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+
+class EventsQuery(Body):
+    """News after that version."""
+
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+
+
+class TaskForm(Body):
+    """The task of a button."""
+
+    task_id: TaskId
+    fencing_token: int | None = None
+
+
+@routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
+def servers(here: Service, caller: Identity, query: ServersQuery) -> Any:
+    if query.task:
+        return flask.redirect(flask.url_for("gpu.page_leases", q=query.task))
+
+    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+        found = cells.matching(cluster.nodes, query.q, query.state)
+        pages = max(1, -(-len(found) // PER_PAGE))
+        page = min(query.page, pages)
+        shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
+        many = len(cluster.nodes) > PER_PAGE
+        return {
+            "rows": [cells.server_row(state) for state in shown],
+            "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(found)]
+            if many
+            else [],
+            "found": len(found),
+            "page": page,
+            "pages": pages,
+            "totals": cells.totals(cluster),
+        }
+
+    return _page("servers.html", here, caller, query=query, **here.watch.look(look))
+
+
+@routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers", query=RowsQuery, page=True)
+def server_rows(here: Service, caller: Identity, query: RowsQuery) -> Any:
+    def look(cluster: ClusterState, now: float) -> list[cells.ServerRow]:
+        known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
+        return [cells.server_row(state) for state in known if state is not None]
+
+    return _page("server_rows.html", here, caller, rows=here.watch.look(look))
+
+
+@routes.add("GET", "/fragments/totals", Role.READER, "The figures at the head", page=True)
+def totals(here: Service, caller: Identity) -> Any:
+    return _page(
+        "totals.html", here, caller, totals=here.watch.look(lambda cluster, now: cells.totals(cluster))
+    )
+
+
+@routes.add("GET", "/leases", Role.READER, "Leases", query=ListQuery, page=True)
+def leases(here: Service, caller: Identity, query: ListQuery) -> Any:
+    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+        text = query.q.casefold()
+        found = [
+            lease
+            for lease in cluster.leases.values()
+            if not text
+            or text in lease.task_id.casefold()
+            or text in lease.request.owner.casefold()
+            or text in lease.placement.node.casefold()
+        ]
+        found.sort(key=lambda lease: lease.fencing_token)
+        shown, paging = _paged(found, query.page)
+        rows = [cells.lease_row(lease, caller, here.airflow_url) for lease in shown]
+        return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
+
+    return _page("leases.html", here, caller, query=query, **here.watch.look(look))
+
+
+@routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
+def queue(here: Service, caller: Identity, query: ListQuery) -> Any:
+    starts = rest.estimated_starts(here)
+
+    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+        ordered = list(enumerate(here.manager.order(cluster, now), 1))
+        text = query.q.casefold()
+        found = [(i, entry) for i, entry in ordered if text in entry.task_id.casefold()]
+        shown, paging = _paged(found, query.page)
+        rows = [_waiting(position, entry, caller, here, starts) for position, entry in shown]
+        return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
+
+    return _page("queue.html", here, caller, query=query, **here.watch.look(look))
+
+
+@routes.add("GET", "/charts", Role.READER, "Utilisation and waiting", page=True)
+def charts(here: Service, caller: Identity) -> Any:
+    return _page("charts.html", here, caller)
+
+
+@routes.add("GET", "/what-if", Role.READER, "Would this request fit", page=True)
+def what_if(here: Service, caller: Identity) -> Any:
+    given = {key: value for key, value in flask.request.args.items() if value}
+    answer, error = None, ""
+    if given:
+        types = [item.strip() for item in given.pop("gpu_types", "").split(",") if item.strip()]
+        try:
+            asked = ExplainQuery.model_validate({**given, "gpu_types": types})
+            answer = rest.what_if(here, asked.model_dump(exclude_none=True))
+        except (ValueError, ResourceManagerError) as wrong:
+            error = _plain(wrong)
+    now = here.watch.look(lambda cluster, now: now)
+    return _page("what_if.html", here, caller, given=flask.request.args, answer=answer, error=error, now=now)
+
+
+@routes.add("GET", "/docs", Role.READER, "The REST interface, to read and try", page=True)
+def docs(here: Service, caller: Identity) -> Any:
+    described = document(rest.routes.all, flask.request.script_root)
+    roles = {(route.method.lower(), route.handler.__name__): route.role for route in rest.routes.all}
+    return _page("docs.html", here, caller, document=described, roles=roles, pretty=_pretty)
+
+
+@routes.add(
+    "GET", "/events", Role.READER, "What changed, as server-sent events", query=EventsQuery, page=True
+)
+def events(here: Service, caller: Identity, query: EventsQuery) -> Any:
+    last = flask.request.headers.get("Last-Event-ID", "")
+    after = int(last) if last.isdecimal() and len(last) < 16 else query.after
+    with _streams:
+        if here.metrics.open_streams >= here.max_streams:
+            raise ProblemError(503, "too many open pages follow events", headers={"Retry-After": "30"})
+        here.metrics.open_streams += 1
+    gone = flask.request.environ.get("waitress.client_disconnected", lambda: False)
+    response = flask.Response(_Stream(here, after, gone), content_type="text/event-stream")
+    response.headers["X-Accel-Buffering"] = "no"
+    return response
+
+
+class _Stream:
+    """The events of one page; gives its place back when it is closed, however it ends."""
+
+    def __init__(self, here: Service, after: int, gone: Callable[[], bool]) -> None:
+        self._here = here
+        self._lines = self._follow(after, gone)
+        self._closed = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self._lines
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            with _streams:
+                self._here.metrics.open_streams -= 1
+
+    def _follow(self, after: int, gone: Callable[[], bool]) -> Iterator[str]:
+        watch = self._here.watch
+        ends = time.monotonic() + STREAM_LIFE_S
+        yield "retry: 2000\n\n"
+        while not watch.stopped and not gone() and time.monotonic() < ends:
+            news = watch.wait(after, HEARTBEAT_S)
+            if news is None:
+                yield ": quiet\n\n"
+                continue
+            after = news.version
+            ids = None if news.server_ids is None else sorted(news.server_ids)
+            yield f"id: {after}\nevent: change\ndata: {json.dumps({'version': after, 'servers': ids})}\n\n"
+
+
+@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
+def act_drain(here: Service, caller: Identity, server_id: int) -> Any:
+    rest.drain(here, caller, _form(DrainBody), server_id)
+    return _back("gpu.page_servers", f"Server {server_id} takes no new leases.")
+
+
+@routes.add("POST", "/act/servers/<int:server_id>/restore", Role.OPERATOR, "Restore", page=True)
+def act_restore(here: Service, caller: Identity, server_id: int) -> Any:
+    rest.restore(here, caller, _form(NoBody), server_id)
+    return _back("gpu.page_servers", f"Server {server_id} takes leases again.")
+
+
+@routes.add("POST", "/act/release", Role.USER, "Release", page=True)
+def act_release(here: Service, caller: Identity) -> Any:
+    form = _form(TaskForm)
+    body = ReleaseBody(task_id=form.task_id, fencing_token=form.fencing_token, outcome="released by hand")
+    rest.release(here, caller, body)
+    return _back("gpu.page_leases", f"{form.task_id} is released.")
+
+
+@routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
+def act_cancel(here: Service, caller: Identity) -> Any:
+    form = _form(TaskForm)
+    rest.cancel(here, caller, TaskBody(task_id=form.task_id))
+    return _back("gpu.page_queue", f"{form.task_id} does not wait any more.")
+
+
+@routes.add("GET", "/login", None, "The page to log in", page=True)
+def login(here: Service, caller: Identity | None) -> Any:
+    return flask.render_template("login.html", service=here, caller=caller, error="")
+
+
+@routes.add("POST", "/login", None, "Log in with a token", page=True)
+def do_login(here: Service, caller: Identity | None) -> Any:
+    authenticator = here.authenticator
+    if not isinstance(authenticator, TokenAuthenticator):
+        raise ProblemError(404, "this service has no log-in of its own")
+    token = authenticator.find(flask.request.form.get("token", "").strip())
+    if token is None:
+        here.limits.count_failure(flask.request.remote_addr or "?")
+        page = flask.render_template(
+            "login.html", service=here, caller=None, error="This token is not known."
+        )
+        return flask.Response(page, status=401)
+    flask.session.clear()
+    flask.session["token_id"] = token.token_id
+    return flask.redirect(flask.url_for("gpu.page_servers"), 303)
+
+
+@routes.add("POST", "/logout", Role.READER, "Log out", page=True)
+def logout(here: Service, caller: Identity) -> Any:
+    flask.session.clear()
+    return flask.redirect(flask.url_for("gpu.page_login"), 303)
+
+
+def _page(template: str, here: Service, caller: Identity, **values: Any) -> str:
+    return flask.render_template(
+        template, service=here, caller=caller, csrf=auth.csrf_token(here.secret, caller), **values
+    )
+
+
+def _form(model: type[Body]) -> Any:
+    fields = {key: value for key, value in flask.request.form.items() if key != auth.CSRF_FIELD}
+    return model.model_validate(fields)
+
+
+def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
+    flask.flash(message)
+    return flask.redirect(flask.url_for(endpoint), 303)
+
+
+def _paged(found: list[Any], page: int) -> tuple[list[Any], dict[str, int]]:
+    pages = max(1, -(-len(found) // PER_PAGE))
+    page = min(page, pages)
+    shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
+    return shown, {"page": page, "pages": pages, "found": len(found)}
+
+
+def _dot(index: int, name: str, level: int, is_open: bool) -> dict[str, Any]:
+    return {"page": index // PER_PAGE + 1, "name": name, "level": level, "open": is_open}
+
+
+def _waiting(
+    position: int, entry: Waiting, caller: Identity, here: Service, starts: dict[str, Any]
+) -> dict[str, Any]:
+    request = entry.request
+    start = starts.get(entry.task_id)
+    return {
+        "position": position,
+        "task_id": entry.task_id,
+        "gpus": request.gpus if request.gpu_milli == 1000 else f"{request.gpu_milli} milli",
+        "cpus": f"{request.resources.get('cpus', 0):g}",
+        "owner": request.owner,
+        "priority": request.priority,
+        "queued_at": entry.queued_at,
+        "reason": "no server has room yet" if position == 1 else f"{position - 1} ahead",
+        "start": None if start is None else rest.estimate_view(start),
+        "link": cells.task_link(request, here.airflow_url),
+        "may_cancel": caller.is_operator or request.owner == caller.name,
+    }
+
+
+def _plain(wrong: Exception) -> str:
+    """One sentence of what is wrong with a form."""
+    from pydantic import ValidationError
+
+    from resource_manager.api.problems import from_validation
+
+    return from_validation(wrong).detail if isinstance(wrong, ValidationError) else str(wrong)
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2)

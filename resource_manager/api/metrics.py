@@ -70,7 +70,10 @@ class Metrics:
             "Requests being answered, streams aside.",
             registry=registry,
         )
-        self.streams = Gauge("gpu_manager_http_streams", "Open pages that follow events.", registry=registry)
+        self.open_streams = 0
+        Gauge("gpu_manager_http_streams", "Open pages that follow events.", registry=registry).set_function(
+            lambda: self.open_streams
+        )
         self._allocations = Counter(
             "gpu_manager_allocations", "Leases granted.", ("server",), registry=registry
         )

@@ -36,6 +36,8 @@ from resource_manager.api.schemas import (
     Submission,
     TaskBody,
     TaskQuery,
+    Trend,
+    TrendsQuery,
 )
 from resource_manager.api.service import Service, owner_of
 from resource_manager.api.tokens import Role
@@ -298,6 +300,20 @@ def history(here: Service, caller: Identity, query: PageQuery) -> Any:
 )
 def explain(here: Service, caller: Identity, query: ExplainQuery) -> Any:
     return what_if(here, query.model_dump(exclude_none=True))
+
+
+@routes.add(
+    "GET",
+    "/api/trends",
+    Role.READER,
+    "Utilisation, queue and waits over the last hours",
+    query=TrendsQuery,
+    answer=Trend,
+    failures=(400, 503),
+    tags=("history",),
+)
+def trends(here: Service, caller: Identity, query: TrendsQuery) -> Any:
+    return here.watch.look(lambda cluster, now: here.watch.trends.series(query.hours, now))
 
 
 @routes.add("GET", "/healthz", None, "Whether the service reaches its store", answer=Health, failures=(503,))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import flask
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from werkzeug.wrappers import Response as WerkzeugResponse
 
-from resource_manager.api import auth
+from resource_manager.api import auth, problems
 from resource_manager.api.auth import Identity
 from resource_manager.api.problems import ProblemError
 from resource_manager.api.service import Service, service
 from resource_manager.api.tokens import Role
+from resource_manager.errors import ResourceManagerError
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
@@ -61,7 +63,7 @@ class Routes:
         for route in self.all:
             blueprint.add_url_rule(
                 route.path,
-                endpoint=f"{route.method.lower()}_{route.handler.__name__}",
+                endpoint=f"page_{route.handler.__name__}" if route.page else route.handler.__name__,
                 view_func=_view(route),
                 methods=[route.method],
             )
@@ -70,8 +72,7 @@ class Routes:
 def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
     """Everything that happens before a handler: who calls, how often, with what."""
 
-    @functools.wraps(route.handler)
-    def view(**path: Any) -> flask.typing.ResponseReturnValue:
+    def answer(**path: Any) -> flask.Response:
         here = service()
         identity = admit(here, route.role)
         if identity is not None and route.changes:
@@ -79,7 +80,7 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         arguments = dict(path)
         if route.query is not None:
             arguments["query"] = _query(route.query)
-        if route.body is not None and not route.page:
+        if route.body is not None:
             raw = _raw_body()
             arguments["body"] = route.body.model_validate_json(raw or b"{}")
             key = flask.request.headers.get("Idempotency-Key")
@@ -93,7 +94,30 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
                 )
         return _respond(route.handler(here, identity, **arguments))
 
+    @functools.wraps(route.handler)
+    def view(**path: Any) -> flask.Response:
+        if not route.page:
+            return answer(**path)
+        try:
+            return answer(**path)
+        except ProblemError as problem:
+            return _error_page(problem)
+        except ResourceManagerError as error:
+            return _error_page(problems.from_manager(error))
+        except ValidationError as error:
+            return _error_page(problems.from_validation(error))
+
     return view
+
+
+def _error_page(problem: ProblemError) -> flask.Response:
+    """The problem for people; a stranger is sent to the log-in, where there is one."""
+    here = service()
+    if problem.status == 401 and here.authenticator.login and "Authorization" not in flask.request.headers:
+        return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login"), 303))
+    title = problems.TITLES.get(problem.status, "Error")
+    page = flask.render_template("error.html", service=here, caller=None, title=title, detail=problem.detail)
+    return flask.Response(page, problem.status, headers=problem.headers)
 
 
 def admit(here: Service, role: Role | None) -> Identity | None:
@@ -132,8 +156,8 @@ def _query(model: type[BaseModel]) -> BaseModel:
 
 
 def _respond(answer: Any) -> flask.Response:
-    if isinstance(answer, flask.Response):
-        return answer
+    if isinstance(answer, WerkzeugResponse):
+        return cast(flask.Response, answer)
     if isinstance(answer, str):
         return flask.Response(answer, content_type="text/html; charset=utf-8")
     return flask.jsonify(answer)

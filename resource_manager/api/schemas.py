@@ -11,6 +11,7 @@ PAGE_LIMIT = 1000
 MAX_COUNT = 1_000_000
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=r"^[^\x00-\x1f\x7f]+$")]
+TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Text = Annotated[str, StringConstraints(max_length=250, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
@@ -61,7 +62,7 @@ class AllocateBody(Demand):
         json_schema_extra={"example": {"task_id": "test_001", "required_gpus": 4, "required_cpus": 32}},
     )
 
-    task_id: Name = Field(description="Names the lease; the same id and shape again gives the same lease.")
+    task_id: TaskId = Field(description="Names the lease; the same id and shape again gives the same lease.")
     priority: Annotated[int, Field(strict=True, ge=-1_000_000, le=1_000_000)] = 0
     team: Text = ""
     owner: Text = Field(default="", description="Only an operator may name another owner than himself.")
@@ -81,7 +82,7 @@ class BatchBody(Body):
 class LeaseBody(Body):
     """`POST /api/renew`."""
 
-    task_id: Name
+    task_id: TaskId
     fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = Field(
         default=None, description="Act only if the lease still is this very one."
     )
@@ -96,7 +97,7 @@ class ReleaseBody(LeaseBody):
 class TaskBody(Body):
     """`POST /api/cancel`."""
 
-    task_id: Name
+    task_id: TaskId
 
 
 class DrainBody(Body):
@@ -133,7 +134,7 @@ class StatusQuery(Body):
 class TaskQuery(Body):
     """`GET /api/task`."""
 
-    task_id: Name
+    task_id: TaskId
 
 
 class ExplainQuery(Body):
@@ -146,6 +147,22 @@ class ExplainQuery(Body):
     gpu_types: list[Name] = Field(default=[], max_length=50)
     vendor: Text = ""
     required_server: Name | None = None
+
+
+class TrendsQuery(Body):
+    """`GET /api/trends`."""
+
+    hours: Annotated[float, Field(ge=0.1, le=168)] = 24
+
+
+class Trend(BaseModel):
+    """Columns of equal length; null where nothing is known."""
+
+    time: list[int] = Field(description="Starts of the steps, seconds since the epoch.")
+    held: list[float | None] = Field(description="Percent of all GPUs held.")
+    queue: list[float | None] = Field(description="Mean length of the queue.")
+    wait: list[float | None] = Field(description="Mean wait of those granted, seconds.")
+    longest: list[float | None] = Field(description="Longest of these waits, seconds.")
 
 
 class Answer(BaseModel):

@@ -10,6 +10,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from resource_manager.views import duration
+
 STATE_STYLES = {"IDLE": "green", "PARTIAL": "yellow", "FULL": "red", "ERROR": "bold red", "DRAINED": "dim"}
 Row = Mapping[str, Any]
 
@@ -156,11 +158,3 @@ def describe(change: Row) -> str:
     subject = change.get("task_id") or change.get("node") or ""
     detail = change.get("outcome") or change.get("reason") or ""
     return f"{subject} {detail}".strip()
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `2.0 d`."""
-    for unit, size in (("d", 86_400.0), ("h", 3600.0)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(seconds, 0):.0f} s"

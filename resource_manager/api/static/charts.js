@@ -1,0 +1,56 @@
+// Draws the trends with uPlot (MIT, see uplot.LICENSE.txt).
+(function () {
+  "use strict";
+  const root = document.body.dataset.root || "";
+  let charts = [];
+  let hours = 6;
+
+  function style(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  function clock(seconds) {
+    const date = new Date(seconds * 1000);
+    const time = date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+    return hours > 24 ? date.toLocaleDateString("en-CA").slice(5) + " " + time : time;
+  }
+
+  function draw(id, time, columns, unit, range) {
+    const target = document.getElementById(id);
+    const axis = { stroke: style("--text"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
+    const series = columns.map(([label, values], i) => ({
+      label, stroke: style(i ? "--second" : "--accent"), width: 2, spanGaps: false,
+      fill: i ? undefined : style("--accent-soft"), points: { show: values.filter((v) => v !== null).length < 30 },
+      value: (chart, value) => (value === null || value === undefined ? "–" : value + unit),
+    }));
+    charts.push(new uPlot({
+      width: target.clientWidth, height: 200, series: [{}, ...series],
+      axes: [{ ...axis, values: (chart, ticks) => ticks.map(clock) }, { ...axis, size: 60 }], scales: { y: { range } }, cursor: { drag: { x: true, y: false } },
+    }, [time, ...columns.map((column) => column[1])], target));
+  }
+
+  async function load() {
+    const response = await fetch(root + "/api/trends?hours=" + hours, { credentials: "same-origin" });
+    if (!response.ok) return;
+    const data = await response.json();
+    charts.forEach((chart) => chart.destroy());
+    charts = [];
+    const upTo = (least) => (chart, low, high) => [0, Math.max(least, (high || 0) * 1.1)];
+    draw("chart-held", data.time, [["held", data.held]], " %", () => [0, 100]);
+    draw("chart-wait", data.time, [["mean", data.wait], ["longest", data.longest]], " s", upTo(1));
+    draw("chart-queue", data.time, [["waiting", data.queue]], "", upTo(1));
+    const last = data.held.filter((value) => value !== null).pop();
+    document.getElementById("held-now").textContent = last === undefined ? "Nothing is known yet." : "Latest: " + last + " %";
+  }
+
+  document.querySelectorAll("[data-hours]").forEach((button) => button.addEventListener("click", () => {
+    hours = Number(button.dataset.hours);
+    document.querySelectorAll("[data-hours]").forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
+    load();
+  }));
+  let resized = null;
+  window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(load, 200); });
+  document.addEventListener("themechange", load);
+  load();
+  setInterval(load, 15000);
+})();

@@ -1,0 +1,152 @@
+// Keeps a page live: follows the server's events and replaces what changed with HTML from the server.
+(function () {
+  "use strict";
+  const body = document.body;
+  const root = body.dataset.root || "";
+  const live = document.getElementById("live");
+  const THROTTLE_MS = 1000;
+  const POLL_MS = 5000;
+  let version = Number(body.dataset.version || 0);
+  let pending = new Set();
+  let everything = false;
+  let timer = null;
+  let busy = false;
+
+  function inUse(element) {
+    return element.contains(document.activeElement) && document.activeElement !== document.body
+      ? true : element.querySelector("details[open]") !== null;
+  }
+
+  async function page(url) {
+    const response = await fetch(url, { headers: { Accept: "text/html" }, credentials: "same-origin" });
+    if (!response.ok || response.redirected) throw new Error(String(response.status));
+    return new DOMParser().parseFromString(await response.text(), "text/html");
+  }
+
+  function replace(old, fresh) {
+    if (fresh && !inUse(old)) old.replaceWith(document.adoptNode(fresh));
+  }
+
+  async function refresh() {
+    timer = null;
+    if (busy) return later();
+    busy = true;
+    const ids = pending, all = everything;
+    pending = new Set();
+    everything = false;
+    try {
+      const own = document.querySelector("[data-fragment=self]");
+      if (own) {
+        const fresh = await page(location.href);
+        replace(own, fresh.querySelector("[data-fragment=self]"));
+      }
+      const totals = document.getElementById("totals");
+      if (totals) replace(totals, (await page(root + "/fragments/totals")).getElementById("totals"));
+      await refreshRows(ids, all);
+      tick();
+    } catch (error) {
+      show("off");
+    } finally {
+      busy = false;
+    }
+  }
+
+  async function refreshRows(ids, all) {
+    const rows = new Map();
+    for (const row of document.querySelectorAll("[data-server]")) rows.set(row.dataset.server, row);
+    const wanted = [...rows.keys()].filter((id) => all || ids.has(Number(id)));
+    if (!wanted.length) return;
+    const query = wanted.map((id) => "ids=" + id).join("&");
+    const fresh = await page(root + "/fragments/servers?" + query);
+    for (const row of fresh.querySelectorAll("[data-server]")) {
+      const old = rows.get(row.dataset.server);
+      if (old && inUse(old)) pending.add(Number(row.dataset.server));
+      else if (old) old.replaceWith(document.adoptNode(row));
+    }
+  }
+
+  function later() {
+    if (timer === null) timer = setTimeout(refresh, THROTTLE_MS);
+  }
+
+  function show(state) {
+    if (!live) return;
+    live.dataset.state = state;
+    live.title = state === "on" ? "Live" : "Not live: trying again";
+    live.textContent = state === "on" ? "Live" : "Offline";
+  }
+
+  function follow() {
+    const source = new EventSource(root + "/events?after=" + version);
+    source.onopen = () => show("on");
+    source.addEventListener("change", (event) => {
+      const news = JSON.parse(event.data);
+      version = news.version;
+      if (news.servers === null) everything = true;
+      else news.servers.forEach((id) => pending.add(id));
+      later();
+    });
+    source.onerror = () => {
+      show("off");
+      if (source.readyState === EventSource.CLOSED) {
+        everything = true;
+        later();
+        setTimeout(follow, POLL_MS);
+      }
+    };
+    window.addEventListener("pagehide", () => source.close());
+  }
+
+  function words(seconds) {
+    if (seconds >= 86400) return (seconds / 86400).toFixed(1) + " d";
+    if (seconds >= 3600) return (seconds / 3600).toFixed(1) + " h";
+    if (seconds >= 120) return Math.round(seconds / 60) + " min";
+    return Math.max(0, Math.round(seconds)) + " s";
+  }
+
+  function tick() {
+    const now = Date.now() / 1000;
+    for (const time of document.querySelectorAll("time[data-since]")) time.textContent = words(now - time.dataset.since);
+    for (const time of document.querySelectorAll("time[data-until]")) time.textContent = "in " + words(time.dataset.until - now);
+  }
+
+  document.addEventListener("focusout", () => { if (pending.size) later(); });
+  document.addEventListener("click", (event) => {
+    const cell = event.target.closest("[data-task]");
+    if (cell) location.href = root + "/leases?q=" + encodeURIComponent(cell.dataset.task);
+    const dot = event.target.closest("[data-page]");
+    if (dot) {
+      const query = new URLSearchParams(location.search);
+      query.set("page", dot.dataset.page);
+      location.search = query.toString();
+    }
+    const link = event.target.closest("a[data-airflow]");
+    if (link && window.parent !== window) {
+      // Inside Airflow's frame: let Airflow's own router go there, the frame may not navigate the page.
+      event.preventDefault();
+      window.parent.history.pushState({}, "", link.href);
+      window.parent.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
+    }
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    const open = event.target.closest("details[open]");
+    if (open) {
+      open.open = false;
+      open.querySelector("summary").focus();
+    }
+  });
+
+  const theme = document.getElementById("theme");
+  if (theme) {
+    theme.addEventListener("click", () => {
+      const root = document.documentElement;
+      const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+      root.dataset.theme = dark ? "light" : "dark";
+      try { localStorage.setItem("gpu-manager-theme", root.dataset.theme); } catch (error) { /* only for this page */ }
+      document.dispatchEvent(new Event("themechange"));
+    });
+  }
+  if (body.dataset.csrf && document.querySelector("[data-server], [data-fragment]")) follow();
+  setInterval(tick, 10000);
+})();

@@ -1,0 +1,16 @@
+// Light or dark before the first paint: what was chosen, else the frame around us, else the system's.
+(function () {
+  "use strict";
+  const root = document.documentElement;
+  let chosen = null;
+  try {
+    chosen = localStorage.getItem("gpu-manager-theme");
+    const outer = window.parent !== window ? window.parent.document.documentElement : null;
+    if (!chosen && outer) {
+      chosen = outer.classList.contains("dark") ? "dark" : outer.classList.contains("light") ? "light" : null;
+    }
+  } catch (error) {
+    chosen = null; // no storage, or a frame of another origin: the system decides
+  }
+  if (chosen) root.dataset.theme = chosen;
+})();

@@ -1,0 +1,145 @@
+"""The service against its own OpenAPI document, and against nonsense."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resource_manager import GPUResourceManager
+from resource_manager.api import limits
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import Keeping, standalone
+from resource_manager.api.tokens import Role, create
+
+CHANGES = (
+    "/api/allocate",
+    "/api/allocate/batch",
+    "/api/submit",
+    "/api/release",
+    "/api/renew",
+    "/api/cancel",
+    "/api/servers/0/drain",
+    "/api/reset",
+)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+keys = st.sampled_from(
+    ["task_id", "required_gpus", "required_cpus", "gpu_milli", "ttl_s", "requests", "confirm"]
+)
+
+
+def state(manager: GPUResourceManager) -> dict[str, Any]:
+    return {**manager.get_resource_summary(), "all": manager.leases()}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(CHANGES), body=st.dictionaries(keys | st.text(max_size=5), values, max_size=5))
+def test_wrong_bodies_change_nothing(
+    open_client: FlaskClient, manager: GPUResourceManager, path: str, body: dict[str, Any]
+) -> None:
+    before = state(manager)
+    response = open_client.post(path, json=body)
+    if response.status_code == 200:  # by luck a right one: undo it
+        manager.reset_resources()
+        manager.restore(0)
+        return
+    assert 400 <= response.status_code < 500 or response.status_code == 503
+    assert response.content_type == "application/problem+json"
+    assert state(manager) == before
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(CHANGES), raw=st.binary(min_size=1, max_size=200))
+def test_bytes_that_are_no_json_are_400(
+    open_client: FlaskClient, manager: GPUResourceManager, path: str, raw: bytes
+) -> None:
+    before = state(manager)
+    response = open_client.post(path, data=raw, content_type="application/json")
+    if response.status_code != 200:
+        assert response.status_code == 400
+        assert state(manager) == before
+
+
+@pytest.mark.parametrize(
+    ("content_type", "raw", "status"),
+    [
+        ("text/plain", b'{"task_id": "t", "required_gpus": 2, "required_cpus": 1}', 415),
+        ("application/x-www-form-urlencoded", b"task_id=t&required_gpus=2&required_cpus=1", 415),
+        ("multipart/form-data; boundary=x", b"--x--", 415),
+        ("application/json", b'{"task_id": "t", "required_gpus": 2, "required_cpus": 1}' + b" " * 2**20, 413),
+        ("application/json", b"[" * 100_000, 400),
+        ("application/json", b'{"task_id": "\xff\xfe", "required_gpus": 2, "required_cpus": 1}', 400),
+        ("application/json", b'{"task_id": "\\ud800", "required_gpus": 2, "required_cpus": 1}', 400),
+        ("application/json", b'{"task_id": "t", "required_gpus": 1e400, "required_cpus": 1}', 400),
+        ("application/json", b'{"task_id": "t", "required_gpus": 2.0, "required_cpus": 1}', 400),
+        ("application/json", b'{"task_id": "t", "required_gpus": true, "required_cpus": 1}', 400),
+        ("application/json", b'{"task_id": "t", "required_gpus": "2", "required_cpus": 1}', 400),
+        ("application/json", b'{"task_id": "a\\nb", "required_gpus": 2, "required_cpus": 1}', 400),
+        ("application/json", b'{"task_id": "t", "required_gpus": 2, "required_cpus": 1, "ttl_s": NaN}', 400),
+        ("application/json", b'{"task_id": "t", "required_gpus": 2, "required_cpus": 1, "gpus": 8}', 400),
+        (
+            "application/json",
+            b'{"task_id": "t", "required_gpus": 2, "required_cpus": 64, "resources": {"cpus": 0}}',
+            400,
+        ),
+    ],
+)
+def test_odd_requests(
+    open_client: FlaskClient, manager: GPUResourceManager, content_type: str, raw: bytes, status: int
+) -> None:
+    before = state(manager)
+    assert open_client.post("/api/allocate", data=raw, content_type=content_type).status_code == status
+    assert state(manager) == before
+
+
+def test_odd_headers_and_methods(open_client: FlaskClient, manager: GPUResourceManager) -> None:
+    before = state(manager)
+    draw = random.Random(7)
+    for _ in range(100):
+        name = draw.choice(["Authorization", "Cookie", "Origin", "Accept", "X-CSRF-Token", "Last-Event-ID"])
+        value = "".join(chr(draw.randrange(33, 255)) for _ in range(draw.randrange(1, 60)))
+        method = draw.choice(["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
+        path = draw.choice(["/api/allocate", "/api/status", "/metrics", "/"])
+        response = open_client.open(path, method=method, headers={name: value})
+        assert response.status_code < 500, (method, path, name, value)
+    assert state(manager) == before
+
+
+def test_schemathesis_finds_no_server_error(
+    manager: GPUResourceManager, kept: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import schemathesis
+        from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    monkeypatch.setattr(limits, "FAILURES", "100000/second")  # it tries wrong tokens, too
+    service = standalone(manager, kept, rate="100000/second")
+    app = create_app(service)
+    headers = {"Authorization": f"Bearer {create(kept.tokens, 'tester', Role.OPERATOR)}"}
+    schema = schemathesis.openapi.from_wsgi("/openapi.json", app, headers=headers)
+    seen: set[str] = set()
+
+    @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def explore(data: st.DataObject) -> None:
+        for result in schema.get_all_operations():
+            operation = result.ok()
+            case = data.draw(operation.as_strategy())
+            seen.add(operation.label)
+            # What fits is up to the inventory and the settings, which a schema does not know.
+            case.call_and_validate(headers=headers, excluded_checks=[positive_data_acceptance])
+
+    explore()
+    service.watch.close()
+    assert len(seen) == len(list(schema.get_all_operations()))

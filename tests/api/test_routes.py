@@ -1,0 +1,195 @@
+"""Queue, paging, idempotency, metrics and problem documents."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from resource_manager import GPUResourceManager
+from resource_manager.api.tokens import Role
+from resource_manager.errors import StoreUnavailableError
+
+WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+
+
+def fill(client: FlaskClient, count: int = 4, gpus: int = 8) -> None:
+    requests = [{"task_id": f"t{i}", "required_gpus": gpus, "required_cpus": 1} for i in range(count)]
+    assert client.post("/api/allocate/batch", json={"requests": requests}).status_code == 200
+
+
+def test_batch_answers_each(open_client: FlaskClient) -> None:
+    requests = [{**WISH, "task_id": f"t{i}", "required_gpus": 8} for i in range(5)]
+    results = open_client.post("/api/allocate/batch", json={"requests": requests}).json["results"]  # type: ignore[index]
+    assert [result and result["server_id"] for result in results] == [0, 1, 2, 3, None]
+    assert open_client.post("/api/allocate/batch", json={"requests": []}).status_code == 400
+    twice = {"requests": [WISH, WISH]}
+    assert open_client.post("/api/allocate/batch", json=twice).status_code == 400
+
+
+def test_lists_come_in_pages(open_client: FlaskClient) -> None:
+    fill(open_client, 16, 2)
+    seen: list[str] = []
+    after: int | None = 0
+    while after is not None:
+        page = open_client.get(f"/api/leases?limit=5&after={after}").json
+        assert page is not None
+        seen += [item["task_id"] for item in page["items"]]
+        after = page["next"]
+    assert seen == [f"t{i}" for i in range(16)]
+    history: list[int] = []
+    after = 0
+    while after is not None:
+        page = open_client.get(f"/api/history?limit=7&after={after}").json
+        assert page is not None
+        history += [item["version"] for item in page["items"]]
+        after = page["next"]
+    assert history == list(range(1, 17))
+    status = open_client.get("/api/status?limit=3").json
+    assert status is not None
+    assert (len(status["servers"]), status["next"]) == (3, 3)
+    assert len(open_client.get("/api/status").json["servers"]) == 4  # type: ignore[index]
+    for query in ("limit=0", "limit=x", "after=-1", "nonsense=1", "limit=1&limit=2"):
+        assert open_client.get(f"/api/leases?{query}").status_code == 400
+
+
+def test_a_key_sent_twice_changes_once(open_client: FlaskClient) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    first = open_client.post("/api/allocate", json=WISH, headers=headers)
+    open_client.post("/api/release", json={"task_id": "t"})
+    again = open_client.post("/api/allocate", json=WISH, headers=headers)
+    assert again.json == first.json
+    assert again.headers["Idempotent-Replay"] == "true"
+    assert open_client.get("/api/leases").json["items"] == []  # type: ignore[index]
+    other = open_client.post("/api/allocate", json={**WISH, "required_gpus": 4}, headers=headers)
+    assert other.status_code == 422
+    for key in ("", "x" * 256):
+        assert (
+            open_client.post("/api/allocate", json=WISH, headers={"Idempotency-Key": key}).status_code == 400
+        )
+
+
+def test_a_refusal_is_not_kept_under_its_key(open_client: FlaskClient) -> None:
+    fill(open_client)
+    headers = {"Idempotency-Key": "k1"}
+    assert open_client.post("/api/allocate", json=WISH, headers=headers).status_code == 503
+    open_client.post("/api/release", json={"task_id": "t0"})
+    assert open_client.post("/api/allocate", json=WISH, headers=headers).status_code == 200
+
+
+def test_keys_of_two_callers_do_not_meet(as_role: Any) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
+    assert ada.post("/api/allocate", json=WISH, headers=headers).status_code == 200
+    assert bob.post("/api/allocate", json={**WISH, "task_id": "u"}, headers=headers).status_code == 200
+
+
+def test_estimates_rest_on_what_is_known(open_client: FlaskClient) -> None:
+    for i in range(4):
+        wish = {
+            "task_id": f"t{i}",
+            "required_gpus": 8,
+            "required_cpus": 1,
+            "expected_runtime_s": 600 * (i + 1),
+        }
+        open_client.post("/api/allocate", json=wish)
+    for i in range(2):
+        open_client.post("/api/submit", json={**WISH, "task_id": f"w{i}", "required_gpus": 8})
+    items = open_client.get("/api/queue").json["items"]  # type: ignore[index]
+    now = open_client.get("/api/leases").json["items"][0]["granted_at"]  # type: ignore[index]
+    assert [item["estimated_start"]["confidence"] for item in items] == ["good", "good"]
+    assert [round(item["estimated_start"]["at"] - now, -1) for item in items] == [600, 1200]
+    answer = open_client.get("/api/explain?required_gpus=8&required_cpus=1").json
+    assert answer is not None
+    assert answer["fits"] is False
+    assert round(answer["estimated_start"]["at"] - now, -1) == 1800
+    version = open_client.get("/api/status").json["version"]  # type: ignore[index]
+    assert version == 6
+
+
+def metrics(client: FlaskClient) -> dict[str, float]:
+    text = client.get("/metrics").get_data(as_text=True)
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            values[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return values
+
+
+def test_metrics_count_what_happened(open_client: FlaskClient) -> None:
+    fill(open_client)
+    open_client.post("/api/submit", json=WISH)
+    seen = metrics(open_client)
+    assert seen["gpu_manager_queue_length"] == 1
+    assert seen["gpu_manager_gpus_held{gpu_type=,server=gpu-server-0}"] == 8
+    assert seen["gpu_manager_gpus_free{gpu_type=,server=gpu-server-0}"] == 0
+    assert seen["gpu_manager_allocations_total{server=gpu-server-3}"] == 1
+    open_client.post("/api/release", json={"task_id": "t2"})
+    seen = metrics(open_client)
+    assert seen["gpu_manager_queue_length"] == 0
+    assert seen["gpu_manager_wait_seconds_count"] == 5
+    assert seen["gpu_manager_releases_total"] == 1
+    assert seen["gpu_manager_gpus_free{gpu_type=,server=gpu-server-2}"] == 6
+    assert seen["gpu_manager_http_request_seconds_count{method=POST,route=/api/submit,status=200}"] == 1
+    assert seen["gpu_manager_commit_seconds_count"] >= 3
+    open_client.get("/no/such/page")
+    assert "gpu_manager_http_request_seconds_count{method=other,route=unknown,status=404}" in metrics(
+        open_client
+    )
+
+
+def test_changes_by_other_processes_are_counted(
+    open_client: FlaskClient, manager: GPUResourceManager
+) -> None:
+    manager.allocate_resources("elsewhere", 2, 1)
+    assert metrics(open_client)["gpu_manager_allocations_total{server=gpu-server-0}"] == 1
+
+
+@pytest.mark.parametrize("path", ["/nope", "/api/leases/x", "/api/servers/x/drain"])
+def test_unknown_paths_are_problems(open_client: FlaskClient, path: str) -> None:
+    response = open_client.get(path)
+    assert response.status_code in (404, 405)
+    problem = response.json
+    assert problem is not None
+    assert {"type", "title", "status", "detail", "error"} <= set(problem)
+    assert response.content_type == "application/problem+json"
+
+
+def test_a_store_that_is_out_is_503(
+    open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out(*_: object, **__: object) -> None:
+        raise StoreUnavailableError("Redis at redis://somewhere: cannot be reached")
+
+    for name in ("refresh", "commit", "now", "history"):
+        monkeypatch.setattr(manager.store, name, out)
+    for path in ("/healthz", "/api/status", "/metrics", "/api/trends"):
+        response = open_client.get(path)
+        assert response.status_code == 503, path
+        assert response.headers["Retry-After"]
+    assert open_client.post("/api/allocate", json=WISH).json["error"] == "Resource allocation failed"  # type: ignore[index]
+    page = open_client.get("/")
+    assert page.status_code == 503
+    assert "cannot be reached" in page.get_data(as_text=True)
+
+
+def test_events_tell_which_servers_changed(open_client: FlaskClient) -> None:
+    response = open_client.get("/events?after=0", buffered=False)
+    lines = response.iter_encoded()
+    assert next(lines) == b"retry: 2000\n\n"
+    open_client.post("/api/allocate", json={**WISH, "prefer_server_id": 2})
+    event = next(lines).decode()
+    while event.startswith(":"):
+        event = next(lines).decode()
+    data = json.loads(event.partition("data: ")[2])
+    assert data["servers"] is None or 2 in data["servers"]
+    open_client.post("/api/release", json={"task_id": "t"})
+    data = json.loads(next(lines).decode().partition("data: ")[2])
+    assert data == {"version": 2, "servers": [2]}
+    assert metrics(open_client)["gpu_manager_http_streams"] == 1
+    response.close()
+    assert metrics(open_client)["gpu_manager_http_streams"] == 0
