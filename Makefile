@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test test-e2e demo up clean
+.PHONY: install lock lint test test-e2e bench demo up clean
 
 install: $(STAMP)
 
@@ -32,6 +32,9 @@ test: lint
 # Also what needs a real sshd, Docker engine or PostgreSQL; each test says what it misses.
 test-e2e: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "e2e or slow" tests/e2e
+
+bench: install
+	$(BIN)/gpu-manager bench
 
 demo: install
 	$(BIN)/python -m demo

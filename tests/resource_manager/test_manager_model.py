@@ -21,10 +21,11 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.allocator import check
 from resource_manager.errors import DuplicateTaskError, LeaseNotFoundError
 from resource_manager.inventory import default_inventory
-from resource_manager.stores import Store
+from resource_manager.stores import Store, open_store
 
 SERVERS, GPUS, CPUS = 3, 8, 64
-TTL_S = 100.0
+TTL_S = 10_000.0
+"""Longer than a test on a real clock runs; on a fake one time leaps."""
 TASKS = st.sampled_from([f"task{i}" for i in range(12)])
 DEMANDS = st.tuples(st.integers(2, 8), st.sampled_from([1, 8, 32, 64]))
 
@@ -72,17 +73,23 @@ class Model:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    make_store: Callable[[Callable[[], float]], Store]
+    make_stores: Callable[[Callable[[], float]], list[Store]]
     has_fake_clock = True
 
     def __init__(self) -> None:
         super().__init__()
         self.model = Model(now=1e9)
-        store = type(self).make_store(lambda: self.model.now)
-        settings = Settings(store="memory://", lease_ttl_s=TTL_S)
+        settings = Settings(lease_ttl_s=TTL_S)
         inventory = default_inventory(SERVERS)
-        self.managers = [GPUResourceManager(settings, store=store, inventory=inventory) for _ in range(2)]
+        self.managers = [
+            GPUResourceManager(settings, store=store, inventory=inventory)
+            for store in type(self).make_stores(lambda: self.model.now)
+        ]
         self.turn = 0
+
+    def teardown(self) -> None:
+        for manager in self.managers:
+            manager.close()
 
     @property
     def manager(self) -> GPUResourceManager:
@@ -163,7 +170,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.model.serve()
 
     @precondition(lambda self: self.has_fake_clock)
-    @rule(seconds=st.sampled_from([1.0, 49.5, 99.0, 100.0]))
+    @rule(seconds=st.sampled_from([TTL_S / 100, TTL_S / 2, TTL_S - 1, TTL_S]))
     def pass_time(self, seconds: float) -> None:
         self.model.now += seconds
 
@@ -175,13 +182,13 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(demands=st.lists(DEMANDS, min_size=1, max_size=4))
     def batch(self, demands: list[tuple[int, int]]) -> None:
-        self.model.expire()
         requests: list[dict[str, Any]] = [
             {"task_id": f"batch{i}", "required_gpus": gpus, "required_cpus": cpus}
             for i, (gpus, cpus) in enumerate(demands)
         ]
         if any(self.known(request["task_id"]) for request in requests):
             return
+        self.model.expire()
         results = self.manager.allocate_batch(requests)
         if not self.model.queue:
             for request in requests:
@@ -214,12 +221,31 @@ def run(machine: type[ManagerMachine], examples: int) -> None:
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
         ),
     )
 
 
 def test_memory_store() -> None:
+    def stores(clock: Callable[[], float]) -> list[Store]:
+        return [MemoryStore(clock=clock)] * 2
+
     class Machine(ManagerMachine):
-        make_store = staticmethod(lambda clock: MemoryStore(clock=clock))
+        make_stores = staticmethod(stores)
 
     run(Machine, 120)
+
+
+@pytest.mark.parametrize("server", ["embedded_redis", "system_redis"])
+def test_redis_store(server: str, request: pytest.FixtureRequest) -> None:
+    redis = request.getfixturevalue(server)
+
+    def stores(clock: Callable[[], float]) -> list[Store]:
+        url = redis.fresh_url()
+        return [open_store(url), open_store(url)]
+
+    class Machine(ManagerMachine):
+        make_stores = staticmethod(stores)
+        has_fake_clock = False
+
+    run(Machine, 30)
