@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from simulator.oasis.ledger import NODE_RESOURCES, Ledger, Pool
-from simulator.oasis.model import GPU, RESOURCES, Units, Job
+from simulator.oasis.model import GPU, RESOURCES, Job, Units
 from simulator.oasis.prices import Prices
 
 Deployment = dict[tuple[int, str, int], int]
