@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from resource_manager.cluster import ClusterState, could_ever_fit
 from resource_manager.errors import (
@@ -24,9 +24,11 @@ from resource_manager.models import (
     Released,
     Renewed,
     Request,
+    Waiting,
 )
 from resource_manager.policies import Policy, nothing_fits
 from resource_manager.queueing import Order
+from resource_manager.reservations import Reservations
 
 
 def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
@@ -134,7 +136,7 @@ def cancel(cluster: ClusterState, task_id: str, now: float, reason: str = "") ->
 
 
 def grant_waiting(cluster: ClusterState, policy: Policy, order: Order, now: float) -> list[Change]:
-    """Grants for waiting requests that fit, in queue order; the first that does not fit blocks the rest."""
+    """Grants for waiting requests that fit, in queue order."""
     return settle(cluster, [], policy, order, now)
 
 
@@ -148,16 +150,37 @@ def settle(
     with cluster.trial():
         for change in changes:
             cluster.apply(change)
-        for waiting in order(cluster, now):
-            placement = choose(cluster, waiting.request, policy)
-            if placement is None:
-                if blocks(cluster, waiting.request):
-                    break
-                continue
+        for waiting, placement in serve(cluster, policy, order, now):
             granted = grant(cluster, waiting.request, placement, now)
             cluster.apply(granted)
             settled.append(granted)
     return settled
+
+
+def serve(
+    cluster: ClusterState, policy: Policy, order: Order, now: float
+) -> Iterator[tuple[Waiting, Placement]]:
+    """Who of the queue starts now, and where; the caller applies each grant before it asks for the next.
+
+    The first request that does not fit holds up all behind it, unless the order may backfill.
+    """
+    reservations: Reservations | None = None
+    for waiting in order(cluster, now):
+        request = waiting.request
+        placement = choose(cluster, request, policy)
+        if placement is not None and reservations is not None:
+            placement = reservations.without_delay(request, placement)
+        if placement is not None:
+            yield waiting, placement
+            if reservations is not None:
+                reservations.started(request, placement)
+        elif blocks(cluster, request):
+            if not order.backfill:
+                return
+            if reservations is None:
+                reservations = Reservations(cluster, now)
+            if not reservations.reserve(request):
+                return
 
 
 def blocks(cluster: ClusterState, request: Request) -> bool:

@@ -113,12 +113,7 @@ def expected_end(lease: Lease, began: float, now: float, runtime_of: RuntimeOf) 
 def _grant(cluster: ClusterState, policy: Policy, order: Order, at: float) -> list[Lease]:
     """Grants in the trial what fits now, in queue order, as the allocator would."""
     granted: list[Lease] = []
-    for waiting in order(cluster, at):
-        placement = allocator.choose(cluster, waiting.request, policy)
-        if placement is None:
-            if allocator.blocks(cluster, waiting.request):
-                break
-            continue
+    for waiting, placement in allocator.serve(cluster, policy, order, at):
         change = allocator.grant(cluster, waiting.request, placement, at)
         # Without an end of its own: the state keeps a list of those, and a trial must leave nothing in it.
         change = replace(change, lease=replace(change.lease, expires_at=math.inf))

@@ -92,7 +92,7 @@ class GPUResourceManager:
         self._state = Transactions(
             self.store,
             get_policy(self.settings.policy),
-            get_order(self.settings.order),
+            get_order(self.settings.order, self.settings.team_quotas),
             lambda: ClusterState(self.inventory).snapshot(),
             self.settings.lock_timeout_s,
             observer,

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heapify, heappop, heappush
 
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import PolicyError
-from resource_manager.models import Waiting
+from resource_manager.models import Amount, Request, Waiting
 
-Order = Callable[[ClusterState, float], list[Waiting]]
+Arrange = Callable[[ClusterState, float], list[Waiting]]
 """(cluster, now) -> the waiting requests, the next one to be served first."""
 
 PRIORITY_AGEING_S = 3600.0
 """A waiting request gains one step of priority in this time, so that none starves."""
 
+PATIENCE_S = 86_400.0
+"""Whoever waits longer comes before all others in the orders that would let a request wait for ever."""
 
-def fifo(cluster: ClusterState, now: float) -> list[Waiting]:
+UNKNOWN_RUNTIME_S = 86_400.0
+"""What a request that names no runtime is thought to take."""
+
+BACKFILL = "+backfill"
+"""Ends the name of an order that lets requests overtake where they delay nobody before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How the queue is served: in which order, and whether later requests may fill the gaps.
+
+    Without `backfill` the first request that does not fit holds up all behind it. With it, the others may
+    start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
+    2001), judged by `expected_runtime_s`.
+    """
+
+    arrange: Arrange
+    backfill: bool = False
+
+    def __call__(self, cluster: ClusterState, now: float) -> list[Waiting]:
+        """The waiting requests, the next one to be served first."""
+        return self.arrange(cluster, now)
+
+
+def by_arrival(cluster: ClusterState, now: float) -> list[Waiting]:
     """First come, first served."""
     return sorted(cluster.waiting.values(), key=lambda waiting: waiting.sequence)
 
 
-def priority(cluster: ClusterState, now: float) -> list[Waiting]:
+def by_priority(cluster: ClusterState, now: float) -> list[Waiting]:
     """Highest priority first, growing by one step each `PRIORITY_AGEING_S` of waiting; then first come."""
 
     def key(waiting: Waiting) -> tuple[float, int]:
@@ -30,12 +61,116 @@ def priority(cluster: ClusterState, now: float) -> list[Waiting]:
     return sorted(cluster.waiting.values(), key=key)
 
 
-ORDERS: dict[str, Order] = {"fifo": fifo, "priority": priority}
+def runtime_s(request: Request) -> float:
+    """The runtime that the request expects, or `UNKNOWN_RUNTIME_S`."""
+    expected = request.expected_runtime_s
+    return UNKNOWN_RUNTIME_S if expected is None else expected
 
 
-def get_order(name: str) -> Order:
-    """The queue order of that name; raises `PolicyError`."""
-    try:
-        return ORDERS[name]
-    except KeyError:
-        raise PolicyError(f"unknown queue order {name!r}; known are {', '.join(sorted(ORDERS))}") from None
+def by_runtime(cluster: ClusterState, now: float) -> list[Waiting]:
+    """Shortest expected runtime first; what waits has all of it remaining."""
+    return _impatient_first(cluster, now, lambda request: runtime_s(request))
+
+
+def by_service(cluster: ClusterState, now: float) -> list[Waiting]:
+    """Shortest expected service, runtime times GPUs, first (Gu et al., Tiresias, NSDI 2019)."""
+    return _impatient_first(
+        cluster, now, lambda request: runtime_s(request) * request.gpus * request.gpu_milli / 1000
+    )
+
+
+def _impatient_first(cluster: ClusterState, now: float, length: Callable[[Request], float]) -> list[Waiting]:
+    def key(waiting: Waiting) -> tuple[float, int]:
+        impatient = now - waiting.queued_at > PATIENCE_S
+        return (-math.inf if impatient else length(waiting.request), waiting.sequence)
+
+    return sorted(cluster.waiting.values(), key=key)
+
+
+def by_fair_share(
+    cluster: ClusterState, now: float, quotas: Mapping[str, float] | None = None
+) -> list[Waiting]:
+    """Always the team that has least for its quota (Ghodsi et al., Dominant Resource Fairness, NSDI 2011).
+
+    A team's share is that of the resource of which it holds most. Teams below their quota come first; the
+    others borrow what these leave. Within a team it is first come, first served. `quotas` are shares of
+    the whole cluster by team; teams without one divide what is left evenly.
+    """
+    impatient: list[Waiting] = []
+    queues: dict[str, deque[Waiting]] = {}
+    for waiting in by_arrival(cluster, now):
+        if now - waiting.queued_at > PATIENCE_S:
+            impatient.append(waiting)
+        else:
+            queues.setdefault(waiting.request.team, deque()).append(waiting)
+    if len(queues) <= 1:
+        return impatient + [waiting for queue in queues.values() for waiting in queue]
+    capacity = _capacity(cluster)
+    held: dict[str, Counter[str]] = {team: Counter() for team in queues}
+    for lease in cluster.leases.values():
+        held.setdefault(lease.request.team, Counter()).update(_demand(lease.request))
+    for waiting in impatient:
+        held.setdefault(waiting.request.team, Counter()).update(_demand(waiting.request))
+    quota_of = _quotas(quotas or {}, held)
+
+    def entry(team: str) -> tuple[bool, float, int, str]:
+        share = max((held[team][name] / total for name, total in capacity.items() if total), default=0.0)
+        quota = quota_of[team]
+        return (share >= quota, share / quota if quota else share, queues[team][0].sequence, team)
+
+    heap = [entry(team) for team in queues]
+    heapify(heap)
+    ordered = impatient
+    while heap:
+        team = heappop(heap)[-1]
+        waiting = queues[team].popleft()
+        ordered.append(waiting)
+        held[team].update(_demand(waiting.request))
+        if queues[team]:
+            heappush(heap, entry(team))
+    return ordered
+
+
+def _demand(request: Request) -> dict[str, Amount]:
+    return {"gpu_milli": request.gpus * request.gpu_milli, **request.resources}
+
+
+def _capacity(cluster: ClusterState) -> Counter[str]:
+    """What the whole cluster has."""
+    capacity: Counter[str] = Counter()
+    for node in cluster.nodes:
+        capacity.update({"gpu_milli": 1000 * len(node.gpu_free), **node.node.resources})
+    return capacity
+
+
+def _quotas(given: Mapping[str, float], teams: Mapping[str, object]) -> dict[str, float]:
+    without = [team for team in teams if team not in given]
+    rest = max(1.0 - sum(given.values()), 0.0) / len(without) if without else 0.0
+    return {team: given.get(team, rest) for team in teams}
+
+
+fifo = Order(by_arrival)
+priority = Order(by_priority)
+srtf = Order(by_runtime)
+srsf = Order(by_service)
+fair_share = Order(by_fair_share)
+
+ORDERS: dict[str, Order] = {
+    "fifo": fifo,
+    "priority": priority,
+    "srtf": srtf,
+    "srsf": srsf,
+    "fair_share": fair_share,
+}
+
+
+def get_order(name: str, quotas: Mapping[str, float] | None = None) -> Order:
+    """The queue order of that name, which may end in `+backfill`; raises `PolicyError`."""
+    base = name.removesuffix(BACKFILL)
+    if base not in ORDERS:
+        known = ", ".join(sorted(ORDERS))
+        raise PolicyError(f"unknown queue order {name!r}; known are {known}, each also with {BACKFILL}")
+    order = ORDERS[base]
+    if quotas and order is fair_share:
+        order = Order(partial(by_fair_share, quotas=quotas))
+    return replace(order, backfill=name.endswith(BACKFILL))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from resource_manager.errors import SettingsError
 
@@ -31,7 +31,16 @@ class Settings(BaseModel):
         description="The Redis whose lock guards the airflow:// store; a redis:// store brings its own.",
     )
     policy: str = Field(default="first_fit", description="Placement policy.")
-    order: str = Field(default="fifo", description="Order of the waiting requests.")
+    order: str = Field(
+        default="fifo",
+        description="Order of the waiting requests: fifo, priority, srtf, srsf or fair_share; with +backfill "
+        "at its end, later requests may fill gaps where they delay nobody.",
+    )
+    team_quotas: dict[str, float] = Field(
+        default_factory=dict,
+        description="fair_share: shares of the whole cluster by team, as vision=0.5,nlp=0.25; teams without "
+        "one divide the rest evenly.",
+    )
     inventory: Path | None = Field(
         default=None, description="TOML file with the servers; without one, 4 servers x 8 GPUs x 64 CPUs."
     )
@@ -53,6 +62,20 @@ class Settings(BaseModel):
         description="How long nothing is granted after Redis restarted or failed over, so that the owners of "
         "leases renew them or learn that they are gone; longer than the time between two renewals.",
     )
+
+    @field_validator("team_quotas", mode="before")
+    @classmethod
+    def _shares_of_teams(cls, value: object) -> dict[str, float]:
+        """From a mapping, or from words such as `vision=0.5,nlp=0.25`."""
+        if isinstance(value, str):
+            value = dict(part.strip().split("=", 1) for part in value.split(",")) if value.strip() else {}
+        if not isinstance(value, Mapping):
+            raise ValueError("shares are written as vision=0.5,nlp=0.25")
+        shares = {str(team): float(share) for team, share in value.items()}
+        for team, share in shares.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"the share of {team!r} is {share}, not 0 to 1")
+        return shares
 
     @model_validator(mode="after")
     def _range_of_gpus(self) -> Settings:

@@ -12,7 +12,7 @@ LAYERS = (
     ("errors",),
     ("models",),
     ("cluster",),
-    ("policies", "queueing"),
+    ("policies", "queueing", "reservations"),
     ("allocator", "explain", "estimates"),
     ("schemas", "views"),
     ("redis_client",),
@@ -24,7 +24,17 @@ LAYERS = (
 )
 """Each layer of resource_manager may import only its own and those before it."""
 
-PURE = {"errors", "models", "cluster", "policies", "queueing", "allocator", "explain", "estimates"}
+PURE = {
+    "errors",
+    "models",
+    "cluster",
+    "policies",
+    "queueing",
+    "allocator",
+    "explain",
+    "estimates",
+    "reservations",
+}
 IMPURE = {"airflow", "redis", "flask", "time", "random"}
 
 

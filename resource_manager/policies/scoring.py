@@ -84,6 +84,7 @@ class _States:
         self.rankings.clear()
         self._kind_numbers: dict[object, int] = {}
         self._numbers: dict[object, int] = {}
+        self._nodes = [node.node for node in nodes]
         self._kinds = [self._kind(node) for node in nodes]
         self._capacities = [self._capacity(node) for node in nodes]
         self.of_node = [
@@ -114,7 +115,11 @@ class _States:
             node = nodes[index]
             capacity = self._capacity(node)
             before = self._capacities[index]
-            if len(capacity) != len(before) or any(map(gt, capacity, before)):
+            if node.node is not self._nodes[index]:  # resized in place
+                self._nodes[index] = node.node
+                self._kinds[index] = self._kind(node)
+                self.grown_at[index] = mark
+            elif len(capacity) != len(before) or any(map(gt, capacity, before)):
                 self.grown_at[index] = mark
             self._capacities[index] = capacity
             self.of_node[index] = self._number(node, capacity)

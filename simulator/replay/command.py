@@ -12,14 +12,16 @@ from typing import Any
 import click
 
 from simulator.cli import BadInput, common_options, print_json
-from simulator.replay import openb
+from simulator.replay import muri, openb
 from simulator.report import write_json, write_text
 
 
 @click.command("replay")
-@click.option("--trace", type=click.Choice(["openb"]), help="The kind of trace.")
+@click.option("--trace", type=click.Choice(["openb", "muri"]), help="The kind of trace.")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of the trace.")
 @click.option("--pods", default="default", show_default=True, help="openb: the pod list.")
+@click.option("--jobs", "jobs", help="muri: the trace, such as trace1.")
+@click.option("--order", default="srtf", show_default=True, help="Queue order.")
 @click.option("--policy", default="first_fit", show_default=True, help="Placement policy.")
 @click.option(
     "--curve", type=click.Path(dir_okay=False, path_type=Path), help="openb: write the curve as CSV."
@@ -29,6 +31,8 @@ def command(
     trace: str | None,
     data: Path | None,
     pods: str,
+    jobs: str | None,
+    order: str,
     policy: str,
     curve: Path | None,
     seed: int,
@@ -38,6 +42,12 @@ def command(
     """Replays a recorded workload through the resource manager's own allocator."""
     if data is None:
         raise BadInput("--data is missing: the folder of the trace")
+    if trace == "muri":
+        if jobs is None or order not in muri.ORDERS:
+            raise BadInput(f"muri takes --jobs and --order, one of {', '.join(muri.ORDERS)}")
+        with progress_bar("running jobs") as progress:
+            report(muri.replay(muri.read_jobs(data, jobs), order, progress), as_json)
+        return
     read = openb.read_trace(data, pods, seed)
     with progress_bar("placing pods") as progress:
         summary, rows = openb.replay(read, policy, seed, progress)

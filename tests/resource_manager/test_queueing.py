@@ -1,0 +1,239 @@
+"""Queue orders: who comes first, who may overtake, and that nobody starves."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import PolicyError, SettingsError
+from resource_manager.models import Gpu, Node, Queued, Request
+from resource_manager.policies.first_fit import first_fit
+from resource_manager.queueing import ORDERS, PATIENCE_S, PRIORITY_AGEING_S, Order, get_order
+from resource_manager.settings import Settings
+
+NAMES = [name + suffix for name in ORDERS for suffix in ("", "+backfill")]
+
+
+def node(name: str, gpus: int, cpus: int = 64) -> Node:
+    return Node(name, 0, {"cpus": cpus}, tuple(Gpu(i) for i in range(gpus)))
+
+
+def ask(
+    task_id: str,
+    gpus: int,
+    runtime_s: float | None = None,
+    *,
+    team: str = "",
+    priority: int = 0,
+    cpus: int = 1,
+) -> Request:
+    return Request(
+        task_id, gpus, 1000, {"cpus": cpus}, team=team, priority=priority, expected_runtime_s=runtime_s
+    )
+
+
+class Clock:
+    """A cluster that runs each granted request for its expected time."""
+
+    def __init__(self, nodes: Iterable[Node], order: Order) -> None:
+        self.cluster = ClusterState(nodes)
+        self.order = order
+        self.now = 0.0
+        self.started: dict[str, float] = {}
+        self.ends: list[tuple[float, int, str]] = []
+        self._tickets = count()
+
+    def submit(self, request: Request) -> None:
+        self._apply(allocator.submit(self.cluster, request, first_fit, self.order, self.now))
+
+    def run_until(self, time: float) -> None:
+        while self.ends and self.ends[0][0] <= time:
+            self.now, _, task_id = heapq.heappop(self.ends)
+            over = allocator.release(self.cluster, task_id, self.now)
+            self._apply(allocator.settle(self.cluster, over, first_fit, self.order, self.now))
+        self.now = time
+
+    def _apply(self, changes: list[object]) -> None:
+        for change in changes:
+            self.cluster.apply(change)  # type: ignore[arg-type]
+        for task_id, lease in self.cluster.leases.items():
+            if task_id not in self.started:
+                self.started[task_id] = self.now
+                runtime = lease.request.labels.get("runtime_s") or lease.request.expected_runtime_s
+                heapq.heappush(self.ends, (self.now + float(runtime or 100), next(self._tickets), task_id))
+
+
+def served(order: Order, *requests: Request, now: float = 0.0) -> list[str]:
+    cluster = ClusterState([node("a", 8)])
+    for request in requests:
+        cluster.apply(Queued(request, 0.0))
+    return [waiting.task_id for waiting in order(cluster, now)]
+
+
+def test_fifo_goes_by_arrival() -> None:
+    assert served(get_order("fifo"), ask("b", 1), ask("a", 1)) == ["b", "a"]
+
+
+def test_priority_ages() -> None:
+    cluster = ClusterState([node("a", 8)])
+    cluster.apply(Queued(ask("old", 1), 0.0))
+    cluster.apply(Queued(ask("urgent", 1, priority=2), PRIORITY_AGEING_S))
+    order = get_order("priority")
+    assert [waiting.task_id for waiting in order(cluster, PRIORITY_AGEING_S)] == ["urgent", "old"]
+    cluster.apply(Queued(ask("late", 1, priority=2), 2.5 * PRIORITY_AGEING_S))
+    assert [w.task_id for w in order(cluster, 2.5 * PRIORITY_AGEING_S)] == ["urgent", "old", "late"]
+
+
+def test_shortest_time_and_shortest_service() -> None:
+    requests = (ask("wide", 8, 100), ask("long", 1, 300), ask("unknown", 1))
+    assert served(get_order("srtf"), *requests) == ["wide", "long", "unknown"]
+    assert served(get_order("srsf"), *requests) == ["long", "wide", "unknown"]
+
+
+def test_fair_share_serves_the_poorer_team() -> None:
+    """Team a asked first and most, but each grant makes it richer than b."""
+    requests = [ask(f"a{i}", 2, team="a") for i in range(3)] + [ask(f"b{i}", 2, team="b") for i in range(2)]
+    assert served(get_order("fair_share"), *requests) == ["a0", "b0", "a1", "b1", "a2"]
+
+
+def test_fair_share_looks_at_the_dominant_resource() -> None:
+    """a0 takes half of the CPUs, b0 a quarter of the GPUs: b goes on until it has more than half."""
+    requests = [ask("a0", 1, team="a", cpus=32), ask("a1", 1, team="a")]
+    requests += [ask(f"b{i}", 2, team="b") for i in range(3)]
+    assert served(get_order("fair_share"), *requests) == ["a0", "b0", "b1", "a1", "b2"]
+
+
+def test_fair_share_quota_and_borrowing() -> None:
+    """b has three quarters: it is served up to that before a, beyond its quarter, may borrow."""
+    requests = [ask(f"a{i}", 2, team="a") for i in range(3)] + [ask(f"b{i}", 2, team="b") for i in range(4)]
+    order = get_order("fair_share", {"a": 0.25, "b": 0.75})
+    assert served(order, *requests) == ["a0", "b0", "b1", "b2", "a1", "b3", "a2"]
+
+
+def test_unknown_order_is_named() -> None:
+    with pytest.raises(PolicyError, match="unknown queue order 'lifo'; known are fair_share, fifo"):
+        get_order("lifo")
+
+
+def test_backfill_fills_a_gap_that_ends_in_time() -> None:
+    """Four of eight GPUs run to 100 s; `all` must wait for them; 60 s fit before that, 200 s do not."""
+    for name, starts in (("fifo", set()), ("fifo+backfill", {"short"})):
+        clock = Clock([node("a", 8)], get_order(name))
+        clock.submit(ask("running", 4, 100))
+        clock.submit(ask("all", 8, 100))
+        clock.submit(ask("long", 2, 200))
+        clock.submit(ask("short", 2, 60))
+        assert set(clock.started) - {"running"} == starts
+        clock.run_until(100)
+        assert clock.started["all"] == 100
+
+
+def test_backfill_is_conservative() -> None:
+    """`c` would not delay the head, but the second in the queue: it must wait, though GPUs are idle."""
+    clock = Clock([node("a", 4), node("b", 4)], get_order("fifo+backfill"))
+    clock.submit(ask("x", 4, 100))
+    clock.submit(ask("y", 2, 50))
+    clock.submit(ask("head", 4, 100))  # reserved on b at 50
+    clock.submit(ask("second", 4, 100))  # reserved on a at 100
+    clock.submit(ask("c", 2, 60))  # would hold b beyond 50
+    clock.submit(ask("d", 2, 40))
+    assert set(clock.started) == {"x", "y", "d"}
+    clock.run_until(100)
+    assert clock.started["head"] == 50
+    assert clock.started["second"] == 100
+
+
+def test_without_a_known_runtime_nobody_overtakes() -> None:
+    clock = Clock([node("a", 8)], get_order("fifo+backfill"))
+    clock.submit(ask("running", 4))
+    clock.submit(ask("all", 8, 100))
+    clock.submit(ask("short", 2, 1))
+    assert set(clock.started) == {"running"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flood_starves_nobody(name: str) -> None:
+    """Small, short, urgent requests of a poor team come for ever; one wants the whole server."""
+    clock = Clock([node("a", 4)], get_order(name))
+    big = ask("big", 4, 10 * PATIENCE_S, team="rich", priority=0)
+    deadline = PATIENCE_S + 10 * PRIORITY_AGEING_S
+    step = 600.0
+    for number in range(int(deadline / step)):
+        clock.run_until(number * step)
+        clock.submit(ask(f"small{number}", 2, 1.5 * step, team=f"poor{number % 7}", priority=5))
+        if number == 1:
+            clock.submit(big)
+        if "big" in clock.started:
+            break
+    assert "big" in clock.started
+
+
+asked = st.lists(
+    st.tuples(
+        st.integers(1, 4),
+        st.one_of(st.none(), st.integers(1, 500)),
+        st.integers(1, 500),
+        st.sampled_from("abc"),
+        st.integers(0, 3),
+        st.integers(0, 100),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25, deadline=None)
+@given(script=asked)
+def test_every_request_starts(name: str, script: list[tuple[int, int | None, int, str, int, int]]) -> None:
+    """Whatever is expected and whatever happens, all that fits an empty cluster gets its turn."""
+    clock = Clock([node("a", 4), node("b", 2)], get_order(name))
+    for number, (gpus, expected, actual, team, urgency, gap) in enumerate(script):
+        clock.run_until(clock.now + gap)
+        request = Request(
+            f"t{number}",
+            gpus,
+            resources={"cpus": 1},
+            team=team,
+            priority=urgency,
+            expected_runtime_s=expected,
+            labels={"runtime_s": str(actual)},
+        )
+        clock.submit(request)
+        allocator.check(clock.cluster)
+    clock.run_until(1e9)
+    assert len(clock.started) == len(script)
+    assert not clock.cluster.waiting
+    assert not clock.cluster.leases
+
+
+@settings(max_examples=60, deadline=None)
+@given(script=asked)
+def test_backfill_delays_nobody_who_came_before(
+    script: list[tuple[int, int | None, int, str, int, int]],
+) -> None:
+    """With right estimates, a request starts no later than if nobody behind it had come."""
+    starts: dict[str, float] = {}
+    for length in range(1, len(script) + 1):
+        clock = Clock([node("a", 4), node("b", 2)], get_order("fifo+backfill"))
+        for number, (gpus, _, runtime, _, _, _) in enumerate(script[:length]):
+            clock.submit(ask(f"t{number}", gpus, runtime))
+        clock.run_until(1e9)
+        for task_id, start in starts.items():
+            assert clock.started[task_id] <= start
+        starts = clock.started
+
+
+def test_quotas_are_settings() -> None:
+    loaded = Settings.load({"GPU_MANAGER_TEAM_QUOTAS": "a=0.25, b=0.75"})
+    assert loaded.team_quotas == {"a": 0.25, "b": 0.75}
+    for wrong in ("a=2", "a", "a=x"):
+        with pytest.raises(SettingsError, match="GPU_MANAGER_TEAM_QUOTAS"):
+            Settings.load({"GPU_MANAGER_TEAM_QUOTAS": wrong})

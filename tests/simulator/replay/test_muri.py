@@ -1,0 +1,96 @@
+"""The replay of the Muri traces gives the published figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from simulator.cli import main
+from simulator.replay.muri import COLUMNS, read_jobs, replay
+
+
+def assert_published(shared_data: Path, trace: str, order: str) -> None:
+    folder = shared_data / "muri"
+    text = (folder / "expected.json").read_text()
+    expected = json.loads(text, parse_float=str)[trace][order]
+    summary = replay(read_jobs(folder, trace), order)
+    for name, printed in expected.items():
+        digits = len(str(printed).partition(".")[2])
+        assert summary[name] == pytest.approx(float(printed), abs=1.01 * 10**-digits, rel=0), name
+
+
+@pytest.mark.parametrize("order", ["srtf", "srsf"])
+def test_trace3_gives_the_published_figures(shared_data: Path, order: str) -> None:
+    assert_published(shared_data, "trace3", order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["srtf", "srsf"])
+@pytest.mark.parametrize("trace", ["trace1", "trace1_pr", "trace3_pr"])
+def test_every_trace_gives_the_published_figures(shared_data: Path, trace: str, order: str) -> None:
+    assert_published(shared_data, trace, order)
+
+
+def write(folder: Path, *rows: str) -> Path:
+    (folder / "made.csv").write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
+    return folder
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    """Two jobs want all 64 GPUs' worth of servers: the shorter one preempts, both pay for the event.
+
+    One iteration of 1000 ms takes 1.015 s. `a` (32 GPUs, 1,000 iterations) starts at 0; `b` (32 GPUs) at
+    100 fits beside it, and costs `a` 10 s of progress; `b` ends at 100 + 101.5 and costs `a` 10 s more.
+    """
+    write(tmp_path, "a,32,0,1000,bert,1000", "b,32,100000,100,bert,1000")
+    summary = replay(read_jobs(tmp_path, "made"), "srtf")
+    assert summary["jobs"] == 2
+    assert summary["makespan_s"] == pytest.approx(1015 + 10 + 10)
+    assert summary["mean_jct_s"] == pytest.approx((1035 + 101.5) / 2)
+    assert summary["p99_jct_s"] == pytest.approx(1035)
+
+
+def test_a_shorter_job_preempts(tmp_path: Path) -> None:
+    """Two jobs of 32 GPUs fill the cluster; a short one of 32 takes the place of the longer of them."""
+    rows = ["a,32,0,1000,bert,1000", "b,32,0,2000,bert,1000", "c,32,100000,100,bert,1000"]
+    write(tmp_path, *rows)
+    jobs = read_jobs(tmp_path, "made")
+    replay(jobs, "srtf")
+    a, b, c = jobs
+    assert c.ended_at == pytest.approx(201.5)
+    assert a.ended_at == pytest.approx(1015 + 20)
+    # b runs to 100, waits to 201.5, pays at 100 and when a ends: 2030 + 101.5 + 10 + 10.
+    assert b.ended_at == pytest.approx(2030 + 101.5 + 20)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a,32,0,1000,llama,1000", "made.csv:2: unknown model 'llama'"),
+        ("a,3,0,1000,bert,1000", "made.csv:2: num_gpu is 3, not one of"),
+        ("a,1,-5,1000,bert,1000", "made.csv:2: submit_time is -5, not a finite number of 0 or more"),
+        ("a,1,0,0,bert,1000", "made.csv:2: iterations and iteration_time must be above 0"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, row: str, message: str) -> None:
+    write(tmp_path, row)
+    result = CliRunner().invoke(
+        main,
+        ["replay", "--trace", "muri", "--data", str(tmp_path), "--jobs", "made", "--order", "srtf", "--json"],
+    )
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_command_prints_the_summary(tmp_path: Path) -> None:
+    write(tmp_path, "a,8,0,10,dqn,100")
+    result = CliRunner().invoke(
+        main,
+        ["replay", "--trace", "muri", "--data", str(tmp_path), "--jobs", "made", "--order", "srsf", "--json"],
+    )
+    assert result.exit_code == 0, result.output
+    assert set(json.loads(result.stdout)) == {"jobs", "mean_jct_s", "makespan_s", "p99_jct_s", "wall_s"}
