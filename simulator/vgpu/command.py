@@ -82,10 +82,12 @@ def command(
         names = tuple(name.strip() for name in profiles.split(","))
         chosen = {name: without_profiles_except(each, names) for name, each in chosen.items()}
     numbers = [seed] if seeds is None else read_seeds(seeds)
-    if output_dir is not None and output_dir.exists() and not output_dir.is_dir():
-        raise BadInput(f"--output-dir: {output_dir} is not a folder")
+    if output_dir is not None:
+        output_dir.mkdir(parents=True, exist_ok=True)
     results = run_with_progress(chosen, numbers, jobs, {"auto": None, "plain": False, "numba": True}[engine])
     summaries = {name: [summarise(each.run) for each in runs] for name, runs in results.items()}
+    if output_dir is not None:
+        write_files(output_dir, results, hist_bucket)
     if as_json:
         print_json(
             {
@@ -148,6 +150,19 @@ def run_with_progress(
             if row is not None:
                 bar.advance(row)
     return results
+
+
+def write_files(folder: Path, results: dict[str, list[Timed]], bucket: float) -> None:
+    """Reports, plots and the comparison page; says on standard error where Chinese labels are missing."""
+    from simulator.vgpu.plots import NO_FONT, Labels
+    from simulator.vgpu.report import write_reports
+
+    if Labels.for_this_machine().font is None:
+        click.echo(NO_FONT, err=True)
+    written = write_reports(
+        folder, {name: [each.run for each in runs] for name, runs in results.items()}, bucket
+    )
+    click.echo(f"wrote {len(written)} files to {folder}; begin with comparison.html", err=True)
 
 
 def print_table(collected: dict[str, dict[str, Any]], seeds: int) -> None:

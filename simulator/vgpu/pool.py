@@ -16,6 +16,7 @@ from simulator.vgpu.scenario import Card, Scenario
 from simulator.vgpu.workload import Profile
 
 DIMENSIONS = ("compute_tflops", "memory_gb", "bandwidth_gbps")
+HAIR = 1e-6
 PARTITIONS = "partitions"
 """A resource of which a node has one where tasks must not share it."""
 
@@ -81,6 +82,10 @@ class Ledger:
             performance=scheduling.performance,
         )
         self._requests = {profile.name: self._requests_of(profile) for profile in scenario.profiles}
+        self._accepting = {
+            profile.name: [state.name for state in self.cluster.nodes if state.node.vendor in profile.vendors]
+            for profile in scenario.profiles
+        }
         for profile in scenario.profiles:
             self._refuse_impossible(profile)
 
@@ -104,6 +109,31 @@ class Ledger:
         """Ends the task's lease."""
         for change in allocator.release(self.cluster, task_id, now, outcome=outcome):
             self.cluster.apply(change)
+
+    def may_admit(self, profiles: Iterable[str], booked: Mapping[str, Amounts]) -> bool:
+        """Whether any of the profiles could fit some node once these amounts are booked.
+
+        A quick look before `rebook`: it may say yes in vain, by a hair, but never no.
+        """
+        free = {
+            state.name: [state.node.resources[name] for name in DIMENSIONS] for state in self.cluster.nodes
+        }
+        for task_id, amounts in booked.items():
+            left = free[self.cluster.leases[task_id].placement.node]
+            for i in range(3):
+                left[i] -= amounts[i]
+        for profile in profiles:
+            request = self._requests[profile][0]
+            needed = [request.resources[name] for name in DIMENSIONS]
+            for node in self._accepting[profile]:
+                compute, memory, bandwidth = free[node]
+                if (
+                    needed[0] <= compute + HAIR
+                    and needed[1] <= memory + HAIR
+                    and needed[2] <= bandwidth + HAIR
+                ):
+                    return True
+        return False
 
     def rebook(self, booked: Mapping[str, Amounts], now: float) -> None:
         """Books these amounts for these tasks instead, cut to what their nodes have."""

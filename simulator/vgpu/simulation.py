@@ -183,7 +183,10 @@ class Simulation:
         """Tries every waiting task once, in order of arrival."""
         now = tick * self.scenario.delta_t_s
         if self.ledger.follows_usage:
-            self.ledger.rebook(self._usage(), now)
+            booked = self._usage()
+            if not self.ledger.may_admit({self.tasks[task].profile.name for task in self.waiting}, booked):
+                return
+            self.ledger.rebook(booked, now)
         full: set[str] = set()  # profiles for which there is no room
         still_waiting = []
         for task in self.waiting:
@@ -295,7 +298,7 @@ class Simulation:
         results = []
         for i, task in enumerate(self.tasks):
             start = self.start_tick[i]
-            code = state.outcome[i]
+            code = int(state.outcome[i])
             how = "never_started" if start is None else ENDED[code]
             ran_s = None if start is None else (self.end_tick[i] - start) * delta_t
             results.append(
