@@ -81,6 +81,8 @@ def command(
     if profiles is not None:
         names = tuple(name.strip() for name in profiles.split(","))
         chosen = {name: without_profiles_except(each, names) for name, each in chosen.items()}
+    if seed < 0:
+        raise BadInput(f"--seed: must be 0 or more, got {seed}")
     numbers = [seed] if seeds is None else read_seeds(seeds)
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)

@@ -203,7 +203,7 @@ def stacked(names: list[str], parts: Mapping[str, list[float]], title: str, labe
         below += np.array(values)
     axes.set_xlabel(labels("scenario"))
     axes.set_ylabel(labels(title))
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return figure
 
 

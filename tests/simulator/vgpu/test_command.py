@@ -1,0 +1,246 @@
+"""`gpu-simulate vgpu` end to end: output, reports, plots, and one line on bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from simulator.cli import main
+from simulator.vgpu.plots import CHINESE, Labels
+from simulator.vgpu.scenario import ORIGIN_NAMES, load_scenario, scenario_names
+
+SHORT = ("--duration", "40", "--tasks", "20", "--engine", "plain")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["vgpu", *arguments])
+
+
+def test_json_has_one_figure_a_seed() -> None:
+    result = call("--scenarios", "A1,A3", *SHORT, "--seeds", "1-2,5", "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert list(summary["scenarios"]) == ["A1", "A3"]
+    for figures in summary["scenarios"].values():
+        for name in ("ir_over_1_25", "slo_rate", "drop_rate", "ir_p95", "wall_s"):
+            assert len(figures[name]) == 3
+        assert set(figures["limiter_events"]) == {"memory", "bandwidth", "compute"}
+        assert set(figures["utilization"]["nv-node-1"]) == {"compute", "memory", "bandwidth"}
+        spread = figures["confidence"]["slo_rate"]
+        assert spread["low"] <= spread["mean"] <= spread["high"]
+    assert sum(summary["scenarios"]["A1"]["limiter_events"]["compute"]) == 0
+
+
+def test_the_origins_names_and_options_are_understood() -> None:
+    ours = call("--scenarios", "A3", *SHORT, "--arrival", "burst", "--seed", "7", "--json")
+    arguments = (
+        "--scenario",
+        "A3-sandbox",
+        "--num_tasks",
+        "20",
+        "--arrival_mode",
+        "burst",
+        "--duration",
+        "40",
+    )
+    theirs = call(*arguments, "--engine", "plain", "--seed", "7", "--json")
+    first, second = json.loads(ours.stdout), json.loads(theirs.stdout)
+    for each in (first, second):
+        del each["scenarios"]["A3"]["wall_s"]
+    assert first == second
+    assert {load_scenario(name).name for name in ORIGIN_NAMES} < set(scenario_names())
+
+
+def test_processes_change_nothing() -> None:
+    outputs = []
+    for jobs in ("1", "2"):
+        result = call("--scenarios", "A1,A3", *SHORT, "--seeds", "1-3", "--jobs", jobs, "--json")
+        figures = json.loads(result.stdout)["scenarios"]
+        for each in figures.values():
+            del each["wall_s"]
+        outputs.append(figures)
+    assert outputs[0] == outputs[1]
+
+
+def test_reports_and_plots(tmp_path: Path) -> None:
+    result = call("--scenarios", "A1,A3", *SHORT, "--seeds", "1-2", "--output-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in tmp_path.iterdir()}
+    plots = {"ir_cdf", "slo_rate", "compute_util", "drop_rate", "limiter_events", "A1_ir_hist", "A3_ir_hist"}
+    assert names == {f"{name}.png" for name in plots} | {
+        "A1_report.json",
+        "A3_report.json",
+        "comparison.html",
+        "comparison.zh.html",
+    }
+    report = json.loads((tmp_path / "A3_report.json").read_text(encoding="utf-8"))
+    assert set(report) >= {"cluster", "tasks", "task_outcomes", "summary", "ir_histogram"}
+    assert len(report["tasks"]) == len(report["task_outcomes"]) == 40
+    started = [row for row in report["task_outcomes"] if row["interference_ratio"] is not None]
+    assert sum(bucket["tasks"] for bucket in report["ir_histogram"]) == len(started)
+    for bucket in report["ir_histogram"]:
+        assert bucket["to"] - bucket["from"] == pytest.approx(0.1)
+    assert [node["node"] for node in report["cluster"]] == [
+        "nv-node-1",
+        "nv-node-2",
+        "asc-node-1",
+        "asc-node-2",
+    ]
+    capacity = report["cluster"][2]["capacity"]  # two 910B, their coefficients applied once
+    assert capacity["compute_tflops"] == pytest.approx(2 * 280 * 0.85)
+    assert capacity["memory_gb"] == pytest.approx(2 * 64 * 0.90)
+    assert capacity["bandwidth_gbps"] == pytest.approx(2 * 1600 * 0.80)
+    assert "Interference" not in (tmp_path / "comparison.zh.html").read_text(encoding="utf-8")
+    assert "SLO 满足率" in (tmp_path / "comparison.zh.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("with_font", [True, False])
+def test_labels_are_never_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_font: bool) -> None:
+    """A missing glyph is a warning in matplotlib, and a warning is an error here."""
+    if not with_font:
+        monkeypatch.setattr("simulator.vgpu.plots.CHINESE_FONTS", ())
+    elif Labels.for_this_machine().font is None:
+        pytest.skip("no font with Chinese glyphs on this machine")
+    assert (Labels.for_this_machine()("SLO rate") == "SLO rate") != with_font
+    result = call("--scenarios", "A1", *SHORT, "--output-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert ("no font with Chinese glyphs" in result.stderr) != with_font
+    assert all(CHINESE.values())
+
+
+def test_equal_seeds_write_equal_bytes(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        call("--scenarios", "A3", *SHORT, "--seed", "3", "--output-dir", str(tmp_path / folder))
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+def test_a_table_for_people() -> None:
+    result = call("--scenarios", "A1", *SHORT, "--seeds", "1-2")
+    assert result.exit_code == 0
+    assert "IR > 1.25" in result.stdout
+    assert "means over 2 seeds" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--scenarios", "A9"), "unknown scenario 'A9'; known are A1, A2"),
+        (("--scenarios", "A1,a1"), "names a scenario twice"),
+        (("--scenarios", "no/such.toml"), "no/such.toml: No such file"),
+        (("--profiles", "llm-batch,nope"), "unknown profile 'nope'; known are llm-batch"),
+        (("--duration", "0.015", "--scenarios", "A1"), "is not a multiple of delta_t_s = 0.01"),
+        (("--duration", "-5", "--scenarios", "A1"), "duration_s: input should be greater than 0, got -5"),
+        (("--duration", "inf", "--scenarios", "A1"), "duration_s: input should be a finite number"),
+        (("--duration", "nan", "--scenarios", "A1"), "duration_s: "),
+        (("--delta-t", "0.003", "--scenarios", "A1"), "is not a multiple"),
+        (("--delta-t", "0.004", "--scenarios", "A1"), "a multiple or a whole fraction of the 0.01 s grid"),
+        (("--seeds", "5-1"), "'5-1' ends before it begins"),
+        (("--seeds", "x"), "'x' is neither a number nor a range"),
+        (("--seeds", ""), "'' is neither a number nor a range"),
+        (("--seed", "-1", "--scenarios", "A1"), "--seed: must be 0 or more, got -1"),
+        (("--tasks", "-1"), "--tasks"),
+        (("--arrival", "never"), "--arrival"),
+        (("--jobs", "0"), "--jobs"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    out = tmp_path / "out"
+    result = call(*arguments, "--output-dir", str(out), "--engine", "plain")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("Error: ")
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert not out.exists()
+
+
+def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("here first")
+    result = call("--scenarios", "A1", *SHORT, "--output-dir", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert (tmp_path / "out").read_text() == "here first"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("title = ", "mine.toml: not TOML: Invalid value (at "),
+        ('base = "A3"\ntasks = 1\nspeed = 3', "mine.toml: speed: unexpected keyword argument"),
+        ('base = "A3"\n[guard]\nboost = 2', "guard.boost: unexpected keyword argument"),
+        ('base = "A3"\ntasks = -4', "tasks: input should be greater than or equal to 0, got -4"),
+        ('base = "A3"\ntasks = "4"', "tasks: input should be a valid integer, got '4'"),
+        ('base = "A7"', "unknown scenario 'A7'"),
+        ('base = "mine.toml"', "leads back to itself"),
+        ("base = 3", "base: must be the name of a scenario, got 3"),
+        (
+            'base = "A1"\n[cards.A100]\nmemory_gb = -80',
+            "cards.A100.memory_gb: input should be greater than 0",
+        ),
+        ('base = "A1"\n[[nodes]]\nname = "n"\ncard = "B200"\ncards = 1', "'n' has the unknown card 'B200'"),
+        ('base = "A1"\n[[nodes]]\nname = "n"\ncard = "A100"\ncards = 0', "nodes.0.cards: "),
+        (
+            'base = "A1"\n[[nodes]]\nname = "n"\ncard = "A100"\ncards = 1\n'
+            '[[nodes]]\nname = "n"\ncard = "A100"\ncards = 1',
+            "two nodes are called 'n'",
+        ),
+        ('base = "A1"\nnodes = []', "nodes: "),
+        ('base = "A1"\n[scheduling.performance]\namd = 2.0', "names the unknown vendor 'amd'"),
+        ('base = "A1"\n[sandbox]\nlimit_threshold = 0.9', "sandbox.limit_threshold: "),
+        ('base = "A1"\n[scheduling]\npartition = "half"', "scheduling.partition: "),
+    ],
+)
+def test_bad_scenario_files(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    result = call("--scenarios", str(tmp_path / "mine.toml"), "--engine", "plain")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+PROFILE = """
+base = "A1"
+[[profiles]]
+name = "giant"
+compute_tflops = {compute}
+memory_gb = 40
+bandwidth_gbps = 400
+workload_tflop = 100
+deadline_s = 10
+vendors = ["{vendor}"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("compute", "vendor", "says"),
+    [
+        (
+            700,
+            "nvidia",
+            "profile 'giant' fits no node, not even an empty one: it books 735 compute_tflops, 42 memory_gb,"
+            " 420 bandwidth_gbps of nvidia",
+        ),
+        (100, "amd", "profile 'giant' names the unknown vendor 'amd'; known are huawei, nvidia"),
+        (-1, "nvidia", "profiles.0.compute_tflops: input should be greater than 0, got -1"),
+    ],
+)
+def test_bad_profiles(tmp_path: Path, compute: float, vendor: str, says: str) -> None:
+    (tmp_path / "mine.toml").write_text(PROFILE.format(compute=compute, vendor=vendor))
+    result = call("--scenarios", str(tmp_path / "mine.toml"), *SHORT)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_a_users_scenario_needs_no_code(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'base = "A3"\ntitle = "Mine"\ntasks = 8\nduration_s = 30\n[sandbox]\nlimit_threshold = 1.2\n'
+    )
+    (tmp_path / "wider.toml").write_text('base = "mine.toml"\n[scheduling]\noversubscription = 1.2\n')
+    wider = load_scenario(str(tmp_path / "wider.toml"))
+    assert (wider.name, wider.tasks, wider.sandbox.limit_threshold) == ("wider", 8, 1.2)
+    assert wider.scheduling.oversubscription == 1.2
+    result = call("--scenarios", f"{tmp_path / 'mine.toml'},A1", *SHORT, "--json")
+    assert list(json.loads(result.stdout)["scenarios"]) == ["mine", "A1"]
