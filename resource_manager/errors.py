@@ -96,6 +96,10 @@ class CorruptStateError(StoreError):
     """The stored document cannot be read; it was left as it is."""
 
 
+class NewerFormatError(CorruptStateError):
+    """A newer version of this software wrote the state; it was left as it is."""
+
+
 class StateLostError(StoreError):
     """The store went back in time or was emptied; nothing is granted until an operator has looked at it."""
 

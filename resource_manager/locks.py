@@ -206,6 +206,11 @@ class RedisLock:
         if not self._step("release", token):
             raise LockError(f"the lock was lost: it was held for more than its life of {self._life_s:g} s")
 
+    def abandon(self) -> None:
+        """Lets the lock run out by itself, for when something done under it may still be on its way."""
+        self._token = None
+        _renewals.forget(self)
+
     def _args(self, step: str, token: str) -> tuple[str | int, ...]:
         life_ms, alive_ms, claim_ms = (round(s * 1000) for s in (self._life_s, HEARTBEAT_S, CLAIM_S))
         return step, token, life_ms, alive_ms, claim_ms

@@ -15,7 +15,8 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from resource_manager.errors import CorruptStateError, SettingsError, StoreUnavailableError
+from resource_manager.errors import CorruptStateError, SettingsError
+from resource_manager.outage import outage
 
 DEFAULT_NAMESPACE = "gpu_manager"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
@@ -89,9 +90,16 @@ class RedisClient:
                     f"{self.address}: a key of {{{self.namespace}}} is not what it should be; "
                     "another program uses this namespace"
                 ) from error
-            raise StoreUnavailableError(f"{self.address}: {_explain(error, text)}") from error
+            raise outage(f"{self.address}: {_explain(error, text)}") from error
+
+    def time(self) -> tuple[int, int]:
+        """The server's clock: seconds since the epoch, microseconds."""
+        with self.reporting():
+            seconds, micros = self.driver.time()
+        return seconds, micros
 
     def close(self) -> None:
+        """Closes all connections."""
         self.driver.close()
         self.driver.connection_pool.disconnect()
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from resource_manager.cluster import Snapshot
-from resource_manager.errors import CorruptStateError
+from resource_manager.errors import CorruptStateError, NewerFormatError
 from resource_manager.models import (
     Cancelled,
     Change,
@@ -160,7 +160,7 @@ def check_format(found: object, where: str) -> None:
     except ValueError:
         raise CorruptStateError(f"{where} names no format version (found {found!r})") from None
     if number > FORMAT_VERSION:
-        raise CorruptStateError(
+        raise NewerFormatError(
             f"{where} was written in format {number}; this software reads up to {FORMAT_VERSION}: upgrade it"
         )
 

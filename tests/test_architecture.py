@@ -15,6 +15,7 @@ LAYERS = (
     ("policies", "queueing", "reservations"),
     ("allocator", "explain", "estimates"),
     ("schemas", "views"),
+    ("outage", "server_clock"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),
     ("transactions",),

@@ -8,26 +8,34 @@ from resource_manager.settings import Settings
 from resource_manager.stores.base import Store
 from resource_manager.stores.memory import MemoryStore
 from resource_manager.stores.redis import RedisStore
+from resource_manager.stores.variables import VariableStore, open_variable_store
 
 
 def open_store(url: str, settings: Settings | None = None) -> Store:
     """The store of that URL, which is connected to when it is first used; raises `SettingsError`.
 
-    memory:// · redis://host:6379/0 · rediss://… · unix:///path/to/socket ·
-    redis+sentinel://host:26379,host:26379/service/0. Redis URLs take `?namespace=`.
+    memory:// · airflow:// (or airflow://<name of the Variable>) · redis://host:6379/0 · rediss://… ·
+    unix:///path/to/socket · redis+sentinel://host:26379,host:26379/service/0.
+    Redis URLs take `?namespace=`.
     """
     settings = Settings() if settings is None else settings
     scheme = url.partition("://")[0]
     if scheme == "memory":
         return MemoryStore()
+    if scheme == "airflow":
+        if not settings.redis_url:
+            raise SettingsError(
+                "an airflow:// store needs the lock and the clock of a Redis: set GPU_MANAGER_REDIS_URL"
+            )
+        return open_variable_store(RedisClient.from_url(settings.redis_url), url.partition("://")[2])
     if scheme in SCHEMES:
         return RedisStore(
             RedisClient.from_url(url),
             history_length=settings.history_length,
             reconfirm_s=settings.reconfirm_s,
         )
-    known = ", ".join(f"{name}://" for name in ("memory", *SCHEMES))
+    known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES))
     raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL begins with one of {known}")
 
 
-__all__ = ["MemoryStore", "RedisStore", "Store", "open_store"]
+__all__ = ["MemoryStore", "RedisStore", "Store", "VariableStore", "open_store"]

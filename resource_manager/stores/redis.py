@@ -48,9 +48,7 @@ from resource_manager.schemas import (
     snapshot_from_dict,
     snapshot_to_dict,
 )
-
-CLOCK_TOLERANCE_S = 1.0
-"""A decision made at a time further than this from the server's is made anew."""
+from resource_manager.server_clock import CLOCK_TOLERANCE_S, ServerClock
 
 PARTS = ("meta", "inventory", "leases", "renewals", "quarantined", "waiting", "drained", "changes", "lock")
 OPERATIONS: dict[type, str] = {
@@ -93,16 +91,10 @@ class RedisStore:
         self._write = load_script("write")
         self._epoch: str = ""
         self._inventory = _Inventory(b"", (), ())
-        self._clock_offset_s: float | None = None
+        self._clock = ServerClock(client.time)
 
     def now(self) -> float:
-        if self._clock_offset_s is None:
-            begin = time.monotonic()
-            with self._client.reporting():
-                seconds, micros = self._client.driver.time()
-            self._learn_time(seconds, micros, begin)
-        assert self._clock_offset_s is not None
-        return time.monotonic() + self._clock_offset_s
+        return self._clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         known = -1 if replica is None else replica.version
@@ -283,12 +275,8 @@ class RedisStore:
     def _run(self, script: Any, *args: Any) -> list[Any]:
         begin = time.monotonic()
         answer: list[Any] = self._client.run(script, self._keys, args)
-        self._learn_time(int(answer[1]), int(answer[2]), begin)
+        self._clock.learn(int(answer[1]), int(answer[2]), begin)
         return answer
-
-    def _learn_time(self, seconds: int, micros: int, begin: float) -> None:
-        """Sets the estimate of the server's clock from an answer to a question asked at `begin`."""
-        self._clock_offset_s = seconds + micros * 1e-6 - (begin + time.monotonic()) / 2
 
     def _refuse(self, answer: list[Any], version: int) -> NoReturn:
         status, stored = answer[0].decode(), answer[3]

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
 import pytest
 
-from resource_manager.stores import MemoryStore, Store, open_store
+from resource_manager.redis_client import RedisClient
+from resource_manager.settings import Settings
+from resource_manager.stores import MemoryStore, Store, VariableStore, open_store
 
 OpenStore = Callable[[], Store]
 
+STORES = os.environ.get("STORES_UNDER_TEST", "memory embedded_redis system_redis variable").split()
+"""`airflow` needs a process of its own, with a migrated database: see test_variables_in_airflow."""
 
-@pytest.fixture(params=["memory", "embedded_redis", "system_redis"])
+
+class Variables:
+    """Airflow's Variables, as far as a store sees them."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def get(self, key: str) -> str | None:
+        return self.texts.get(key)
+
+    def set(self, key: str, text: str) -> None:
+        self.texts[key] = text
+
+
+@pytest.fixture(params=STORES)
 def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
     """Opens clients of one empty state; Redis and Variable clients are independent of each other."""
-    if request.param == "memory":
-        store = MemoryStore()
-        yield lambda: store
-        return
-    url = request.getfixturevalue(request.param).fresh_url()
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(open_store(url)))
+        if request.param == "memory":
+            store = MemoryStore()
+            yield lambda: store
+        elif request.param == "variable":
+            url, variables = request.getfixturevalue("embedded_redis").fresh_url(), Variables()
+            yield lambda: stack.enter_context(
+                closing(VariableStore(variables, RedisClient.from_url(url)))  # type: ignore[type-var]
+            )
+        elif request.param == "airflow":
+            settings = Settings(redis_url=request.getfixturevalue("embedded_redis").fresh_url())
+            url = f"airflow://contract_{uuid.uuid4().hex}"
+            yield lambda: stack.enter_context(closing(open_store(url, settings)))
+        else:
+            url = request.getfixturevalue(request.param).fresh_url()
+            yield lambda: stack.enter_context(closing(open_store(url)))

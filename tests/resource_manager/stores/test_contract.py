@@ -12,7 +12,7 @@ import pytest
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState, Snapshot
 from resource_manager.errors import LockedError, StaleStateError, StateLostError
-from resource_manager.models import Drained, Granted, Lease, Placement, Request
+from resource_manager.models import Change, Drained, Granted, Lease, Placement, Request
 from resource_manager.stores import Store
 
 from .walk import Walk, first_state
@@ -64,7 +64,7 @@ def test_only_the_first_state_is_written(open_client: OpenStore) -> None:
     assert len(fresh(store).nodes) == 4
 
 
-def test_a_commit_reaches_other_replicas_in_place(open_client: OpenStore) -> None:
+def test_a_commit_reaches_other_replicas(open_client: OpenStore) -> None:
     writer, reader = open_client(), open_client()
     mine = started(writer)
     theirs = reader.refresh(None)
@@ -73,9 +73,10 @@ def test_a_commit_reaches_other_replicas_in_place(open_client: OpenStore) -> Non
     writer.commit(mine.version, [change], now=writer.now())
     assert mine.version == 0, "the caller's replica is the caller's"
     mine.apply(change)
-    assert reader.refresh(theirs) is theirs
+    theirs = reader.refresh(theirs)
+    assert theirs is not None
     assert theirs.snapshot() == mine.snapshot()
-    assert reader.refresh(theirs) is theirs
+    assert reader.refresh(theirs) is theirs, "nothing changed"
 
 
 def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
@@ -122,6 +123,7 @@ def test_history_folds_to_the_state(open_client: OpenStore) -> None:
         for change in changes:
             mine.apply(change)
     history = open_client().history(limit=10_000)
+    assert 40 < mine.version <= 100, "the Variable keeps the last 100"
     assert [version for version, _ in history] == list(range(1, mine.version + 1))
     assert store.history(after=5, limit=3) == history[5:8]
     assert store.history(after=mine.version) == []
@@ -184,23 +186,28 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
     started(open_client())
     errors: list[BaseException] = []
 
+    def change(store: Store, replica: ClusterState, step: int, name: str, token: str | None) -> None:
+        now = store.now()
+        changes: list[Change] = [granted(replica, f"{name}-{step}", now, gpus=1)]
+        if step:
+            changes += allocator.release(replica, f"{name}-{step - 1}", now)
+        store.commit(replica.version, changes, now=now, lock_token=token)
+
     def write(name: str) -> None:
         try:
             store = open_client()
-            replica = store.refresh(None)
-            for i in range(15):
-                while True:
+            for step in range(15):
+                replica = store.refresh(None)
+                assert replica is not None
+                try:
+                    change(store, replica, step, name, None)
+                except StaleStateError:
+                    lock = store.lock()
+                    assert lock.acquire(60)
+                    replica = store.refresh(replica)
                     assert replica is not None
-                    now = store.now()
-                    changes = [granted(replica, f"{name}-{i}", now, gpus=1)]
-                    if i:
-                        changes.insert(0, allocator.release(replica, f"{name}-{i - 1}", now)[0])
-                    try:
-                        store.commit(replica.version, changes, now=now)
-                        break
-                    except StaleStateError:
-                        replica = store.refresh(replica)
-                replica = store.refresh(replica)
+                    change(store, replica, step, name, lock.token)
+                    lock.release()
         except BaseException as error:
             errors.append(error)
 

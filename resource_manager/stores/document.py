@@ -1,0 +1,150 @@
+"""The state as the one JSON document that people read in Airflow's own pages."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState, NodeState, Snapshot
+from resource_manager.errors import CorruptStateError, NewerFormatError, ResourceManagerError
+from resource_manager.models import MILLI_PER_GPU, Change, Gpu, Lease, Node, Placement, Request
+from resource_manager.schemas import (
+    FORMAT_VERSION,
+    change_from_dict,
+    change_to_dict,
+    check_format,
+    snapshot_from_dict,
+    snapshot_to_dict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A state and what a store keeps beside it.
+
+    `epoch` names a state from its first document on, `commit` the write of this one; `by_hand` says that
+    an operator started it in the place of a lost one. `changes` are the last ones, with their versions.
+    """
+
+    cluster: ClusterState
+    epoch: str
+    commit: str
+    by_hand: bool = False
+    changes: tuple[tuple[int, Change], ...] = ()
+
+    def missed_since(self, version: int) -> tuple[Change, ...]:
+        """The changes after `version`, or nothing if the document no longer has them all."""
+        missed = tuple(change for number, change in self.changes if number > version)
+        return missed if len(missed) == self.cluster.version - version else ()
+
+
+def to_json(document: Document, now: float) -> str:
+    """`servers` and `last_updated` are for people and other programs; `state` is what counts."""
+    cluster = document.cluster
+    return json.dumps(
+        {
+            "servers": [_server(state) for state in cluster.nodes],
+            "last_updated": _iso(now),
+            "format": FORMAT_VERSION,
+            "version": cluster.version,
+            "fencing": cluster.fencing,
+            "epoch": document.epoch,
+            "commit": document.commit,
+            "by_hand": document.by_hand,
+            "state": snapshot_to_dict(cluster.snapshot()),
+            "changes": [[version, change_to_dict(change)] for version, change in document.changes],
+        },
+        separators=(",", ":"),
+    )
+
+
+def from_json(text: str, where: str) -> Document:
+    """The document, also one of the original design, which has only `servers`.
+
+    Raises `CorruptStateError` that begins with `where`.
+    """
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict) or not isinstance(value.get("servers"), list):
+            raise CorruptStateError("it is not an object with a list of servers")
+        document = _ours(value) if "format" in value or "state" in value else _original(value["servers"])
+        allocator.check(document.cluster)
+        return document
+    except NewerFormatError as error:
+        raise NewerFormatError(f"{where}: {error}") from error
+    except (ResourceManagerError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{error}" if isinstance(error, ResourceManagerError | ValueError) else repr(error)
+        raise CorruptStateError(
+            f"{where} cannot be read and was left as it is: {reason}; repair it, or start over with a reset"
+        ) from error
+
+
+def _ours(value: dict[str, Any]) -> Document:
+    check_format(value.get("format"), "the document")
+    cluster = ClusterState.from_snapshot(snapshot_from_dict(value["state"]))
+    changes = tuple((int(version), change_from_dict(change)) for version, change in value["changes"])
+    return Document(
+        cluster, str(value["epoch"]), str(value["commit"]), bool(value.get("by_hand", False)), changes
+    )
+
+
+def _original(servers: Sequence[dict[str, Any]]) -> Document:
+    """What the original wrote, taken over: its tasks keep their GPUs until they are released.
+
+    No time to live was agreed with them, so theirs does not end.
+    """
+    nodes = tuple(
+        Node(
+            str(server["server_name"]),
+            int(server["server_id"]),
+            {"cpus": int(server["total_cpus"])},
+            tuple(Gpu(gpu_id) for gpu_id in range(int(server["total_gpus"]))),
+        )
+        for server in servers
+    )
+    leases: list[Lease] = []
+    for server in servers:
+        for task in server["running_tasks"]:
+            gpu_ids = tuple(int(gpu_id) for gpu_id in task["allocated_gpus"])
+            cpus = int(task["allocated_cpus"])
+            request = Request(str(task["task_id"]), len(gpu_ids), resources={"cpus": cpus})
+            placement = Placement(str(server["server_name"]), gpu_ids)
+            began = datetime.fromisoformat(str(task["start_time"])).timestamp()
+            leases.append(Lease(request, placement, len(leases) + 1, began, math.inf))
+    if len({lease.task_id for lease in leases}) != len(leases):
+        raise CorruptStateError("a task stands in it twice")
+    snapshot = Snapshot(version=0, fencing=len(leases), sequence=0, nodes=nodes, leases=tuple(leases))
+    return Document(ClusterState.from_snapshot(snapshot), epoch="", commit="")
+
+
+def _server(state: NodeState) -> dict[str, Any]:
+    """A server as in the original document (its section 6.1.1), and whether it takes new tasks."""
+    return {
+        "server_id": state.node.server_id,
+        "server_name": state.name,
+        "total_gpus": len(state.gpu_free),
+        "available_gpus": [gpu_id for gpu_id, free in state.gpu_free.items() if free == MILLI_PER_GPU],
+        "total_cpus": state.node.resources.get("cpus", 0),
+        "available_cpus": state.free.get("cpus", 0),
+        "running_tasks": [_task(lease) for lease in state.leases.values()],
+        "open": state.is_open,
+    }
+
+
+def _task(lease: Lease) -> dict[str, Any]:
+    return {
+        "task_id": lease.task_id,
+        "allocated_gpus": list(lease.placement.gpu_ids),
+        "allocated_cpus": lease.request.resources.get("cpus", 0),
+        "start_time": _iso(lease.granted_at),
+        "fencing_token": lease.fencing_token,
+    }
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

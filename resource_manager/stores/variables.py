@@ -1,0 +1,230 @@
+"""The state in one Airflow Variable, written under a lock in Redis.
+
+Airflow cannot compare and set a Variable. So every write happens under a lock that was renewed a moment
+before, after the stored version was read again, and a process that sleeps for longer than the lock's life
+between that renewal and its write is the one case that is not caught. For more than a small team, or where
+that matters, a redis:// store is the better choice.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.errors import (
+    CorruptStateError,
+    LockedError,
+    LockError,
+    LockTimeoutError,
+    NewerFormatError,
+    StaleStateError,
+    StateLostError,
+    StoreUnavailableError,
+)
+from resource_manager.locks import Lock, RedisLock
+from resource_manager.models import Change
+from resource_manager.server_clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.stores import document
+from resource_manager.stores.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from resource_manager.redis_client import RedisClient
+    from resource_manager.stores.airflow_access import VariableAccess
+
+DEFAULT_VARIABLE = "gpu_resource_status"
+LOCK_LIFE_S = 30.0
+WRITE_MARGIN_S = 10.0
+"""No write begins within this last part of the lock's life."""
+
+CHANGES_KEPT = 100
+WAY_OUT = "put the newest document back, or check which jobs still run and start over with a reset"
+
+
+class VariableStore:
+    """Keeps the last 100 changes in the document; safe to share by threads.
+
+    Redis gives lock and clock, and remembers the last version: a Variable that is older, or gone, while
+    Redis remembers more is a `StateLostError` and not a new beginning.
+    """
+
+    def __init__(
+        self, access: VariableAccess, client: RedisClient, *, variable: str = DEFAULT_VARIABLE
+    ) -> None:
+        self._access = access
+        self._client = client
+        self._variable = variable
+        self._where = f"Airflow Variable {variable!r}"
+        self._witness = client.key(f"variable:{variable}:version")
+        self._clock = ServerClock(client.time)
+        self._epoch = ""
+        self._seen = ""
+        self._locks: weakref.WeakSet[RedisLock] = weakref.WeakSet()
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def refresh(self, replica: ClusterState | None) -> ClusterState | None:
+        stored = self._read()
+        if stored is None:
+            return None
+        found = stored.cluster.version
+        if replica is not None and replica.version > found:
+            raise StateLostError(
+                f"{self._where} is at version {found}, but version {replica.version} was read before; "
+                + WAY_OUT
+            )
+        if replica is not None and replica.version == found and stored.commit == self._seen:
+            return replica
+        self._epoch, self._seen = stored.epoch, stored.commit
+        return stored.cluster
+
+    def commit(
+        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
+    ) -> None:
+        with self._holding(version, lock_token) as lock:
+            lock.renew()
+            stored = self._read()
+            if stored is None:
+                raise StaleStateError(version, None, f"{self._where} does not exist; write the first state")
+            cluster = stored.cluster
+            remembered = self._remembered_version()
+            if remembered is not None and remembered > cluster.version:
+                raise StateLostError(
+                    f"{self._where} is at version {cluster.version}, but version {remembered} was written "
+                    f"before; {WAY_OUT}"
+                )
+            if cluster.version != version:
+                raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
+            if abs(now - self.now()) > CLOCK_TOLERANCE_S:
+                raise StaleStateError(
+                    version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"
+                )
+            for change in changes:
+                cluster.apply(change)
+            numbered = (*stored.changes, *enumerate(changes, version + 1))
+            self._write(replace(stored, epoch=stored.epoch or _name(), changes=numbered), lock)
+
+    def initialise(self, snapshot: Snapshot) -> bool:
+        with self._holding(snapshot.version, None, patient=True) as lock:
+            if self._read() is not None:
+                return False
+            self._write(Document(ClusterState.from_snapshot(snapshot), _name(), ""), lock)
+            return True
+
+    def replace(self, snapshot: Snapshot) -> None:
+        with self._holding(snapshot.version, None, patient=True) as lock:
+            text = self._access.get(self._variable)
+            try:
+                stored = None if text is None else document.from_json(text, self._where)
+            except NewerFormatError:
+                raise
+            except CorruptStateError:
+                stored = None
+            # What cannot be read may have reached any number: the time in ms is beyond them all.
+            beyond = round(self.now() * 1000)
+            version = beyond if stored is None else stored.cluster.version + 1
+            fencing = beyond if stored is None else stored.cluster.fencing
+            cluster = ClusterState.from_snapshot(
+                replace(
+                    snapshot,
+                    version=max(snapshot.version, version),
+                    fencing=max(snapshot.fencing, fencing),
+                )
+            )
+            changes = () if stored is None else stored.changes
+            epoch = stored.epoch if stored is not None and stored.epoch else _name()
+            self._write(Document(cluster, epoch, "", stored is None, changes), lock)
+
+    def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
+        stored = self._read()
+        if stored is None:
+            return []
+        return [(version, change) for version, change in stored.changes if version > after][:limit]
+
+    def lock(self) -> Lock:
+        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)
+        self._locks.add(lock)
+        return lock
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _read(self) -> Document | None:
+        text = self._access.get(self._variable)
+        remembered = self._remembered_version() if text is None else 0
+        if text is None:
+            if self._epoch or remembered is not None:
+                raise StateLostError(
+                    f"{self._where} is gone (deleted, or Airflow's database is out), though version "
+                    f"{remembered} was written; {WAY_OUT}"
+                )
+            return None
+        stored = document.from_json(text, self._where)
+        if self._epoch and stored.epoch not in {self._epoch, ""} and not stored.by_hand:
+            raise StateLostError(
+                f"{self._where} holds another state than before, begun without a reset; {WAY_OUT}"
+            )
+        return stored
+
+    def _remembered_version(self) -> int | None:
+        with self._client.reporting():
+            remembered = self._client.driver.get(self._witness)
+        return None if remembered is None else int(remembered)
+
+    def _write(self, new: Document, lock: RedisLock) -> None:
+        new = replace(new, commit=_name(), changes=new.changes[-CHANGES_KEPT:])
+        text = document.to_json(new, self.now())
+        if lock.remaining_s < WRITE_MARGIN_S:
+            raise LockError(f"{self._where} was not written: the lock had only {lock.remaining_s:.1f} s left")
+        try:
+            self._access.set(self._variable, text)
+        except StoreUnavailableError:
+            # A write without an answer may still arrive: nobody else writes until this lock has run out.
+            lock.abandon()
+            raise
+        self._epoch, self._seen = new.epoch, new.commit
+        with self._client.reporting():
+            self._client.driver.set(self._witness, new.cluster.version)
+
+    @contextmanager
+    def _holding(self, version: int, token: str | None, *, patient: bool = False) -> Iterator[RedisLock]:
+        """The caller's lock, or one for this step alone."""
+        if token is not None:
+            lock = next((lock for lock in self._locks if lock.token == token), None)
+            if lock is None:
+                raise LockedError(version)
+            try:
+                yield lock
+            except LockError as error:
+                raise StaleStateError(version, None, str(error)) from error
+            return
+        own = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)
+        if not own.acquire(2 * LOCK_LIFE_S if patient else 0.0):
+            if patient:
+                raise LockTimeoutError(self._variable, 2 * LOCK_LIFE_S)
+            raise LockedError(version)
+        try:
+            yield own
+        except LockError as error:
+            raise StaleStateError(version, None, str(error)) from error
+        finally:
+            if own.token:
+                own.release()
+
+
+def open_variable_store(client: RedisClient, variable: str) -> VariableStore:
+    """The store in that Variable; raises `SettingsError` where there is no Airflow."""
+    from resource_manager.stores.airflow_access import variable_access
+
+    return VariableStore(variable_access(), client, variable=variable or DEFAULT_VARIABLE)
+
+
+def _name() -> str:
+    return os.urandom(8).hex()

@@ -1,0 +1,79 @@
+"""Runs a real task of a real Airflow that allocates and releases; prints what it saw as JSON.
+
+Lies in the DAGs folder of an AIRFLOW_HOME with a migrated database; GPU_MANAGER_REDIS_URL names a Redis.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from datetime import datetime
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from resource_manager.errors import StoreUnavailableError
+from resource_manager.manager import GPUResourceManager
+from resource_manager.stores.airflow_access import CurrentAccess, DatabaseAccess, TaskAccess
+
+REDIS_URL = os.environ["GPU_MANAGER_REDIS_URL"]
+SEEN: dict[str, Any] = {}
+
+
+@task
+def train() -> None:
+    access = CurrentAccess()
+    SEEN["way_in_task"] = type(access._way()).__name__
+    SEEN["missing"] = access.get("no_such_variable")
+    with GPUResourceManager.from_url("airflow://", redis_url=REDIS_URL) as manager:
+        allocations: list[float] = []
+        releases: list[float] = []
+        for i in range(25):
+            begin = time.perf_counter()
+            granted = manager.allocate_resources(f"task-{i}", 2, 8)
+            allocations.append(time.perf_counter() - begin)
+            assert granted is not None
+            begin = time.perf_counter()
+            assert manager.release_resources(f"task-{i}")
+            releases.append(time.perf_counter() - begin)
+        SEEN["allocate_p50_ms"] = statistics.median(allocations) * 1000
+        SEEN["release_p50_ms"] = statistics.median(releases) * 1000
+        SEEN["granted"] = manager.allocate_resources("kept", 4, 16)
+
+
+def outage(way: TaskAccess | DatabaseAccess, variable: str) -> dict[str, Any]:
+    """What an unreachable Airflow looks like."""
+    from airflow.sdk.exceptions import AirflowException
+
+    try:
+        way.get(variable)
+    except StoreUnavailableError as error:
+        return {"is_airflow_exception": isinstance(error, AirflowException), "text": str(error)}
+    return {}
+
+
+with DAG("inside_airflow", schedule=None, start_date=datetime(2025, 1, 1)) as dag:
+    train()
+
+
+def main() -> None:
+    SEEN["state"] = str(dag.test().state)
+    with GPUResourceManager.from_url("airflow://", redis_url=REDIS_URL) as manager:
+        SEEN["way_outside"] = type(CurrentAccess()._way()).__name__
+        SEEN["seen_outside"] = [lease["task_id"] for lease in manager.leases()]
+        SEEN["released_outside"] = manager.release_resources("kept")
+    from airflow import settings
+    from sqlalchemy import text as sql
+
+    text = DatabaseAccess().get("gpu_resource_status")
+    SEEN["servers"] = len(json.loads(text or "{}")["servers"])
+    with settings.engine.begin() as connection:
+        connection.execute(sql("ALTER TABLE variable RENAME TO elsewhere"))
+    SEEN["database_out"] = outage(DatabaseAccess(), "gpu_resource_status")
+    print("SEEN " + json.dumps(SEEN))
+
+
+if __name__ == "__main__":
+    main()

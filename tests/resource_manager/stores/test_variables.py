@@ -1,0 +1,286 @@
+"""What only the store in an Airflow Variable does: people read it, and Airflow cannot compare and set."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import (
+    CorruptStateError,
+    LockedError,
+    NewerFormatError,
+    SettingsError,
+    StaleStateError,
+    StateLostError,
+    StoreUnavailableError,
+)
+from resource_manager.locks import RedisLock
+from resource_manager.models import Granted, Lease, Placement, Request
+from resource_manager.outage import outage
+from resource_manager.redis_client import RedisClient
+from resource_manager.settings import Settings
+from resource_manager.stores import VariableStore, open_store
+
+from ..conftest import RedisServer
+from .conftest import Variables
+from .walk import first_state
+
+KEY = "gpu_resource_status"
+
+ORIGINAL: dict[str, Any] = {
+    "servers": [
+        {
+            "server_id": 0,
+            "server_name": "gpu-server-0",
+            "total_gpus": 8,
+            "available_gpus": [2, 3, 4, 5, 6, 7],
+            "total_cpus": 64,
+            "available_cpus": 56,
+            "running_tasks": [
+                {
+                    "task_id": "train-1",
+                    "allocated_gpus": [0, 1],
+                    "allocated_cpus": 8,
+                    "start_time": "2025-01-02T03:04:05",
+                }
+            ],
+        },
+        {
+            "server_id": 1,
+            "server_name": "gpu-server-1",
+            "total_gpus": 8,
+            "available_gpus": [0, 1, 2, 3, 4, 5, 6, 7],
+            "total_cpus": 64,
+            "available_cpus": 64,
+            "running_tasks": [],
+        },
+    ],
+    "last_updated": "2025-01-02T03:04:05",
+}
+
+
+@pytest.fixture
+def redis_url(embedded_redis: RedisServer) -> str:
+    return embedded_redis.fresh_url()
+
+
+@pytest.fixture
+def variables() -> Variables:
+    return Variables()
+
+
+@pytest.fixture
+def store(variables: Variables, redis_url: str) -> VariableStore:
+    return VariableStore(variables, RedisClient.from_url(redis_url))
+
+
+def granted(cluster: ClusterState, task_id: str, now: float) -> Granted:
+    request = Request(task_id, 2, resources={"cpus": 4})
+    node = next(cluster.candidates(request))
+    placement = Placement(node.name, node.pick_gpus(request))
+    return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60), now)
+
+
+def begin(store: VariableStore) -> ClusterState:
+    store.initialise(first_state())
+    cluster = store.refresh(None)
+    assert cluster is not None
+    return cluster
+
+
+def add(store: VariableStore, cluster: ClusterState, task_id: str) -> None:
+    now = store.now()
+    change = granted(cluster, task_id, now)
+    store.commit(cluster.version, [change], now=now)
+    cluster.apply(change)
+
+
+def test_the_document_reads_as_in_the_original(store: VariableStore, variables: Variables) -> None:
+    add(store, begin(store), "a")
+    value = json.loads(variables.texts[KEY])
+    server = value["servers"][0]
+    assert server["server_id"] == 0
+    assert server["server_name"] == "gpu-server-0"
+    assert (server["total_gpus"], server["total_cpus"]) == (8, 64)
+    assert server["available_gpus"] == [2, 3, 4, 5, 6, 7]
+    assert server["available_cpus"] == 60
+    (task,) = server["running_tasks"]
+    assert (task["task_id"], task["allocated_gpus"], task["allocated_cpus"]) == ("a", [0, 1], 4)
+    assert value["last_updated"].startswith("20")
+    assert (value["version"], value["fencing"], value["format"]) == (1, 1, 1)
+
+
+def test_a_document_of_the_original_is_taken_over(store: VariableStore, variables: Variables) -> None:
+    variables.texts[KEY] = json.dumps(ORIGINAL)
+    assert not store.initialise(first_state())
+    cluster = store.refresh(None)
+    assert cluster is not None
+    assert cluster.leases["train-1"].placement == Placement("gpu-server-0", (0, 1))
+    assert cluster.by_name["gpu-server-0"].whole_free == 6
+    assert json.loads(variables.texts[KEY]) == ORIGINAL, "reading writes nothing"
+    add(store, cluster, "new")
+    again = store.refresh(None)
+    assert again is not None
+    assert set(again.leases) == {"train-1", "new"}
+    assert again.leases["new"].fencing_token > again.leases["train-1"].fencing_token
+
+
+def corrupted(path: str, value: object) -> str:
+    document = json.loads(json.dumps(ORIGINAL))
+    target = document
+    *parents, last = path.split(".")
+    for part in parents:
+        target = target[int(part) if part.isdigit() else part]
+    target[last] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"servers": 3}',
+        '{"servers": [{}]}',
+        '{"servers": [], "format": "x", "state": {}}',
+        '{"servers": [], "format": 1}',
+        corrupted("servers.0.total_gpus", "many"),
+        corrupted("servers.1.running_tasks", ORIGINAL["servers"][0]["running_tasks"]),
+        corrupted(
+            "servers.0.running_tasks",
+            [
+                {
+                    "task_id": t,
+                    "allocated_gpus": [1],
+                    "allocated_cpus": 1,
+                    "start_time": "2025-01-02T03:04:05",
+                }
+                for t in "ab"
+            ],
+        ),
+    ],
+)
+def test_a_corrupt_document_is_named_and_left_alone(
+    store: VariableStore, variables: Variables, text: str
+) -> None:
+    variables.texts[KEY] = text
+    for step in (
+        lambda: store.refresh(None),
+        lambda: store.commit(0, [], now=store.now()),
+        lambda: store.initialise(first_state()),
+        lambda: store.history(),
+    ):
+        with pytest.raises(CorruptStateError, match=KEY) as caught:
+            step()
+        assert "\n" not in str(caught.value)
+    assert variables.texts[KEY] == text
+    store.replace(first_state())
+    cluster = store.refresh(None)
+    assert cluster is not None
+    assert cluster.version > 10**12, "beyond any number the lost document had"
+    assert cluster.fencing > 10**12
+
+
+def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variables: Variables) -> None:
+    begin(store)
+    value = json.loads(variables.texts[KEY])
+    variables.texts[KEY] = text = json.dumps({**value, "format": 7})
+    for step in (lambda: store.refresh(None), lambda: store.replace(first_state())):
+        with pytest.raises(NewerFormatError, match=r"format 7.*upgrade"):
+            step()
+    assert variables.texts[KEY] == text
+
+
+def test_a_deleted_variable_is_a_lost_state_for_everybody(
+    store: VariableStore, variables: Variables, redis_url: str
+) -> None:
+    cluster = begin(store)
+    add(store, cluster, "a")
+    del variables.texts[KEY]
+    newcomer = VariableStore(variables, RedisClient.from_url(redis_url))
+    for client in (store, newcomer):
+        with pytest.raises(StateLostError, match="gone"):
+            client.refresh(None)
+        with pytest.raises(StateLostError):
+            client.initialise(first_state())
+    newcomer.replace(first_state())
+    assert store.refresh(cluster) is not None, "an operator's reset is trusted"
+
+
+def test_an_older_document_is_a_lost_state(
+    store: VariableStore, variables: Variables, redis_url: str
+) -> None:
+    cluster = begin(store)
+    add(store, cluster, "a")
+    older = variables.texts[KEY]
+    add(store, cluster, "b")
+    variables.texts[KEY] = older
+    with pytest.raises(StateLostError):
+        store.refresh(cluster)
+    newcomer = VariableStore(variables, RedisClient.from_url(redis_url))
+    theirs = newcomer.refresh(None)
+    assert theirs is not None
+    with pytest.raises(StateLostError, match="version 2 was written"):
+        add(newcomer, theirs, "c")
+    assert variables.texts[KEY] == older
+
+
+def test_a_holder_whose_lock_ran_out_writes_nothing(
+    store: VariableStore, variables: Variables, redis_url: str
+) -> None:
+    cluster = begin(store)
+    lock = store.lock()
+    assert lock.acquire(1)
+    before = variables.texts[KEY]
+    RedisClient.from_url(redis_url).driver.delete(RedisClient.from_url(redis_url).key(f"lock:{KEY}"))
+    with pytest.raises(StaleStateError, match="lost"):
+        store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), lock_token=lock.token)
+    with pytest.raises(LockedError):
+        store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), lock_token="not-mine")
+    assert variables.texts[KEY] == before
+
+
+def test_no_write_begins_at_the_end_of_the_locks_life(
+    store: VariableStore, variables: Variables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = begin(store)
+    before = variables.texts[KEY]
+    monkeypatch.setattr(RedisLock, "remaining_s", property(lambda self: 9.0))
+    with pytest.raises(StaleStateError, match=r"only 9\.0 s left"):
+        add(store, cluster, "a")
+    assert variables.texts[KEY] == before
+
+
+def test_after_a_write_without_an_answer_nobody_writes_over_it(
+    store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = begin(store)
+    late: list[tuple[str, str]] = []
+
+    def lose_the_answer(key: str, text: str) -> None:
+        late.append((key, text))
+        raise outage("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(variables, "set", lose_the_answer)
+        with pytest.raises(StoreUnavailableError):
+            add(store, cluster, "a")
+    other = VariableStore(variables, RedisClient.from_url(redis_url))
+    theirs = other.refresh(None)
+    assert theirs is not None
+    with pytest.raises(LockedError):
+        add(other, theirs, "b")
+    variables.set(*late[0])  # now the write arrives
+    seen = store.refresh(cluster)
+    assert seen is not None
+    assert set(seen.leases) == {"a"}
+
+
+def test_without_a_redis_there_is_no_variable_store() -> None:
+    with pytest.raises(SettingsError, match="GPU_MANAGER_REDIS_URL"):
+        open_store("airflow://", Settings(redis_url=""))
