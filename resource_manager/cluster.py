@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
@@ -126,12 +127,15 @@ class NodeState:
 
     def pick_gpus(self, request: Request) -> tuple[int, ...]:
         """The lowest eligible ids; for a share, the lowest among the tightest fits."""
-        if not request.gpus:
+        need = request.gpus
+        if not need:
             return ()
+        if self.whole_free == len(self.gpu_free) and request.gpu_types == () and not request.vendor:
+            return tuple(islice(self.gpu_free, need))  # all are free: the first ones
         ids = self.eligible_gpus(request)
         if request.gpu_milli != MILLI_PER_GPU:
             return (min(ids, key=self.gpu_free.__getitem__),)
-        return tuple(ids[: request.gpus])
+        return tuple(ids[:need])
 
 
 def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
@@ -496,9 +500,9 @@ class ClusterState:
         state = self.by_name.get(lease.placement.node)
         if state is None:
             raise UnknownNodeError(lease.placement.node, len(self.nodes))
-        whole_before = state.whole_free
+        whole_before, milli_before = state.whole_free, state.free_milli
         _book(state, lease)
-        self._reindex(state, whole_before)
+        self._reindex(state, whole_before, milli_before)
         task_id = lease.request.task_id
         state.leases[task_id] = lease
         self.leases[task_id] = lease
@@ -511,9 +515,9 @@ class ClusterState:
     def _restore_lease(self, lease: Lease) -> None:
         """Holds a lease that was held before, even where the inventory has shrunk beneath it since."""
         state = self.by_name[lease.placement.node]
-        whole_before = state.whole_free
+        whole_before, milli_before = state.whole_free, state.free_milli
         _book(state, lease, force=True)
-        self._reindex(state, whole_before)
+        self._reindex(state, whole_before, milli_before)
         state.leases[lease.task_id] = lease
         self.leases[lease.task_id] = lease
         self._push_deadline(lease)
@@ -521,23 +525,23 @@ class ClusterState:
     def _let_go(self, lease: Lease) -> None:
         task_id = lease.request.task_id
         state = self.by_name[lease.placement.node]
-        whole_before = state.whole_free
+        whole_before, milli_before = state.whole_free, state.free_milli
         del self.leases[task_id]
         del state.leases[task_id]
         _unbook(state, lease)
-        self._reindex(state, whole_before)
+        self._reindex(state, whole_before, milli_before)
         if state.retired and not state.leases and self._undo is None:
             self._index_nodes([other for other in self.nodes if other is not state])
 
-    def _reindex(self, state: NodeState, whole_before: int) -> None:
+    def _reindex(self, state: NodeState, whole_before: int, milli_before: int) -> None:
         index = state.index
-        whole_now = state.whole_free
+        whole_now, milli_now = state.whole_free, state.free_milli
         if whole_now != whole_before:
             bit = 1 << index
             masks = self.whole_free_masks
             masks[whole_before] ^= bit
             masks[whole_now] ^= bit
-        if state.gpu_free and (state.free_milli > 0) != bool(self.any_milli_mask >> index & 1):
+        if milli_now != milli_before and (milli_now == 0 or milli_before == 0):
             self.any_milli_mask ^= 1 << index
         self._touch(index)
 
@@ -550,7 +554,8 @@ def _book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
     gpu_free = state.gpu_free
     free = state.free
     if not force:
-        if len(gpu_ids) != request.gpus or len(set(gpu_ids)) != len(gpu_ids):
+        count = len(gpu_ids)
+        if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
             raise CapacityError(f"placement of {request.task_id!r} names {gpu_ids} for {request.gpus} GPUs")
         for gpu_id in gpu_ids:
             if gpu_free.get(gpu_id, 0) < milli:
@@ -558,14 +563,16 @@ def _book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
         for name, amount in request.resources.items():
             if free.get(name, 0) < amount:
                 raise CapacityError(f"{state.name!r} has less than {amount} {name} free")
+    broken = taken = 0
     for gpu_id in gpu_ids:
         before = gpu_free.get(gpu_id)
-        if before is None:  # the GPU left the inventory while held: it is never free again
-            continue
-        if before == MILLI_PER_GPU:
-            state.whole_free -= 1
-        gpu_free[gpu_id] = before - milli
-        state.free_milli -= milli
+        if before is not None:  # else the GPU left the inventory while held: it is never free again
+            if before == MILLI_PER_GPU:
+                broken += 1
+            gpu_free[gpu_id] = before - milli
+            taken += milli
+    state.whole_free -= broken
+    state.free_milli -= taken
     for name, amount in request.resources.items():
         free[name] = free.get(name, 0) - amount
 
@@ -573,15 +580,17 @@ def _book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
 def _unbook(state: NodeState, lease: Lease) -> None:
     milli = lease.request.gpu_milli
     gpu_free = state.gpu_free
+    mended = given = 0
     for gpu_id in lease.placement.gpu_ids:
         before = gpu_free.get(gpu_id)
-        if before is None:
-            continue
-        after = before + milli
-        if after == MILLI_PER_GPU:
-            state.whole_free += 1
-        gpu_free[gpu_id] = after
-        state.free_milli += milli
+        if before is not None:
+            after = before + milli
+            if after == MILLI_PER_GPU:
+                mended += 1
+            gpu_free[gpu_id] = after
+            given += milli
+    state.whole_free += mended
+    state.free_milli += given
     free = state.free
     if state.leases:
         for name, amount in lease.request.resources.items():
