@@ -2,8 +2,12 @@
 
 from airflow.plugins_manager import AirflowPlugin
 
+from resource_manager.api.airflow_plugin import FASTAPI_APP, PAGE
+
 
 class GPUResourceManagerPlugin(AirflowPlugin):
     """Everything it registers lives in `resource_manager`."""
 
     name = "gpu_resource_manager"
+    fastapi_apps = [FASTAPI_APP]  # noqa: RUF012 - declared so by Airflow
+    external_views = [PAGE]  # noqa: RUF012

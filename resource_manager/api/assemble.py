@@ -35,16 +35,22 @@ def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:
 
     A token file that is named wins over Redis.
     """
-    url = settings.redis_url if settings.store.startswith("airflow://") else settings.store
-    if tokens_file is None and url.partition("://")[0] in SCHEMES:
-        client = RedisClient.from_url(url)
-        return Keeping(
-            redis_keeping.TokenRedis(client),
-            Replies(redis_keeping.RedisReplies(client)),
-            redis_keeping.secret(client),
-        )
+    client = _redis_of(settings) if tokens_file is None else None
+    if client is not None:
+        return Keeping(redis_keeping.TokenRedis(client), replies_for(settings), redis_keeping.secret(client))
     path = tokens_file or default_tokens_file()
-    return Keeping(TokenFile(path), Replies(MemoryReplies()), _file_secret(path.with_name("session-secret")))
+    return Keeping(TokenFile(path), replies_for(settings), _file_secret(path.with_name("session-secret")))
+
+
+def replies_for(settings: Settings) -> Replies:
+    """Where answers to idempotency keys are kept: in the store's Redis if it has one."""
+    client = _redis_of(settings)
+    return Replies(MemoryReplies() if client is None else redis_keeping.RedisReplies(client))
+
+
+def _redis_of(settings: Settings) -> RedisClient | None:
+    url = settings.redis_url if settings.store.startswith("airflow://") else settings.store
+    return RedisClient.from_url(url) if url.partition("://")[0] in SCHEMES else None
 
 
 def default_tokens_file() -> Path:

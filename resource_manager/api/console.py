@@ -191,7 +191,10 @@ def events(here: Service, caller: Identity, query: EventsQuery) -> Any:
         if here.metrics.open_streams >= here.max_streams:
             raise ProblemError(503, "too many open pages follow events", headers={"Retry-After": "30"})
         here.metrics.open_streams += 1
-    gone = flask.request.environ.get("waitress.client_disconnected", lambda: False)
+    environ = flask.request.environ
+    gone = environ.get("waitress.client_disconnected") or environ.get("asgi.scope", {}).get(
+        "gpu_manager.client_disconnected", lambda: False
+    )
     response = flask.Response(_Stream(here, after, gone), content_type="text/event-stream")
     response.headers["X-Accel-Buffering"] = "no"
     return response

@@ -1,0 +1,155 @@
+"""The service inside Airflow's API server: under /gpu, with Airflow's users in front of every route."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import flask
+from a2wsgi import WSGIMiddleware
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity
+from airflow.api_fastapi.core_api.security import get_user
+from airflow.configuration import conf
+from fastapi import HTTPException, Request
+from fastapi.security import HTTPBearer
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import build, replies_for
+from resource_manager.api.auth import Identity
+from resource_manager.api.problems import TITLES
+from resource_manager.api.tokens import Role
+from resource_manager.errors import ResourceManagerError
+from resource_manager.manager import GPUResourceManager
+
+NAME = "GPU resource manager"
+
+WORKERS = 16
+MAX_STREAMS = 24
+IDENTITY_KEY = "gpu_manager.identity"
+GONE_KEY = "gpu_manager.client_disconnected"
+
+
+class AirflowAuthenticator:
+    """Whom the gate in front has let in."""
+
+    login = False
+
+    def identify(self, request: flask.Request) -> Identity | None:
+        identity: Identity | None = request.environ["asgi.scope"].get(IDENTITY_KEY)
+        return identity
+
+
+def role_of(user: Any) -> Role | None:
+    """Who sees Airflow sees GPUs, who runs DAGs allocates, who changes pools operates.
+
+    `is_authorized_custom_view` alone would not do: the default auth manager gives it to every viewer,
+    whatever the method.
+    """
+    manager = get_auth_manager()
+    if manager.is_authorized_pool(method="PUT", user=user):
+        return Role.OPERATOR
+    if manager.is_authorized_dag(method="POST", access_entity=DagAccessEntity.RUN, user=user):
+        return Role.USER
+    if manager.is_authorized_custom_view(method="GET", resource_name=NAME, user=user):
+        return Role.READER
+    return Role.READER if manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user) else None
+
+
+class Gate:
+    """An ASGI app: finds out who calls, then hands over to the Flask app, which is made at first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bridge: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        request = Request(scope, receive)
+        try:
+            identity = await _identify(request)
+        except HTTPException as error:
+            await _refuse(request, error)(scope, receive, send)
+            return
+        try:
+            bridge = await run_in_threadpool(self.bridge)
+        except ResourceManagerError as error:
+            await _problem(503, str(error))(scope, receive, send)
+            return
+        scope[IDENTITY_KEY] = identity
+        if not scope["path"].endswith("/events"):
+            await bridge(scope, receive, send)
+            return
+        gone = threading.Event()
+        scope[GONE_KEY] = gone.is_set
+        listener = asyncio.create_task(_listen(receive, gone))
+        try:
+            await bridge(scope, _nothing, send)
+        finally:
+            gone.set()
+            listener.cancel()
+
+    def bridge(self) -> Any:
+        """The Flask app behind a WSGI bridge; raises if the store cannot be reached."""
+        with self._lock:
+            if self._bridge is None:
+                manager = GPUResourceManager()
+                secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
+                service = build(
+                    manager,
+                    AirflowAuthenticator(),
+                    replies_for(manager.settings),
+                    secret,
+                    airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
+                    embedded=True,
+                    max_streams=MAX_STREAMS,
+                )
+                app: Any = create_app(service)
+                self._bridge = WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
+            return self._bridge
+
+
+async def _identify(request: Request) -> Identity:
+    """The caller with his role; raises `HTTPException` for a stranger."""
+    bearer = await HTTPBearer(auto_error=False)(request)
+    user = await get_user(request, None, bearer)
+    role = await run_in_threadpool(role_of, user)
+    if role is None:
+        raise HTTPException(403, f"{user.get_name()} may not see the GPUs")
+    return Identity(str(user.get_name()), role, ambient=bearer is None)
+
+
+def _refuse(request: Request, error: HTTPException) -> Response:
+    """To the log-in for people, a problem document for programs."""
+    if (
+        error.status_code == 401
+        and request.method == "GET"
+        and "text/html" in request.headers.get("accept", "")
+    ):
+        url = get_auth_manager().get_url_login()
+        return RedirectResponse(f"{url}?next={quote(str(request.url), safe='')}", 303)
+    return _problem(error.status_code, str(error.detail))
+
+
+def _problem(status: int, detail: str) -> Response:
+    title = TITLES.get(status, "Error")
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail, "error": detail}
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Cache-Control": "no-store"}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+async def _listen(receive: Any, gone: threading.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
+
+
+async def _nothing() -> Any:
+    return {"type": "http.request", "body": b"", "more_body": False}
