@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
@@ -11,11 +13,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from simulator.cli import BadInput, common_options, print_json
-from simulator.oasis.experiment import SCHEDULERS, Case, compare, summarise
+from simulator.oasis.calibrate import TRIES, Calibration, calibrate
+from simulator.oasis.experiment import ALGORITHMS, Case, compare, summarise
 from simulator.oasis.instance_file import read_instance, write_instance
 from simulator.oasis.model import Instance
+from simulator.oasis.optimum import TIME_LIMIT_S
 from simulator.oasis.prices import UTILITY_FLOOR, fit_prices
-from simulator.oasis.workload import draw_history, draw_instance
+from simulator.oasis.workload import draw_history, draw_instance, draw_training
 from simulator.report import write_json
 
 
@@ -36,8 +40,8 @@ def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> 
     """Names of algorithms, separated by commas."""
     names = list(dict.fromkeys(part.strip() for part in value.split(",")))
     for name in names:
-        if name not in SCHEDULERS:
-            raise click.BadParameter(f"unknown algorithm {name!r}; known are {', '.join(SCHEDULERS)}")
+        if name not in ALGORITHMS:
+            raise click.BadParameter(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
     return names
 
 
@@ -65,7 +69,7 @@ def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> 
     callback=parse_algorithms,
     default="oasis",
     show_default=True,
-    help=f"Of {', '.join(SCHEDULERS)}.",
+    help=f"Of {', '.join(ALGORITHMS)}.",
 )
 @click.option(
     "--prices",
@@ -85,6 +89,34 @@ def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> 
     "--eta",
     type=click.FloatRange(0, min_open=True),
     help="Divides the lowest price; default: as in the proof.",
+)
+@click.option(
+    "--calibrate",
+    "training_runs",
+    type=click.IntRange(1),
+    help="Fit --utility-floor and --eta on that many other instances first.",
+)
+@click.option(
+    "--misestimate",
+    type=(click.FloatRange(0, min_open=True), click.FloatRange(0, min_open=True)),
+    default=(1.0, 1.0),
+    show_default=True,
+    metavar="LOW HIGH",
+    help="Multiply the lowest and the highest prices by these, as a wrong estimate would.",
+)
+@click.option(
+    "--reoffer-after",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Offer a job that OASiS refused again each so many slots; 0: never.",
+)
+@click.option(
+    "--time-limit-s",
+    type=click.FloatRange(0, min_open=True),
+    default=TIME_LIMIT_S,
+    show_default=True,
+    help="For the optimum of one instance; it then says that it is not proven.",
 )
 @click.option(
     "--instance",
@@ -111,6 +143,10 @@ def command(
     eta: float | None,
     instance_file: Path | None,
     save_instances: Path | None,
+    training_runs: int | None,
+    misestimate: tuple[float, float],
+    reoffer_after: int,
+    time_limit_s: float,
     seed: int,
     output_dir: Path | None,
     as_json: bool,
@@ -118,23 +154,38 @@ def command(
     """Online scheduling of training jobs by resource prices, its baselines and the offline optimum."""
     if seed < 0:
         raise BadInput(f"--seed must be 0 or more, got {seed}")
+    if instance_file is not None and load is not None:
+        raise BadInput("--load scales drawn instances; it cannot be used with --instance")
+    if training_runs is not None and prices == "clairvoyant":
+        raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
     seeds = seeds or [seed]
     if instance_file is not None:
         instances = [read_instance(instance_file)] * len(seeds)
     else:
         instances = [draw_instance(each, jobs, slots, servers, load=load, mixed=mixed) for each in seeds]
-    cases = []
-    for each, instance in zip(seeds, instances, strict=True):
-        history = instance.jobs if prices == "clairvoyant" else draw_history(instance, each)
-        cases.append(Case(each, instance, fit_prices(history, instance, utility_floor, eta)))
     console = Console(stderr=True)
-    runs = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("instances", total=len(cases))
-        for case in cases:
-            runs.append(compare(case, algorithms))
+        fitted = None
+        if training_runs is not None:
+            fitted = calibrate_like(instances[0], training_runs, progress)
+            utility_floor, eta = fitted.utility_floor, fitted.eta
+        bar = progress.add_task("instances", total=len(instances))
+        comparisons = []
+        for each, instance in zip(seeds, instances, strict=True):
+            history = instance.jobs if prices == "clairvoyant" else draw_history(instance, each)
+            functions = fit_prices(history, instance, utility_floor, eta).scaled(*misestimate)
+            comparisons.append(
+                compare(
+                    Case(each, instance, functions),
+                    algorithms,
+                    reoffer_after=reoffer_after,
+                    time_limit_s=time_limit_s,
+                )
+            )
             progress.advance(bar)
-    summary = summarise(cases, runs)
+    summary = summarise(comparisons)
+    if fitted is not None:
+        summary["calibration"] = asdict(fitted) | {"trained_on": training_runs}
     if save_instances is not None:
         for each, instance in zip(seeds, instances, strict=True):
             write_instance(save_instances / f"instance-{each}.json", instance)
@@ -143,21 +194,44 @@ def command(
     if as_json:
         print_json(summary)
     else:
-        print_table(summary, instances)
+        print_table(summary)
 
 
-def print_table(summary: dict[str, Any], instances: list[Instance]) -> None:
+def calibrate_like(instance: Instance, runs: int, progress: Progress) -> Calibration:
+    """Fits the price parameters on instances of the same size and load, that share no draw with any seed."""
+    bar = progress.add_task("calibration", total=TRIES)
+    return calibrate(draw_training(instance, runs), lambda: progress.advance(bar))
+
+
+def print_table(summary: dict[str, Any]) -> None:
     """The means over the instances, one row an algorithm."""
-    table = Table(title=f"means over {len(instances)} instance(s)")
-    for column in ("algorithm", "utility", "accepted", "completed", "decision ms"):
+    table = Table(title=f"means over {len(summary['seeds'])} instance(s)")
+    columns = ("algorithm", "utility", "accepted", "completed", "decision ms", "optimum / utility")
+    for column in columns:
         table.add_column(column, justify="left" if column == "algorithm" else "right")
     for name, figures in summary["algorithms"].items():
-        count = len(figures["utility"])
+        ratios = [ratio for ratio in figures.get("optimal_over_utility", ()) if ratio is not None]
+        decision_ms = figures.get("decision_ms_mean")
         table.add_row(
             name,
-            f"{sum(figures['utility']) / count:.1f}",
-            f"{sum(figures['accepted']) / count:.1f}",
-            f"{sum(figures['completed']) / count:.1f}",
-            f"{figures['decision_ms_mean']:.2f}",
+            f"{fmean(figures['utility']):.1f}",
+            f"{fmean(figures['accepted']):.1f}",
+            f"{fmean(figures['completed']):.1f}",
+            "" if decision_ms is None else f"{decision_ms:.2f}",
+            f"{fmean(ratios):.3f}" if ratios else "",
         )
     Console().print(table)
+    optimal = summary["algorithms"].get("optimal")
+    if optimal:
+        proven = sum(optimal["proven"])
+        click.echo(
+            f"optimum proven for {proven} of {len(optimal['proven'])}, "
+            f"largest gap {max(optimal['gap']):.2%}, "
+            f"mean time {fmean(optimal['seconds']):.1f} s"
+        )
+    if "calibration" in summary:
+        fitted = summary["calibration"]
+        click.echo(
+            f"calibrated on {fitted['trained_on']} other instances: "
+            f"utility floor {fitted['utility_floor']:g}, eta {fitted['eta']:.3g}"
+        )

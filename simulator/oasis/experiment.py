@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from simulator.oasis.baselines import Dorm, Drf, Fifo, Rrh
 from simulator.oasis.ledger import Ledger
 from simulator.oasis.model import Instance
+from simulator.oasis.optimum import TIME_LIMIT_S, Booked, Optimum, find_optimum
 from simulator.oasis.planner import Oasis
 from simulator.oasis.prices import Prices
 from simulator.oasis.simulation import OnSlot, Run, Scheduler, run
@@ -41,38 +42,82 @@ SCHEDULERS: dict[str, MakeScheduler] = {
 """Algorithm -> what makes its scheduler."""
 
 
+ALGORITHMS = (*SCHEDULERS, "optimal")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The runs on one case by algorithm, and the optimum where it was asked for."""
+
+    case: Case
+    runs: dict[str, Run]
+    optimum: Optimum | None
+
+
 def compare(
-    case: Case, algorithms: Sequence[str], *, reoffer_after: int = 0, on_slot: OnSlot | None = None
-) -> dict[str, Run]:
-    """Each algorithm's run on the instance; `on_slot` watches OASiS."""
-    runs = {}
+    case: Case,
+    algorithms: Sequence[str],
+    *,
+    reoffer_after: int = 0,
+    time_limit_s: float = TIME_LIMIT_S,
+    on_slot: OnSlot | None = None,
+) -> Comparison:
+    """Each algorithm's run on the instance; `on_slot` watches OASiS, `time_limit_s` bounds the optimum."""
+    runs: dict[str, Run] = {}
+    optimum = None
     for name in algorithms:
-        runs[name] = run(
-            case.instance,
-            partial(SCHEDULERS[name], case=case),
-            reoffer_after=reoffer_after,
-            on_slot=on_slot if name == "oasis" else None,
-        )
-    return runs
+        if name == "optimal":
+            optimum = find_optimum(case.instance, time_limit_s)
+            runs[name] = run(case.instance, partial(Booked, plan=optimum.plan))
+        else:
+            runs[name] = run(
+                case.instance,
+                partial(SCHEDULERS[name], case=case),
+                reoffer_after=reoffer_after if name == "oasis" else 0,
+                on_slot=on_slot if name == "oasis" else None,
+            )
+    return Comparison(case, runs, optimum)
 
 
-def summarise(cases: Sequence[Case], runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
+def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The object that `--json` prints: figures by algorithm, one a case, and each case's load."""
     algorithms: dict[str, dict[str, Any]] = {}
-    for name in runs[0]:
-        mine = [by_name[name] for by_name in runs]
-        decisions = [spent for each in mine for spent in each.decision_s]
+    for name in comparisons[0].runs:
+        mine = [comparison.runs[name] for comparison in comparisons]
         algorithms[name] = {
             "utility": [each.utility for each in mine],
             "accepted": [each.accepted for each in mine],
             "completed": [each.completed for each in mine],
-            "decision_ms_mean": 1000 * statistics.fmean(decisions) if decisions else 0.0,
         }
+        if name != "optimal":
+            decisions = [spent for each in mine for spent in each.decision_s]
+            algorithms[name]["decision_ms_mean"] = 1000 * statistics.fmean(decisions) if decisions else 0.0
         if name == "oasis":
-            algorithms[name]["alpha"] = [case.prices.alpha for case in cases]
+            algorithms[name]["alpha"] = [comparison.case.prices.alpha for comparison in comparisons]
+    optima = [comparison.optimum for comparison in comparisons if comparison.optimum is not None]
+    if optima:
+        algorithms["optimal"] |= {
+            "proven": [optimum.proven for optimum in optima],
+            "gap": [optimum.gap for optimum in optima],
+            "bound": [optimum.bound for optimum in optima],
+            "seconds": [optimum.seconds for optimum in optima],
+        }
+        for name, figures in algorithms.items():
+            if name != "optimal":
+                figures["optimal_over_utility"] = [
+                    ratio(optimum.utility, utility)
+                    for optimum, utility in zip(optima, figures["utility"], strict=True)
+                ]
     return {
         "algorithms": algorithms,
-        "load": [case.instance.load() for case in cases],
-        "seeds": [case.seed for case in cases],
-        "jobs": [len(case.instance.jobs) for case in cases],
+        "load": [comparison.case.instance.load() for comparison in comparisons],
+        "seeds": [comparison.case.seed for comparison in comparisons],
+        "jobs": [len(comparison.case.instance.jobs) for comparison in comparisons],
     }
+
+
+def ratio(optimum: float, utility: float) -> float | None:
+    """How many times the utility the optimum is; None where the utility is 0 and the optimum is not."""
+    if utility > 0:
+        return optimum / utility
+    return 1.0 if optimum == 0 else None

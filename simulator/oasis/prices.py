@@ -75,35 +75,51 @@ def fit_prices(
         raise InputError(f"utility_floor must be above 0 and at most 1, got {utility_floor}")
     if eta is not None and not 0 < eta < math.inf:
         raise InputError(f"eta must be a finite number above 0, got {eta}")
-    possible = [job for job in history if job.arrival + job.shortest_duration <= instance.slots]
-    if not possible:
-        raise InputError("prices need at least one job that fits the slots to be estimated from")
-    best = np.array([job.utility(job.shortest_duration) for job in possible])
+    history = possible(history, instance)
+    best = np.array([job.utility(job.shortest_duration) for job in history])
     last = np.array(
-        [max(job.utility(instance.slots - job.arrival), utility_floor * job.priority) for job in possible]
+        [max(job.utility(instance.slots - job.arrival), utility_floor * job.priority) for job in history]
     )
-    work = np.array([job.work for job in possible], dtype=float)
-    shares = {
-        WORKER: demand_shares([job.worker for job in possible], instance.worker_servers),
-        PS: demand_shares([job.ps for job in possible], instance.ps_servers),
-    }
-    # Worker-slots times shares: how much of the pool's capacity a job asks for in all.
-    asked = {role: work * share.sum(axis=1) for role, share in shares.items()}
     if eta is None:
-        eta = max(
-            instance.slots * len(RESOURCES) / float(asked[role][asked[role] > 0].min(initial=np.inf))
-            for role in shares
-        )
+        eta = safe_eta(history, instance)
     low: dict[str, float] = {}
     high: dict[str, Amounts] = {}
-    for role, share in shares.items():
-        some = asked[role] > 0
-        low[role] = float((last[some] / asked[role][some]).min(initial=last.max())) / (4 * eta)
+    for role in (WORKER, PS):
+        share, asked = shares_of(history, instance, role)
+        some = asked > 0
+        low[role] = float((last[some] / asked[some]).min(initial=last.max())) / (4 * eta)
         ends = np.divide(best[:, np.newaxis], share, out=np.zeros_like(share), where=share > 0).max(axis=0)
         # A resource nobody in the history asked for is priced like the dearest; no price falls with use.
         ends[ends == 0] = ends.max()
         high[role] = tuple(float(end) for end in np.maximum(ends, low[role]))
     return Prices(low, high)
+
+
+def safe_eta(history: Sequence[Job], instance: Instance) -> float:
+    """The smallest eta that the proof of the competitive ratio allows."""
+    history = possible(history, instance)
+    return max(
+        instance.slots * len(RESOURCES) / float(asked[asked > 0].min(initial=np.inf))
+        for _, asked in (shares_of(history, instance, role) for role in (WORKER, PS))
+    )
+
+
+def possible(history: Sequence[Job], instance: Instance) -> list[Job]:
+    """The jobs that could finish within the slots; raises `InputError` if there is none."""
+    found = [job for job in history if job.arrival + job.shortest_duration <= instance.slots]
+    if not found:
+        raise InputError("prices need at least one job that fits the slots to be estimated from")
+    return found
+
+
+def shares_of(history: Sequence[Job], instance: Instance, role: str) -> tuple[Floats, Floats]:
+    """Shares of all servers that one worker (or PS) takes, jobs x resources; their sums times the work."""
+    if role == WORKER:
+        share = demand_shares([job.worker for job in history], instance.worker_servers)
+    else:
+        share = demand_shares([job.ps for job in history], instance.ps_servers)
+    work = np.array([job.work for job in history], dtype=float)
+    return share, work * share.sum(axis=1)
 
 
 def demand_shares(demands: Sequence[Amounts], servers: Sequence[Amounts]) -> Floats:

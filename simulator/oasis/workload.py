@@ -28,7 +28,8 @@ TYPICAL_SHARE = 0.1
 """A slot is so long that the median job could finish within this share of the slots."""
 
 HISTORY_STREAM = 1
-"""Second word of the seed of a history, so that it shares no draw with an instance."""
+TRAINING_STREAM = 2
+"""Further words of a seed, so that a history or a training set shares no draw with an instance."""
 
 
 def draw_instance(
@@ -61,10 +62,24 @@ def draw_instance(
 
 def draw_history(like: Instance, seed: int, jobs: int = 200) -> tuple[Job, ...]:
     """Jobs such as an operator would have on record: the same distribution and load, other draws."""
-    rng = np.random.default_rng([seed, HISTORY_STREAM])
-    drawn = replace(like, jobs=draw_jobs(rng, jobs, like.slots))
+    return draw_jobs_like(like, [seed, HISTORY_STREAM], jobs)
+
+
+def draw_training(like: Instance, count: int) -> list[tuple[Instance, tuple[Job, ...]]]:
+    """Pairs of an instance of the same size and load and a history, from draws that no seed gives."""
+    training = []
+    for index in range(count):
+        jobs = draw_jobs_like(like, [index, TRAINING_STREAM], len(like.jobs))
+        history = draw_jobs_like(like, [index, TRAINING_STREAM, HISTORY_STREAM], 200)
+        training.append((replace(like, jobs=jobs), history))
+    return training
+
+
+def draw_jobs_like(like: Instance, seed: Sequence[int], count: int) -> tuple[Job, ...]:
+    """That many jobs, each asking on average for as much as one of the instance."""
+    drawn = replace(like, jobs=draw_jobs(np.random.default_rng(seed), count, like.slots))
     load_each = like.load() / max(1, len(like.jobs))
-    return (scale_to_load(drawn, load_each * jobs) if load_each > 0 else drawn).jobs
+    return (scale_to_load(drawn, load_each * count) if load_each > 0 else drawn).jobs
 
 
 def take_turns(types: Sequence[Amounts], count: int, mixed: bool) -> tuple[Amounts, ...]:

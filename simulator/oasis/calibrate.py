@@ -1,0 +1,56 @@
+"""Fits the free parameters of the prices, the utility floor and eta, on instances kept for training."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simulator.oasis.model import Instance, Job
+from simulator.oasis.planner import Oasis
+from simulator.oasis.prices import fit_prices, safe_eta
+from simulator.oasis.simulation import run
+
+FLOORS = (0.01, 0.1, 0.5, 1.0)
+ETA_FACTORS = tuple(10 ** (-step / 2) for step in range(17))
+"""Tried as multiples of the eta that the proof asks for: from that one down to a hundred-millionth."""
+
+
+TRIES = len(FLOORS) * len(ETA_FACTORS)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The parameters chosen, and the share of its upper bound that the utility came to in training."""
+
+    utility_floor: float
+    eta: float
+    share: float
+
+
+def calibrate(
+    training: Sequence[tuple[Instance, Sequence[Job]]], progress: Callable[[], object] = lambda: None
+) -> Calibration:
+    """The floor and eta under which OASiS loses least on the training pairs of (instance, history).
+
+    Loss is the mean of upper bound / utility, the bound being every job finished in its shortest duration;
+    the offline optimum, which would take minutes, is not needed. `progress` is called after each try.
+    """
+    start = max(safe_eta(history, instance) for instance, history in training)
+    tried: list[tuple[float, Calibration]] = []
+    for floor in FLOORS:
+        for factor in ETA_FACTORS:
+            shares = [
+                share_gained(instance, history, floor, factor * start) for instance, history in training
+            ]
+            loss = statistics.fmean(1 / max(share, 1e-9) for share in shares)
+            tried.append((loss, Calibration(floor, factor * start, statistics.fmean(shares))))
+            progress()
+    return min(tried, key=lambda each: each[0])[1]
+
+
+def share_gained(instance: Instance, history: Sequence[Job], utility_floor: float, eta: float) -> float:
+    """OASiS's utility as a share of what all jobs would bring if each had the cluster to itself."""
+    prices = fit_prices(history, instance, utility_floor, eta)
+    utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility
+    return utility / sum(job.utility(job.shortest_duration) for job in instance.jobs)

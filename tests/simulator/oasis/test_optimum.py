@@ -1,0 +1,141 @@
+"""The offline optimum agrees with trying every schedule, and bounds what any scheduler gets."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from simulator.oasis.ledger import PS, WORKER
+from simulator.oasis.model import Instance, Job, Units, to_units
+from simulator.oasis.optimum import Booked, find_optimum, lower_hull
+from simulator.oasis.packing import capacity_rows, pack, server_types
+from simulator.oasis.planner import Oasis
+from simulator.oasis.prices import fit_prices
+from simulator.oasis.simulation import run
+from simulator.oasis.workload import draw_instance
+
+from .small import a_job, instances
+
+
+def every_course(job: Job, slots: int) -> list[tuple[int, ...]]:
+    """Every way to spread exactly the job's work over the slots, and not to run at all."""
+    ranges = [range(min(job.chunks, job.work) + 1 if slot >= job.arrival else 1) for slot in range(slots)]
+    return [(0,) * slots, *(course for course in itertools.product(*ranges) if sum(course) == job.work)]
+
+
+def brute_force(instance: Instance) -> float:
+    """The best utility over every combination of courses that fits every slot, server by server."""
+    capacities = {
+        WORKER: [to_units(server) for server in instance.worker_servers],
+        PS: [to_units(server) for server in instance.ps_servers],
+    }
+    known: dict[tuple[str, tuple[int, ...]], bool] = {}
+
+    def fits(counts: tuple[int, ...]) -> bool:
+        servers = tuple(job.ps_for[count] for job, count in zip(instance.jobs, counts, strict=True))
+        for role, wanted in ((WORKER, counts), (PS, servers)):
+            if (role, wanted) not in known:
+                demands = [job.worker_units if role == WORKER else job.ps_units for job in instance.jobs]
+                known[role, wanted] = place_all(capacities[role], list(zip(demands, wanted, strict=True)))
+            if not known[role, wanted]:
+                return False
+        return True
+
+    best = 0.0
+    for courses in itertools.product(*(every_course(job, instance.slots) for job in instance.jobs)):
+        utility = sum(
+            job.utility_at(max(slot for slot, count in enumerate(course) if count))
+            for job, course in zip(instance.jobs, courses, strict=True)
+            if any(course)
+        )
+        if utility > best and all(fits(counts) for counts in zip(*courses, strict=True)):
+            best = utility
+    return best
+
+
+def place_all(free: list[Units], wanted: list[tuple[Units, int]]) -> bool:
+    """Whether every worker finds a server, trying them one after the other on every server."""
+    if not wanted:
+        return True
+    (demand, count), *others = wanted
+    if count == 0:
+        return place_all(free, others)
+    tried = set()
+    for index, room in enumerate(free):
+        left = tuple(have - need for have, need in zip(room, demand, strict=True))
+        if min(left) < 0 or room in tried:
+            continue
+        tried.add(room)
+        if place_all([*free[:index], left, *free[index + 1 :]], [(demand, count - 1), *others]):
+            return True
+    return False
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(instances(jobs=3, slots=3, most_servers=2))
+def test_the_optimum_is_what_brute_force_finds(instance: Instance) -> None:
+    optimum = find_optimum(instance, 60)
+    assert optimum.proven
+    assert optimum.utility == pytest.approx(brute_force(instance), rel=1e-5)
+    result = run(instance, partial(Booked, plan=optimum.plan))
+    assert result.utility == pytest.approx(optimum.utility)
+
+
+def test_what_fits_by_type_but_not_by_server_is_cut_off() -> None:
+    """Two servers of 5 GPUs and 5 CPUs: by sum one job of each demand fits thrice over, in fact not."""
+    server = (5, 5, 50, 50, 10.0)
+    demands = ((3, 2), (2, 3), (3, 3), (2, 2))
+    jobs = tuple(
+        a_job(
+            f"job-{index}", chunks=1, epochs=1, minibatch_slots=1.0, gradient=0.0, worker=(*demand, 1, 1, 0.0)
+        )
+        for index, demand in enumerate(demands)
+    )
+    instance = Instance(1, (server, server), ((0, 8, 8, 8, 10.0),), jobs)
+    optimum = find_optimum(instance, 60)
+    assert optimum.proven
+    assert optimum.utility == pytest.approx(brute_force(instance), rel=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(instances(jobs=4))
+def test_rounded_capacity_rows_cut_off_nothing_that_packs(instance: Instance) -> None:
+    demands = [job.worker_units for job in instance.jobs]
+    for kind in server_types(instance.worker_servers):
+        rows = capacity_rows(kind, demands)
+        for counts in itertools.product(range(4), repeat=len(demands)):
+            capacities = [kind.capacity] * len(kind.servers)
+            if place_all(capacities, list(zip(demands, counts, strict=True))):
+                for row in rows:
+                    assert np.dot(row, counts) <= len(kind.servers) + 1e-9
+                assert pack(kind, counts, demands, 10.0) is not None
+
+
+def test_the_hull_allows_exactly_the_ps_needed() -> None:
+    values = [0, 1, 1, 2, 2, 2, 3]
+    edges = lower_hull(values)
+    for x, y in enumerate(values):
+        assert np.ceil(max(slope * x + offset for slope, offset in edges) - 1e-9) == y
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_optimum_bounds_oasis_within_its_ratio(seed: int) -> None:
+    instance = draw_instance(seed, jobs=5, slots=12, servers=2, load=1.0)
+    optimum = find_optimum(instance, 60)
+    prices = fit_prices(instance.jobs, instance)
+    utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility
+    assert optimum.proven
+    assert utility <= optimum.utility * (1 + 1e-6)
+    assert optimum.utility <= 2 * prices.alpha * utility
+
+
+def test_too_short_a_time_is_admitted() -> None:
+    instance = draw_instance(3, jobs=10, slots=30, servers=5, load=1.0)
+    optimum = find_optimum(instance, 0.2)
+    assert not optimum.proven
+    assert optimum.gap > 0
+    assert run(instance, partial(Booked, plan=optimum.plan)).utility == pytest.approx(optimum.utility)
