@@ -62,6 +62,9 @@ class RedisClient:
             else:
                 _check_path(parts.scheme, parts.path)
                 driver = redis.Redis.from_url(f"{base}?{urlencode(query)}", **_options())
+                # The driver would tell of an unknown option only when it connects.
+                pool = driver.connection_pool
+                pool.connection_class(**pool.connection_kwargs)
         except (ValueError, TypeError) as error:
             raise SettingsError(f"wrong Redis URL {redact(url)!r}: {error}") from error
         return cls(driver, f"Redis at {redact(url)}", namespace)

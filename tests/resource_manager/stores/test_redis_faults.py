@@ -1,0 +1,597 @@
+"""What the Redis store and lock do when Redis, the network or a process misbehaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import (
+    CorruptStateError,
+    LockedError,
+    LockError,
+    NewerFormatError,
+    SettingsError,
+    StaleStateError,
+    StateLostError,
+    StateUnconfirmedError,
+    StoreUnavailableError,
+)
+from resource_manager.locks import RedisLock
+from resource_manager.manager import GPUResourceManager
+from resource_manager.models import Granted, Lease, Placement, Released, Request
+from resource_manager.redis_client import RedisClient
+from resource_manager.settings import Settings
+from resource_manager.stores import RedisStore, open_store
+
+from ...faults.proxy import Proxy
+from ..conftest import EMBEDDED, RedisServer
+from .walk import first_state
+
+TRUSTING = Settings(reconfirm_s=0)
+
+
+def granted(cluster: ClusterState, task_id: str, now: float) -> Granted:
+    request = Request(task_id, 2, resources={"cpus": 4})
+    node = next(cluster.candidates(request))
+    placement = Placement(node.name, node.pick_gpus(request))
+    return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60), now)
+
+
+def opened(url: str, settings: Settings | None = None) -> RedisStore:
+    store = open_store(url, settings)
+    assert isinstance(store, RedisStore)
+    return store
+
+
+def begin(store: RedisStore) -> ClusterState:
+    store.initialise(first_state())
+    cluster = store.refresh(None)
+    assert cluster is not None
+    return cluster
+
+
+def add(store: RedisStore, cluster: ClusterState, task_id: str) -> None:
+    now = store.now()
+    change = granted(cluster, task_id, now)
+    store.commit(cluster.version, [change], now=now)
+    cluster.apply(change)
+
+
+def leases(store: RedisStore) -> set[str]:
+    cluster = store.refresh(None)
+    assert cluster is not None
+    return set(cluster.leases)
+
+
+@pytest.fixture
+def url(embedded_redis: RedisServer) -> str:
+    return embedded_redis.fresh_url()
+
+
+@pytest.fixture
+def proxy(embedded_redis: RedisServer) -> Iterator[Proxy]:
+    proxy = Proxy(str(embedded_redis.socket))
+    yield proxy
+    proxy.close()
+
+
+# ---- addresses ----
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "nonsense",
+        "http://localhost:6379/0",
+        "redis://localhost:port/0",
+        "redis://localhost:6379/zero",
+        "redis://:secret@localhost:6379/zero",
+        "unix://",
+        "redis://localhost:6379/0?socket_timeout=soon",
+        "redis://localhost:6379/0?colour=red",
+        "redis+sentinel://localhost:26379",
+        "redis+sentinel://localhost/mymaster",
+        "redis+sentinel://a:1,b/mymaster",
+        "redis+sentinel://a:1/mymaster/x",
+        "redis+sentinel://a:1/mymaster/0?colour=red",
+    ],
+)
+def test_a_wrong_url_is_one_clear_line(wrong: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        open_store(wrong)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_password_stays_out_of_errors() -> None:
+    store = opened("redis://worker:secret@localhost:1/0")
+    with pytest.raises(StoreUnavailableError, match="redis://worker@localhost:1/0") as caught:
+        store.refresh(None)
+    assert "secret" not in str(caught.value)
+
+
+# ---- outages ----
+
+
+def test_down_at_the_start_is_said_at_once() -> None:
+    begin = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
+        GPUResourceManager.from_url("redis://localhost:1/0")
+    assert time.monotonic() - begin < 5
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_password_is_said_so(tmp_path: Path) -> None:
+    server = RedisServer(EMBEDDED, tmp_path)
+    try:
+        server.client().config_set("requirepass", "right")
+        for place in (server.url, f"unix://:wrong@{server.socket}"):
+            with pytest.raises(StoreUnavailableError, match="login"):
+                opened(place).refresh(None)
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def test_an_outage_in_the_middle_passes(own_redis: RedisServer) -> None:
+    store = opened(own_redis.url, TRUSTING)
+    cluster = begin(store)
+    add(store, cluster, "a")
+    own_redis.stop(signal.SIGKILL)
+    for step in (
+        lambda: add(store, cluster, "b"),
+        lambda: store.refresh(cluster),
+        lambda: store.lock().acquire(1),
+        lambda: store.history(),
+    ):
+        with pytest.raises(StoreUnavailableError):
+            step()
+    own_redis.start()
+    after = store.refresh(cluster)
+    assert after is not None
+    assert set(after.leases) == {"a"}
+    add(store, after, "b")
+    assert leases(store) == {"a", "b"}
+
+
+def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis: RedisServer) -> None:
+    store = opened(own_redis.url, Settings(reconfirm_s=1.0))
+    cluster = begin(store)
+    add(store, cluster, "a")
+    fencing, version = cluster.fencing, cluster.version
+    own_redis.stop()
+    own_redis.start()
+    with pytest.raises(StaleStateError):
+        add(store, cluster, "b")
+    after = store.refresh(cluster)
+    assert after is not None
+    assert after.version > version + 1000, "no replica from before passes as current"
+    assert after.fencing > fencing + 1000, "no number of a lost lease is given out again"
+    with pytest.raises(StateUnconfirmedError) as caught:
+        add(store, after, "b")
+    assert 0 < caught.value.rest_s <= 1.0
+    released = Released("a", after.leases["a"].fencing_token, store.now())
+    store.commit(after.version, [released], now=store.now())
+    after.apply(released)
+    time.sleep(1.1)
+    add(store, after, "b")
+    assert leases(store) == {"b"}
+
+
+def test_a_manager_serves_releases_while_redis_rests(own_redis: RedisServer) -> None:
+    with GPUResourceManager.from_url(own_redis.url, reconfirm_s=1.0) as manager:
+        held = manager.allocate_resources("a", 8, 8)
+        assert held is not None
+        own_redis.stop()
+        own_redis.start()
+        assert manager.renew("a", fencing_token=held["fencing_token"])["state"] == "RUNNING"
+        assert manager.allocate_resources("b", 2, 2) is None
+        assert manager.submit("c", 2, 2)["state"] == "WAITING"
+        assert manager.release_resources("a")
+        time.sleep(1.1)
+        manager.sweep()
+        assert [lease["task_id"] for lease in manager.leases()] == ["c"]
+
+
+def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
+    server = RedisServer(EMBEDDED, tmp_path)
+    try:
+        store = opened(server.url)
+        cluster = begin(store)
+        add(store, cluster, "a")
+        server.stop(signal.SIGKILL)
+        server.start()
+        for step in (lambda: store.refresh(cluster), lambda: add(store, cluster, "b")):
+            with pytest.raises(StateLostError, match="reset"):
+                step()
+        newcomer = opened(server.url)
+        assert newcomer.initialise(first_state()), "who never saw the old state cannot know"
+        with pytest.raises(StateLostError):
+            store.refresh(cluster)
+        with pytest.raises(StateLostError):
+            add(store, cluster, "b")
+        server.client().flushall()
+        store.replace(first_state())
+        for client in (store, opened(server.url)):
+            after = client.refresh(None)
+            assert after is not None
+            assert after.fencing > 10**12
+            add(client, after, f"task-{id(client)}")
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def test_an_older_copy_of_the_data_is_a_lost_state(url: str, embedded_redis: RedisServer) -> None:
+    store = opened(url)
+    cluster = begin(store)
+    add(store, cluster, "a")
+    meta = RedisClient.from_url(url).key("meta")
+    embedded_redis.client().hset(meta, "version", 0)
+    with pytest.raises(StateLostError):
+        store.refresh(cluster)
+    with pytest.raises(StaleStateError):
+        add(store, cluster, "b")
+
+
+def test_a_full_memory_refuses_grants_and_lets_releases_through(tmp_path: Path) -> None:
+    server = RedisServer(EMBEDDED, tmp_path)
+    try:
+        store = opened(server.url)
+        cluster = begin(store)
+        add(store, cluster, "a")
+        server.client().config_set("maxmemory", "1")
+        with pytest.raises(StoreUnavailableError, match="memory is full"):
+            add(store, cluster, "b")
+        assert leases(store) == {"a"}
+        released = Released("a", cluster.leases["a"].fencing_token, store.now())
+        store.commit(cluster.version, [released], now=store.now())
+        cluster.apply(released)
+        server.client().config_set("maxmemory", "0")
+        add(store, cluster, "b")
+        assert leases(store) == {"b"}
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
+    (tmp_path / "primary").mkdir()
+    (tmp_path / "replica").mkdir()
+    primary = RedisServer(EMBEDDED, tmp_path / "primary")
+    replica = RedisServer(EMBEDDED, tmp_path / "replica")
+    try:
+        begin(opened(replica.url))
+        replica.client().execute_command("REPLICAOF", "127.0.0.1", "1")
+        replica.client().config_set("replica-serve-stale-data", "yes")
+        store = opened(replica.url)
+        cluster = store.refresh(None)
+        assert cluster is not None
+        with pytest.raises(StoreUnavailableError, match="read-only"):
+            add(store, cluster, "a")
+    finally:
+        primary.stop(signal.SIGKILL)
+        replica.stop(signal.SIGKILL)
+
+
+# ---- what is stored ----
+
+
+def test_keys_of_another_program_are_a_corrupt_state(url: str, embedded_redis: RedisServer) -> None:
+    embedded_redis.client().set(RedisClient.from_url(url).key("meta"), "mine")
+    store = opened(url)
+    for step in (lambda: store.refresh(None), lambda: store.initialise(first_state())):
+        with pytest.raises(CorruptStateError, match="another program"):
+            step()
+
+
+@pytest.mark.parametrize("part", ["leases", "waiting", "drained", "inventory"])
+def test_a_corrupt_part_is_an_error_and_stays(url: str, embedded_redis: RedisServer, part: str) -> None:
+    store = opened(url)
+    begin(store)
+    key = RedisClient.from_url(url).key(part)
+    if part == "inventory":
+        embedded_redis.client().set(key, "{")
+    else:
+        embedded_redis.client().hset(key, "a", "{")
+    with pytest.raises(CorruptStateError) as caught:
+        opened(url).refresh(None)
+    assert "\n" not in str(caught.value)
+    store.replace(first_state())
+    assert leases(store) == set()
+
+
+def test_a_newer_format_is_refused(url: str, embedded_redis: RedisServer) -> None:
+    store = opened(url)
+    cluster = begin(store)
+    embedded_redis.client().hset(RedisClient.from_url(url).key("meta"), "format", 2)
+    for step in (
+        lambda: opened(url).refresh(None),
+        lambda: add(store, cluster, "a"),
+        lambda: store.replace(first_state()),
+    ):
+        with pytest.raises(NewerFormatError, match=r"format 2.*upgrade"):
+            step()
+
+
+# ---- scripts, stream, answers ----
+
+
+def test_flushed_scripts_are_loaded_again(url: str, embedded_redis: RedisServer) -> None:
+    store, redis = opened(url), embedded_redis.client()
+    cluster = begin(store)
+    for task_id in "abc":
+        redis.script_flush()
+        add(store, cluster, task_id)
+        redis.script_flush()
+        assert store.refresh(cluster) is cluster
+    held, waiting = store.lock(), store.lock()
+    assert held.acquire(1)
+    got = threading.Event()
+    thread = threading.Thread(target=lambda: waiting.acquire(5) and got.set())
+    thread.start()
+    time.sleep(0.1)
+    redis.script_flush()
+    held.release()
+    assert got.wait(3)
+    thread.join()
+    redis.script_flush()
+    waiting.release()
+
+
+def test_a_trimmed_stream_means_a_whole_read(url: str, embedded_redis: RedisServer) -> None:
+    writer, reader = opened(url), opened(url)
+    mine, theirs = begin(writer), reader.refresh(None)
+    assert theirs is not None
+    for task_id in "abc":
+        add(writer, mine, task_id)
+    embedded_redis.client().xtrim(RedisClient.from_url(url).key("changes"), maxlen=1, approximate=False)
+    caught_up = reader.refresh(theirs)
+    assert caught_up is not theirs
+    assert caught_up is not None
+    assert caught_up.snapshot() == mine.snapshot()
+    with pytest.raises(StaleStateError) as stale:
+        add(reader, theirs, "d")
+    assert stale.value.missed == (), "an incomplete list would be worse than none"
+    assert [version for version, _ in reader.history()] == [3]
+
+
+def test_the_stream_is_trimmed_to_about_its_length(url: str, embedded_redis: RedisServer) -> None:
+    store = RedisStore(RedisClient.from_url(url), history_length=1000)
+    cluster = begin(store)
+    for i in range(1500):
+        add(store, cluster, f"t{i}")
+        now = store.now()
+        ended = Released(f"t{i}", cluster.fencing, now)
+        store.commit(cluster.version, [ended], now=now)
+        cluster.apply(ended)
+    length = embedded_redis.client().xlen(RedisClient.from_url(url).key("changes"))
+    assert 1000 <= length <= 1200
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_commit_whose_answer_was_lost_is_made_once(proxy: Proxy, url: str, lost: int) -> None:
+    namespace = url.partition("namespace=")[2]
+    store = opened(proxy.url(namespace))
+    cluster = begin(store)
+    proxy.lose_answers = lost
+    add(store, cluster, "a")  # the driver sends it again; the script knows it by its id
+    assert proxy.lose_answers == 0
+    add(store, cluster, "b")
+    assert [version for version, _ in store.history()] == [1, 2]
+    assert leases(opened(url)) == {"a", "b"}
+
+
+def test_an_unknown_outcome_is_known_by_the_next_read(proxy: Proxy, url: str) -> None:
+    namespace = url.partition("namespace=")[2]
+    store = opened(proxy.url(namespace))
+    cluster = begin(store)
+    proxy.lose_answers = 100
+    with pytest.raises(StoreUnavailableError):
+        add(store, cluster, "a")
+    proxy.lose_answers = 0
+    assert store.refresh(cluster) is cluster
+    assert set(cluster.leases) == {"a"}
+
+
+def test_a_manager_that_asks_again_after_an_unknown_outcome_gets_the_same_lease(
+    proxy: Proxy, url: str
+) -> None:
+    namespace = url.partition("namespace=")[2]
+    with GPUResourceManager.from_url(proxy.url(namespace)) as manager:
+        proxy.lose_answers = 100
+        with pytest.raises(StoreUnavailableError):
+            manager.allocate_resources("a", 2, 2)
+        proxy.lose_answers = 0
+        granted = manager.allocate_resources("a", 2, 2)
+        assert granted is not None
+        assert granted["fencing_token"] == 1
+        assert len(manager.leases()) == 1
+
+
+def test_a_slow_network_is_no_error(proxy: Proxy, url: str) -> None:
+    store = opened(proxy.url(url.partition("namespace=")[2]))
+    cluster = begin(store)
+    proxy.delay_s = 0.2
+    add(store, cluster, "a")
+    assert leases(store) == {"a"}
+
+
+# ---- clocks ----
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_decides_nothing(url: str, jump_s: float) -> None:
+    store = opened(url)
+    cluster = begin(store)
+    store._clock._offset_s += jump_s  # as after a suspend, or on a broken clock
+    with pytest.raises(StaleStateError, match="clock"):
+        add(store, cluster, "a")
+    add(store, cluster, "a")  # the refusal told the time
+    assert abs(cluster.leases["a"].granted_at - opened(url).now()) < 1
+
+
+def test_the_machines_wall_clock_does_not_matter(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    store = opened(url)
+    cluster = begin(store)
+    add(store, cluster, "a")
+    assert cluster.leases["a"].granted_at > 1.7e9
+
+
+# ---- locks and paused processes ----
+
+
+def test_a_long_held_lock_is_renewed(url: str) -> None:
+    client = RedisClient.from_url(url)
+    lock, other = RedisLock(client, life_s=0.6), RedisLock(client, life_s=0.6)
+    assert lock.acquire(1)
+    assert not other.acquire(1.5)
+    lock.release()
+    assert other.acquire(1)
+    other.release()
+
+
+def test_a_lost_lock_is_an_error_at_renewal_and_release(url: str) -> None:
+    client = RedisClient.from_url(url)
+    lock = RedisLock(client)
+    assert lock.acquire(1)
+    client.driver.delete(client.key("lock"))
+    with pytest.raises(LockError, match="lost"):
+        lock.renew()
+    with pytest.raises(LockError, match="lost"):
+        lock.release()
+
+
+def test_dead_waiters_are_passed_over(url: str) -> None:
+    client = RedisClient.from_url(url)
+    holder, patient = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    client.driver.rpush(client.key("lock:line"), "dead-1", "dead-2")
+    got = threading.Event()
+    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread.start()
+    time.sleep(0.1)
+    holder.release()
+    assert got.wait(1)
+    thread.join()
+    patient.release()
+
+
+def test_a_waiter_that_dies_at_its_turn_costs_a_claim(url: str) -> None:
+    client = RedisClient.from_url(url)
+    holder, patient = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    client.driver.rpush(client.key("lock:line"), "dead")
+    client.driver.set(client.key("lock:alive:dead"), 1, px=3000)
+    got = threading.Event()
+    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread.start()
+    time.sleep(0.1)
+    begin = time.monotonic()
+    holder.release()
+    assert got.wait(3)
+    assert 0.5 < time.monotonic() - begin < 2.5
+    thread.join()
+    patient.release()
+
+
+def test_a_dead_holders_lock_runs_out(url: str) -> None:
+    script = f"""
+import os
+from resource_manager.locks import RedisLock
+from resource_manager.redis_client import RedisClient
+assert RedisLock(RedisClient.from_url({url!r}), life_s=1.0).acquire(1)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    lock = RedisLock(RedisClient.from_url(url))
+    begin = time.monotonic()
+    assert lock.acquire(5)
+    assert time.monotonic() - begin < 2
+    lock.release()
+
+
+PAUSED_HOLDER = """
+import os, signal, sys
+from resource_manager.errors import LockError, StaleStateError
+from resource_manager.locks import RedisLock
+from resource_manager.models import *
+from resource_manager.redis_client import RedisClient
+from resource_manager.stores import open_store
+url = sys.argv[1]
+store = open_store(url)
+lock = RedisLock(RedisClient.from_url(url), life_s=0.5)
+assert lock.acquire(1)
+cluster = store.refresh(None)
+os.kill(os.getpid(), signal.SIGSTOP)  # the pause: it wakes after its lock expired
+now = store.now()
+lease = Lease(Request("paused", 2), Placement("gpu-server-0", (0, 1)), cluster.fencing + 1, now, now + 60)
+try:
+    store.commit(cluster.version, [Granted(lease, now)], now=now, lock_token=lock.token)
+except StaleStateError:
+    print("stale")
+try:
+    lock.release()
+except LockError:
+    print("lost")
+"""
+
+
+@pytest.mark.parametrize("somebody_holds_the_lock", [True, False])
+def test_a_holder_paused_past_its_lock_books_nothing(url: str, somebody_holds_the_lock: bool) -> None:
+    store = opened(url)
+    begin(store)
+    paused = subprocess.Popen([sys.executable, "-c", PAUSED_HOLDER, url], stdout=subprocess.PIPE, text=True)
+    os.waitid(os.P_PID, paused.pid, os.WSTOPPED)
+    lock = store.lock()
+    assert lock.acquire(5), "the paused holder's lock ran out"
+    cluster = store.refresh(None)
+    assert cluster is not None
+    now = store.now()
+    change = granted(cluster, "awake", now)
+    store.commit(cluster.version, [change], now=now, lock_token=lock.token)
+    if not somebody_holds_the_lock:
+        lock.release()
+    paused.send_signal(signal.SIGCONT)
+    output, _ = paused.communicate(timeout=10)
+    assert output.split() == ["stale", "lost"]
+    assert leases(store) == {"awake"}
+
+
+def test_a_forked_child_uses_the_store_of_its_parent(url: str) -> None:
+    store = opened(url)
+    cluster = begin(store)
+    lock = store.lock()
+    assert lock.acquire(1)
+    lock.release()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            add(store, cluster, "child")
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with pytest.raises(StaleStateError):
+        add(store, cluster, "parent")
+    assert leases(store) == {"child"}
+
+
+def test_while_another_holds_the_lock_a_commit_says_so(url: str) -> None:
+    store = opened(url)
+    cluster = begin(store)
+    lock = store.lock()
+    assert lock.acquire(1)
+    with pytest.raises(LockedError):
+        add(store, cluster, "a")
+    lock.release()
+    add(store, cluster, "a")
