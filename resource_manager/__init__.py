@@ -5,7 +5,7 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.manager import GPUResourceManager
 from resource_manager.models import Lease, Request
 from resource_manager.settings import Settings
-from resource_manager.stores import MemoryStore
+from resource_manager.stores import MemoryStore, RedisStore, VariableStore
 
 __version__ = "0.1.0"
 
@@ -14,7 +14,9 @@ __all__ = [
     "GPUResourceManager",
     "Lease",
     "MemoryStore",
+    "RedisStore",
     "Request",
     "ResourceManagerError",
     "Settings",
+    "VariableStore",
 ]

@@ -1,0 +1,67 @@
+"""The names others build on are there, and the core needs nothing but pydantic and redis."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import resource_manager
+from resource_manager import GPUResourceManager
+from resource_manager.policies import POLICIES, get_policy
+
+MANAGER_METHODS = {
+    *("allocate_resources", "release_resources", "get_resource_summary", "reset_resources", "allocate_batch"),
+    *("submit", "cancel", "renew", "explain", "history", "drain", "restore", "from_url"),
+}
+HEAVY = {"airflow", "flask", "click", "rich", "numpy", "scipy", "matplotlib", "prometheus_client"}
+
+
+def test_public_names() -> None:
+    expected = {
+        "AsyncGPUResourceManager",
+        "GPUResourceManager",
+        "Lease",
+        "MemoryStore",
+        "RedisStore",
+        "Request",
+        "ResourceManagerError",
+        "Settings",
+        "VariableStore",
+    }
+    assert set(resource_manager.__all__) == expected
+    assert all(hasattr(resource_manager, name) for name in expected)
+    assert all(callable(getattr(GPUResourceManager, name)) for name in MANAGER_METHODS)
+    assert (
+        GPUResourceManager.TOTAL_SERVERS,
+        GPUResourceManager.GPUS_PER_SERVER,
+        GPUResourceManager.CPUS_PER_SERVER,
+        GPUResourceManager.RESOURCE_VAR_NAME,
+        GPUResourceManager.LOCK_VAR_NAME,
+    ) == (4, 8, 64, "gpu_resource_status", "gpu_resource_lock")
+
+
+def test_policies_by_name() -> None:
+    expected = {
+        "first_fit",
+        "best_fit",
+        "round_robin",
+        "least_loaded",
+        "glb",
+        "fgd",
+        "dot_product",
+        "gpu_packing",
+        "gpu_clustering",
+        "random",
+    }
+    assert expected <= set(POLICIES)
+    assert all(get_policy(name) is POLICIES[name] for name in expected)
+    with pytest.raises(resource_manager.ResourceManagerError, match="unknown policy 'nonsense'; known are"):
+        get_policy("nonsense")
+
+
+def test_the_core_loads_nothing_heavy() -> None:
+    code = f"import sys, resource_manager; print(sorted({HEAVY} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
