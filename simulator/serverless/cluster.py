@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from resource_manager.cluster import ClusterState
 from resource_manager.models import Node
-from simulator.errors import SimulationError
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.container import Container
 from simulator.serverless.errors import ActionError
@@ -25,13 +24,8 @@ class Location(NamedTuple):
     numa_node_id: int
 
 
-class Happened(NamedTuple):
-    """One event of the cluster: who ended, who started, and the rent it cost in dollars."""
-
-    time: float
-    ended: Container | None
-    started: list[Container]
-    rent: float
+Happened = tuple[float, Container | None, list[Container], float]
+"""One event of the cluster: seconds, who ended, who started, and the rent it cost in dollars."""
 
 
 class Cluster:
@@ -130,13 +124,19 @@ class Cluster:
             f"no NUMA node {numa_node_id} on {server_name}/{server_id}: there are {len(servers[server_id])}"
         )
 
-    def get_data_transfer_speed(self, source: int, target: int) -> int:
-        """Bytes a second between two NUMA nodes, given by position."""
-        if source == target:
-            return self.memory_bandwidth
-        if self.nodes[source].server_position == self.nodes[target].server_position:
-            return self.numa_bandwidth
-        return self.network_bandwidth
+    def data_transfer_time(self, inputs: Iterable[tuple[int, int]], target: int) -> float:
+        """Seconds to bring what lies at each (position, bytes) to a NUMA node, one after the other."""
+        nodes = self.nodes
+        server = nodes[target].server_position
+        seconds = 0.0
+        for source, size in inputs:
+            if source == target:
+                seconds += size / self.memory_bandwidth
+            elif nodes[source].server_position == server:
+                seconds += size / self.numa_bandwidth
+            else:
+                seconds += size / self.network_bandwidth
+        return seconds
 
     def start_server(self, position: int, time: float) -> float:
         """Seconds of cold start of the node's server, which is started where its rent is over."""
@@ -153,33 +153,28 @@ class Cluster:
         self._expect(node)
         return rent, started
 
-    @property
-    def next_event_time(self) -> float:
-        """Seconds at the next start or end; infinite where nothing is left to happen."""
+    def advance(self, until: float = math.inf) -> Happened | None:
+        """Lets the next event up to and including `until` happen; None where there is no such event."""
         events = self._events
-        nodes = self.nodes
         while events:
-            time, _, position, version = events[0]
-            if nodes[position].version == version:
-                return time
+            time, is_start, position, version = events[0]
+            node = self.nodes[position]
+            if node.version != version:  # something else has happened on the node since
+                heapq.heappop(events)
+                continue
+            if time > until or time == math.inf:
+                return None
             heapq.heappop(events)
-        return math.inf
-
-    def advance(self) -> Happened:
-        """Lets the next event happen; raises `SimulationError` where nothing can."""
-        if self.next_event_time == math.inf:
-            raise SimulationError("nothing is left to happen, but functions have not finished")
-        time, is_start, position, _ = heapq.heappop(self._events)
-        node = self.nodes[position]
-        ended: Container | None = None
-        if is_start:
-            begun = node.start_next()
-            started = [begun] if begun is not None else []
-        else:
-            ended, started = node.on_container_completion()
-        rent = self.servers[node.server_position].renew_lease_at(time, node)
-        self._expect(node)
-        return Happened(time, ended, started, rent)
+            ended: Container | None = None
+            if is_start:
+                begun = node.start_next()
+                started = [begun] if begun is not None else []
+            else:
+                ended, started = node.on_container_completion()
+            rent = self.servers[node.server_position].renew_lease_at(time, node)
+            self._expect(node)
+            return time, ended, started, rent
+        return None
 
     @property
     def earliest_finished_time(self) -> float:
@@ -193,8 +188,7 @@ class Cluster:
 
     def _expect(self, node: NumaNode) -> None:
         time, is_start = node.next_event()
-        if time != math.inf:
-            heapq.heappush(self._events, (time, is_start, node.position, node.version))
+        heapq.heappush(self._events, (time, is_start, node.position, node.version))
 
 
 def node_name(location: Location) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import NamedTuple
 
 from resource_manager.allocator import grant
 from resource_manager.cluster import ClusterState
@@ -17,16 +16,6 @@ from simulator.serverless.records import ExecutionSpeedManager, ResourceUtilizat
 
 BOUND_MARGIN_S = 1e-6
 """A bound this close to the time in question is not trusted: the exact prediction decides."""
-
-
-class NodeEvent(NamedTuple):
-    """The next thing to happen on a node; at one time, ends come before starts."""
-
-    time: float
-    is_start: bool
-
-
-NEVER = NodeEvent(math.inf, True)
 
 
 class NumaNode:
@@ -175,13 +164,16 @@ class NumaNode:
         Three tests, each dearer and sharper than the one before: a bound kept up to date with every new
         container, the same bound computed anew, and the whole prediction.
         """
-        time -= BOUND_MARGIN_S
-        if max(self._current_time, self._latest_start) + self._longest_s <= time:
+        sure = time - BOUND_MARGIN_S
+        latest = sure - self._longest_s
+        if self._current_time <= latest and self._latest_start <= latest:
             return True
-        if not self._scheduled:
-            return max(self._ends, default=-math.inf) <= time or self.predicted_end() <= time
-        self._bound_anew(self._committed_parallelism)
-        if max(self._current_time, self._latest_start) + self._longest_s <= time:
+        if self._scheduled:
+            self._bound_anew(self._committed_parallelism)
+            latest = sure - self._longest_s
+            if self._current_time <= latest and self._latest_start <= latest:
+                return True
+        elif max(self._ends, default=-math.inf) <= sure:
             return True
         return self.predicted_end() <= time
 
@@ -189,11 +181,11 @@ class NumaNode:
         """When the last running or scheduled container is predicted to end; -inf where there is none."""
         return max(self.predict().values(), default=-math.inf)
 
-    def next_event(self) -> NodeEvent:
-        """When the next container starts or ends."""
+    def next_event(self) -> tuple[float, bool]:
+        """When the next container starts (True) or ends (False); at one time, ends come before starts."""
         if self._scheduled and self._scheduled[0][0] < self._earliest:
-            return NodeEvent(self._scheduled[0][0], True)
-        return NodeEvent(self._earliest, False) if self._running_containers else NEVER
+            return self._scheduled[0][0], True
+        return self._earliest, False
 
     # ---- the bound on the latest end ----
 
@@ -203,10 +195,12 @@ class NumaNode:
         if self._committed_parallelism > self._bound_parallelism:
             # Twice as many threads as now, so that the next ones need no new look at all containers.
             self._bound_anew(2 * self._committed_parallelism)
-        speed = container.speed(self._bound_thread_speed)
+        speed = container.share * self._bound_thread_speed // container.memory_req
         seconds = container.computation / speed if speed else math.inf
-        self._longest_s = max(self._longest_s, seconds)
-        self._latest_start = max(self._latest_start, container.creation_time)
+        if seconds > self._longest_s:
+            self._longest_s = seconds
+        if container.creation_time > self._latest_start:
+            self._latest_start = container.creation_time
 
     def _bound_anew(self, parallelism: int) -> None:
         self._bound_parallelism = parallelism
@@ -221,10 +215,10 @@ class NumaNode:
 
     # ---- events ----
 
-    def refuse_memory(self, memory_mib: int) -> None:
-        """Raises `MemoryAllocationError` for an amount that no container can get here."""
-        if memory_mib < 1:
-            raise MemoryAllocationError(f"a container needs at least 1 MiB, got {memory_mib}")
+    def refuse_memory(self, memory_mib: int, memory_req: int = 0) -> None:
+        """Raises `MemoryAllocationError` for an amount that no container can get, or could work with."""
+        if memory_mib * self.single_core_speed < max(1, memory_req):
+            raise MemoryAllocationError(f"{memory_mib} MiB is too little for a container to do anything")
         if memory_mib > self.memory:
             raise MemoryAllocationError(
                 f"{memory_mib} MiB is more than the {self.memory} MiB of NUMA node {self.name}"
@@ -240,11 +234,11 @@ class NumaNode:
         Raises `MemoryAllocationError` if it asks for more than the node has.
         """
         self.refuse_memory(container.memory_alloc)
-        ready = max(self._ready_time, container.submission_time)
-        container.creation_time = ready + container.data_transfer_time
+        ready, submission = self._ready_time, container.submission_time
+        container.creation_time = (ready if ready > submission else submission) + container.data_transfer_time
+        self._commit(container)
         self._scheduled_count += 1
         heapq.heappush(self._scheduled, (container.creation_time, self._scheduled_count, container))
-        self._commit(container)
         self.version += 1
 
     def start_next(self) -> Container | None:
@@ -265,10 +259,12 @@ class NumaNode:
 
         Scheduled containers that start before that are started first. Raises `SimulationError` if none runs.
         """
-        while self.next_event().is_start and self._scheduled:
+        while self._scheduled and self._scheduled[0][0] < self._earliest:
             self.start_next()
         if self._earliest == math.inf:
-            raise SimulationError(f"no container can end on NUMA node {self.name}: {self._standstill()}")
+            raise SimulationError(
+                f"no container can end on NUMA node {self.name}: none runs, or all stand still"
+            )
         time = self._earliest
         index = self._ends.index(time)
         self._update_remaining_computations(time)
@@ -336,8 +332,7 @@ class NumaNode:
                 for left, speed in zip(self._remaining, self._speeds, strict=True)
             ]
         self._earliest = min(self._ends, default=math.inf)
-        self._rum.clear_after(now)
-        self._rum.add_record(now, sum(self._speeds), parallelism, self.free_memory)
+        self._rum.add_record(now, sum(self._speeds), parallelism, self._state_node.free["memory_mib"])
 
     # ---- prediction ----
 
@@ -366,7 +361,10 @@ class NumaNode:
             first = min(left_s, default=math.inf)
             starting = bool(coming) and coming[-1][0] < now + first
             if first == math.inf and not starting:
-                raise SimulationError(f"no container can end on NUMA node {self.name}: {self._standstill()}")
+                raise SimulationError(
+                    f"no container can end on NUMA node {self.name}: {parallelism} threads share its cores "
+                    "and are too slow to do one operation a second; give more memory or a faster core"
+                )
             time = coming[-1][0] if starting else now + first
             active = [
                 (container, max(0.0, left - speed * (time - now)))
@@ -386,11 +384,3 @@ class NumaNode:
                 free += container.memory_alloc
                 parallelism -= container.parallelism
         return ends
-
-    def _standstill(self) -> str:
-        if not self._running_containers:
-            return "none runs there"
-        return (
-            f"{self._total_parallelism} threads are too slow to do one operation a second; "
-            "give more memory or a faster core"
-        )

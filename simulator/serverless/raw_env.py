@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from simulator.errors import SimulationError
 from simulator.serverless.cluster import Cluster
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.container import Container
@@ -136,13 +138,12 @@ class RawEnv:
         if not 0 <= position < len(cluster.nodes):
             raise ActionError(f"no NUMA node at position {position}: there are {len(cluster.nodes)}")
         time, wf_id, fn_id = self.current_function
-        function = self.workload[wf_id][fn_id]
-        cluster.nodes[position].refuse_memory(allocated_memory)
+        workflow = self.workload[wf_id]
+        function = workflow[fn_id]
+        cluster.nodes[position].refuse_memory(allocated_memory, function.memory_req)
         function.memory_alloc = allocated_memory
         cold_start_time = cluster.start_server(position, time)
-        transfer_time = 0.0
-        for parent, size in self.workload[wf_id].predecessors(fn_id):
-            transfer_time += size / cluster.get_data_transfer_speed(self._positions[wf_id, parent], position)
+        transfer_time = cluster.data_transfer_time(self.data_distribution(wf_id, fn_id), position)
         self._positions[wf_id, fn_id] = position
         container = Container(
             wf_id,
@@ -156,7 +157,7 @@ class RawEnv:
         )
         rent, started = cluster.on_container_creation(position, container)
         if started is not None:
-            self.workload.run_function(wf_id, fn_id, time)
+            workflow.run_function(fn_id, time)
         functions: list[FunctionExecutionRecord] = []
         workflows: list[WorkflowExecutionRecord] = []
         rent += self._run_until_decision(functions, workflows)
@@ -187,24 +188,27 @@ class RawEnv:
     ) -> float:
         """Lets events happen up to the next submission, or to the end; returns their rent in dollars."""
         workload = self.workload
-        cluster = self.cluster
+        advance = self.cluster.advance
         rent = 0.0
+        candidate = workload.peek()
+        until = math.inf if candidate is None else candidate.submission_time
         while True:
-            candidate = workload.peek()
-            if candidate is None:
-                if workload.completed:
-                    return rent
-            elif cluster.next_event_time > candidate.submission_time:
+            happened = advance(until)
+            if happened is None:
+                if candidate is None and not workload.completed:
+                    raise SimulationError("no function can end: none runs, or all stand still")
                 return rent
-            time, ended, started, due = cluster.advance()
+            time, ended, started, due = happened
             rent += due
             if ended is not None:
-                workload.finish_function(ended.wf_id, ended.fn_id, time)
-                functions.append(FunctionExecutionRecord(ended.wf_id, ended.fn_id, ended.start_time, time))
-                if workload[ended.wf_id].completed:
+                wf_id = ended.wf_id
+                functions.append(FunctionExecutionRecord(wf_id, ended.fn_id, ended.start_time, time))
+                if workload.finish_function(wf_id, ended.fn_id, time):
                     self._finished += 1
-                    workflows.append(WorkflowExecutionRecord(ended.wf_id, time))
+                    workflows.append(WorkflowExecutionRecord(wf_id, time))
                 self.now = time
+                candidate = workload.peek()
+                until = math.inf if candidate is None else candidate.submission_time
             for container in started:
                 workload.run_function(container.wf_id, container.fn_id, time)
 

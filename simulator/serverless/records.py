@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+from resource_manager.models import Amount
 from simulator.serverless.container import Container
 
 
@@ -42,7 +43,7 @@ class ResourceUtilizationManager:
 
     def reset(self, timestamp: float = 0.0) -> None:
         """Forgets everything: from `timestamp` on the node is idle."""
-        self._rows: list[tuple[float, int, int, int]] = [(timestamp, 0, 0, self._memory)]
+        self._rows: list[tuple[float, int, int, Amount]] = [(timestamp, 0, 0, self._memory)]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -53,8 +54,13 @@ class ResourceUtilizationManager:
         while rows and rows[-1][0] >= timestamp:
             rows.pop()
 
-    def add_record(self, timestamp: float, speed: int, total_parallelism: int, free_memory: int) -> None:
-        """From `timestamp`, the latest so far, containers run at `speed` operations a second in sum."""
+    def add_record(self, timestamp: float, speed: int, total_parallelism: int, free_memory: Amount) -> None:
+        """From `timestamp` on containers run at `speed` operations a second in sum.
+
+        What was recorded for that time or later is replaced.
+        """
+        if self._rows and self._rows[-1][0] >= timestamp:
+            self.clear_after(timestamp)
         self._rows.append((timestamp, speed, total_parallelism, free_memory))
 
     @property
@@ -69,7 +75,7 @@ class ResourceUtilizationManager:
             raise ValueError(f"no record at {timestamp}: the first is at {self._rows[0][0]}")
         return self._record(self._rows[position - 1])
 
-    def _record(self, row: tuple[float, int, int, int]) -> UtilizationRecord:
+    def _record(self, row: tuple[float, int, int, Amount]) -> UtilizationRecord:
         timestamp, speed, parallelism, free = row
         return UtilizationRecord(
             timestamp,
@@ -77,7 +83,7 @@ class ResourceUtilizationManager:
             (self._memory - free) / self._memory,
             parallelism / self._cpu,
             parallelism,
-            free,
+            int(free),
         )
 
     def thread_speeds(self, start: float, end: float) -> list[tuple[float, int]]:

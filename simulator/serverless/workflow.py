@@ -128,7 +128,8 @@ class Workflow:
     def submit_function(self, fn_id: int, time: float) -> None:
         """PENDING becomes SUBMITTED."""
         function = self._functions[fn_id]
-        self._require(function, PENDING)
+        if function.state is not PENDING:
+            raise self._misuse(function, PENDING)
         function.state = SUBMITTED
         function.submission_time = time
         self.pending_functions.discard(fn_id)
@@ -137,7 +138,8 @@ class Workflow:
     def run_function(self, fn_id: int, time: float) -> None:
         """SUBMITTED becomes RUNNING."""
         function = self._functions[fn_id]
-        self._require(function, SUBMITTED)
+        if function.state is not SUBMITTED:
+            raise self._misuse(function, SUBMITTED)
         function.state = RUNNING
         function.start_time = time
         self.submitted_functions.discard(fn_id)
@@ -147,7 +149,8 @@ class Workflow:
         """RUNNING becomes FINISHED; returns the successors whose predecessors have now all finished."""
         functions = self._functions
         function = functions[fn_id]
-        self._require(function, RUNNING)
+        if function.state is not RUNNING:
+            raise self._misuse(function, RUNNING)
         function.state = FINISHED
         function.completion_time = time
         self.running_functions.discard(fn_id)
@@ -160,9 +163,7 @@ class Workflow:
                 ready.append(child)
         return ready
 
-    def _require(self, function: Function, state: FunctionState) -> None:
-        if function.state is not state:
-            raise WorkflowError(
-                f"function {function.fn_id} of workflow {self.wf_id} is {function.state.value}, "
-                f"not {state.value}"
-            )
+    def _misuse(self, function: Function, state: FunctionState) -> WorkflowError:
+        return WorkflowError(
+            f"function {function.fn_id} of workflow {self.wf_id} is {function.state.value}, not {state.value}"
+        )

@@ -85,12 +85,17 @@ class Workload:
         """Marks a function as running."""
         self._workflows[wf_id].run_function(fn_id, time)
 
-    def finish_function(self, wf_id: int, fn_id: int, time: float) -> None:
-        """Marks a function as finished and submits the successors that were waiting for it alone."""
+    def finish_function(self, wf_id: int, fn_id: int, time: float) -> bool:
+        """Marks a function as finished and submits the successors that were waiting for it alone.
+
+        Returns whether that was the last function of its workflow.
+        """
         workflow = self._workflows[wf_id]
         for child in workflow.finish_function(fn_id, time):
             # Completions come in order of time, so the last predecessor to end is the latest.
             workflow.submit_function(child, time)
             heapq.heappush(self._queue, SubmittedFunction(time, wf_id, child))
-        if workflow.completed:
+        completed = workflow.completed
+        if completed:
             self._unfinished_workflows -= 1
+        return completed

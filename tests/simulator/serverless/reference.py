@@ -108,7 +108,7 @@ def simulate(
     config: ClusterConfig,
     decisions: Sequence[tuple[int, int]],
 ) -> Result:
-    """One episode: workflow i has template i, and the k-th decision is (NUMA node, MiB) k, in turn."""
+    """One episode: workflow i has template i, and the k-th decision is `decisions[k]`, round and round."""
     nodes: list[Node] = []
     servers: list[tuple[float, float]] = []  # dollars an hour, seconds of cold start
     for kind in config.servers:
