@@ -72,6 +72,8 @@ class Cluster:
                 )
             self._servers[server.name] = tuple(self.servers[start:])
         self._events: list[tuple[float, bool, int, int]] = []
+        self.touched: set[int] = set()
+        """Positions of the nodes on which something happened; who follows them clears it."""
 
     def inventory(self) -> list[Node]:
         """The NUMA nodes as nodes of the resource manager, labelled with their server."""
@@ -123,6 +125,11 @@ class Cluster:
         raise ActionError(
             f"no NUMA node {numa_node_id} on {server_name}/{server_id}: there are {len(servers[server_id])}"
         )
+
+    def nodes_of(self, server_position: int) -> slice:
+        """The positions of a server's NUMA nodes."""
+        first = self.servers[server_position][0].position
+        return slice(first, first + len(self.servers[server_position]))
 
     def data_transfer_time(self, inputs: Iterable[tuple[int, int]], target: int) -> float:
         """Seconds to bring what lies at each (position, bytes) to a NUMA node, one after the other."""
@@ -189,6 +196,7 @@ class Cluster:
     def _expect(self, node: NumaNode) -> None:
         time, is_start = node.next_event()
         heapq.heappush(self._events, (time, is_start, node.position, node.version))
+        self.touched.add(node.position)
 
 
 def node_name(location: Location) -> str:

@@ -149,6 +149,21 @@ class NumaNode:
         return self._total_parallelism
 
     @property
+    def committed_parallelism(self) -> int:
+        """Threads of the containers that run or are scheduled."""
+        return self._committed_parallelism
+
+    @property
+    def waiting_count(self) -> int:
+        """Containers that wait for memory."""
+        return len(self._waiting_containers)
+
+    @property
+    def outlook(self) -> tuple[float, float]:
+        """When the first and the last running container would end at the speeds of now; 0 where none runs."""
+        return (min(self._ends), max(self._ends)) if self._ends else (0.0, 0.0)
+
+    @property
     def container_count(self) -> int:
         """Containers decided for this node that have not ended."""
         return len(self._running_containers) + len(self._waiting_containers) + len(self._scheduled)

@@ -1,0 +1,138 @@
+"""The Gymnasium environment: one agent chooses a NUMA node and an amount of memory for each function."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from simulator.errors import SimulationError
+from simulator.serverless.config import ClusterConfig
+from simulator.serverless.errors import ActionError, EpisodeOverError, MemoryAllocationError
+from simulator.serverless.generate import generate_workflows
+from simulator.serverless.observation import Array, Observer
+from simulator.serverless.raw_env import EnvLog, RawEnv
+from simulator.serverless.template import WorkflowTemplate
+
+MEMORY_CHOICES_MIB = (128, 256, 512, 1024)
+DEFAULT_ARRIVAL_TIMES = tuple(5.0 * wf_id for wf_id in range(8))
+RENT_WEIGHT = 10.0
+
+
+class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
+    """Action: (NUMA node, index of the memory choice). Observation: see `observation`.
+
+    Reward: -w x integral of the active workflows over time (s) - (1 - w) x 10 x rent ($), for the time
+    from a decision to the next. A whole episode's rewards therefore sum to -w x (sum of makespans)
+    - (1 - w) x 10 x (rent). `info["log"]` is the `EnvLog`. Without arguments: 8 generated workflows on
+    one server of each c5 type.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own form
+
+    def __init__(
+        self,
+        arrival_times: Sequence[float] = DEFAULT_ARRIVAL_TIMES,
+        workflow_templates: Sequence[WorkflowTemplate] | None = None,
+        cluster_config: ClusterConfig | None = None,
+        *,
+        memory_choices: Sequence[int] = MEMORY_CHOICES_MIB,
+        performance_weight: float = 0.5,
+    ) -> None:
+        config = ClusterConfig.c5() if cluster_config is None else cluster_config
+        templates = (
+            generate_workflows(single_core_speed=config.single_core_speed)
+            if workflow_templates is None
+            else workflow_templates
+        )
+        if not memory_choices or min(memory_choices) < 1:
+            raise MemoryAllocationError("memory_choices must name amounts of 1 MiB or more")
+        if not 0.0 <= performance_weight <= 1.0:
+            raise SimulationError(f"performance_weight must be from 0 to 1, got {performance_weight}")
+        self.raw = RawEnv(arrival_times, templates, config)
+        self.memory_choices = tuple(memory_choices)
+        self.performance_weight = performance_weight
+        self._observer = Observer(self.raw, max(memory_choices))
+        self._masks = self._possible_actions()
+        self.action_space = spaces.MultiDiscrete([len(self.raw.cluster.nodes), len(self.memory_choices)])
+        self.observation_space = spaces.Box(0.0, 1.0, (self._observer.size,), np.float32)
+
+    @property
+    def observation_size(self) -> int:
+        """Numbers in an observation."""
+        return self._observer.size
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Starts an episode; the templates are drawn with the seed."""
+        super().reset(seed=seed)
+        self.raw.reset(seed=int(self.np_random.integers(2**63)))
+        self._observer.look_at_everything()
+        return self._observer.observe(), {}
+
+    def step(self, action: NDArray[np.int64]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Decides the current function; raises `ActionError` or `EpisodeOverError` and changes nothing."""
+        if self.raw.current_function is None:
+            raise EpisodeOverError("there is no function to decide: the episode is over, call reset()")
+        position, choice = self._checked(action)
+        before, active = self.raw.now, self.raw.active_workflow_count
+        log = self.raw.step_at(position, self.memory_choices[choice])
+        reward = self._reward(log, before, active)
+        return self._observer.observe(), reward, log.terminated, False, {"log": log}
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """One flag an option: the NUMA nodes, then the memory choices; False for what is impossible.
+
+        Every pair of allowed options is possible: nodes too small for the smallest choice are out, and so
+        are choices too large for any node left.
+        """
+        return self._masks
+
+    def snapshot(self) -> bytes:
+        """The episode and the generator of draws; equal snapshots give equal roll-outs."""
+        return pickle.dumps((self.raw.snapshot(), self.np_random))
+
+    def restore(self, snapshot: bytes) -> Array:
+        """Goes back to a snapshot of this environment and returns its observation; see `RawEnv.restore`."""
+        raw, self.np_random = pickle.loads(snapshot)
+        self.raw.restore(raw)
+        self._observer.look_at_everything()
+        return self._observer.observe()
+
+    def _checked(self, action: NDArray[np.int64]) -> tuple[int, int]:
+        chosen = np.asarray(action)
+        limits = (len(self.raw.cluster.nodes), len(self.memory_choices))
+        whole = chosen.shape == (2,) and np.issubdtype(chosen.dtype, np.integer)
+        if not whole or (chosen < 0).any() or (chosen >= np.array(limits)).any():
+            raise ActionError(
+                f"action {action!r} is out of range: expected a NUMA node from 0 to {limits[0] - 1} "
+                f"and a memory choice from 0 to {limits[1] - 1}"
+            )
+        return int(chosen[0]), int(chosen[1])
+
+    def _reward(self, log: EnvLog, before: float, active: int) -> float:
+        """Workflows arrive only at decisions, so between two of them their number can only fall."""
+        after = self.raw.now
+        waited = active * (after - before)
+        for record in log.finished_workflow_records:
+            waited -= after - record.completion_time
+        weight = self.performance_weight
+        return -weight * waited - (1.0 - weight) * RENT_WEIGHT * log.rent
+
+    def _possible_actions(self) -> NDArray[np.bool_]:
+        memories = np.array([node.memory for node in self.raw.cluster.nodes])
+        choices = np.array(self.memory_choices)
+        nodes = memories >= choices.min()
+        if not nodes.any():
+            raise MemoryAllocationError(
+                f"the smallest memory choice, {choices.min()} MiB, is more than every NUMA node has"
+            )
+        masks: NDArray[np.bool_] = np.concatenate([nodes, choices <= memories[nodes].min()])
+        masks.flags.writeable = False
+        return masks

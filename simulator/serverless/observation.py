@@ -1,0 +1,123 @@
+"""What an agent sees: numbers from 0 to 1 about every NUMA node and the function to decide."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.serverless.raw_env import RawEnv
+
+NODE_FEATURES = (
+    "free_memory",
+    "load",
+    "waiting",
+    "time_to_first_end",
+    "time_to_last_end",
+    "rent_left",
+    "input_on_node",
+    "input_on_server",
+)
+"""Free memory and rent left are shares (of the node's MiB, of an hour); the inputs are shares of the
+function's input bytes; load is threads a core of containers that run or are on their way; the times are
+in minutes at the speeds of now. What has no upper end is squashed by x / (1 + x)."""
+
+FUNCTION_FEATURES = (
+    "memory_required",
+    "threads",
+    "minutes_on_one_core",
+    "predecessors",
+    "input_gigabytes",
+    "active_workflows",
+    "submitted_functions",
+    "is_over",
+)
+"""About the function to decide, squashed likewise; memory is in units of the largest choice."""
+
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+GIGABYTE = 1e9
+
+Array = NDArray[np.float32]
+
+
+def squash(value: float) -> float:
+    """From 0 or more to below 1."""
+    return value / (1.0 + value)
+
+
+class Observer:
+    """Keeps one row a NUMA node up to date; only nodes on which something happened are looked at."""
+
+    def __init__(self, env: RawEnv, largest_memory_choice: int) -> None:
+        self.env = env
+        self.largest_memory_choice = largest_memory_choice
+        nodes = env.cluster.nodes
+        self.size = len(nodes) * len(NODE_FEATURES) + len(FUNCTION_FEATURES)
+        self._server_of = np.array([node.server_position for node in nodes])
+        self._still = np.zeros((len(nodes), 3), dtype=np.float32)
+        self._ends = np.zeros((len(nodes), 2))
+        self._expirations = np.zeros(len(env.cluster.servers))
+
+    def observe(self) -> Array:
+        """The observation of now: the features of node after node, then those of the function."""
+        self._look_at_changes()
+        seen = np.empty(self.size, dtype=np.float32)
+        nodes = seen[: -len(FUNCTION_FEATURES)].reshape(len(self._still), len(NODE_FEATURES))
+        now = self.env.now
+        nodes[:, :3] = self._still
+        minutes = np.maximum(self._ends - now, 0.0) / MINUTE_S
+        nodes[:, 3:5] = minutes / (1.0 + minutes)
+        left = np.clip((self._expirations - now) / HOUR_S, 0.0, 1.0)
+        nodes[:, 5] = left[self._server_of]
+        nodes[:, 6:] = 0.0
+        seen[-len(FUNCTION_FEATURES) :] = self._function_features(nodes)
+        return seen
+
+    def look_at_everything(self) -> None:
+        """Takes every node as changed."""
+        self.env.cluster.touched.update(range(len(self._still)))
+
+    def _look_at_changes(self) -> None:
+        cluster = self.env.cluster
+        for position in cluster.touched:
+            node = cluster.nodes[position]
+            first, last = node.outlook
+            self._still[position] = (
+                node.free_memory / node.memory,
+                squash(node.committed_parallelism / node.cpu),
+                squash(node.waiting_count),
+            )
+            self._ends[position] = first, last
+            self._expirations[node.server_position] = cluster.servers[node.server_position].expiration_time
+        cluster.touched.clear()
+
+    def _function_features(self, nodes: Array) -> tuple[float, ...]:
+        env = self.env
+        if env.current_function is None:
+            return (0.0,) * (len(FUNCTION_FEATURES) - 1) + (1.0,)
+        function = env.function
+        inputs = env.data_distribution(function.wf_id, function.fn_id)
+        total = sum(size for _, size in inputs)
+        if total:
+            self._spread_inputs(nodes, inputs, total)
+        return (
+            squash(function.memory_req / self.largest_memory_choice),
+            squash(function.parallelism),
+            squash(function.computation / env.cluster.single_core_speed / MINUTE_S),
+            squash(len(inputs)),
+            squash(total / GIGABYTE),
+            squash(env.active_workflow_count),
+            squash(env.submit_queue_length),
+            0.0,
+        )
+
+    def _spread_inputs(self, nodes: Array, inputs: list[tuple[int, int]], total: int) -> None:
+        by_server: dict[int, float] = {}
+        for position, size in inputs:
+            nodes[position, 6] += size / total
+            server = int(self._server_of[position])
+            by_server[server] = by_server.get(server, 0.0) + size / total
+        for server, share in by_server.items():
+            nodes[self.env.cluster.nodes_of(server), 7] = min(1.0, share)
+        # Sums of shares may pass 1 by a rounding error, and the space ends at 1.
+        np.minimum(nodes[:, 6], 1.0, out=nodes[:, 6])
