@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import gymnasium
@@ -106,15 +107,17 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         return self._observer.observe()
 
     def _checked(self, action: NDArray[np.int64]) -> tuple[int, int]:
-        chosen = np.asarray(action)
         limits = (len(self.raw.cluster.nodes), len(self.memory_choices))
-        whole = chosen.shape == (2,) and np.issubdtype(chosen.dtype, np.integer)
-        if not whole or (chosen < 0).any() or (chosen >= np.array(limits)).any():
+        try:
+            position, choice = map(index, action)
+        except (TypeError, ValueError):
+            position, choice = -1, -1
+        if not (0 <= position < limits[0] and 0 <= choice < limits[1]):
             raise ActionError(
                 f"action {action!r} is out of range: expected a NUMA node from 0 to {limits[0] - 1} "
                 f"and a memory choice from 0 to {limits[1] - 1}"
             )
-        return int(chosen[0]), int(chosen[1])
+        return position, choice
 
     def _reward(self, log: EnvLog, before: float, active: int) -> float:
         """Workflows arrive only at decisions, so between two of them their number can only fall."""

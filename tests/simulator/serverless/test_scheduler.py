@@ -1,0 +1,89 @@
+"""Heuristics by the resource manager's policies: where they put what, and what they hold meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.allocator import check
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Granted, Lease, Node, Placement, Request
+from simulator.serverless.config import ClusterConfig
+from simulator.serverless.data_local import data_local
+from simulator.serverless.errors import ActionError, MemoryAllocationError
+from simulator.serverless.generate import generate_workflow, generate_workflows
+from simulator.serverless.raw_env import RawEnv
+from simulator.serverless.run import run
+from simulator.serverless.scheduler import SCHEDULER_POLICIES, PolicyScheduler, run_episode, scheduler_policy
+
+CONFIG = ClusterConfig(servers=ClusterConfig.c5().servers[:4])
+
+
+@pytest.mark.parametrize("name", SCHEDULER_POLICIES)
+def test_every_policy_finishes_an_episode_and_gives_everything_back(name: str) -> None:
+    env = RawEnv([0.0, 2.0, 3.0], generate_workflows(size=4), CONFIG)
+    scheduler = PolicyScheduler(scheduler_policy(name, 3))
+    for log in run_episode(env, scheduler, seed=1):
+        check(scheduler.decided)
+        assert log.allocated_memory == log.required_memory
+    assert scheduler.decided.leases == {}
+    assert env.workload.completed
+
+
+def test_a_burst_during_a_cold_start_is_spread() -> None:
+    """All sources arrive before any server is up; each decision counts for the next."""
+    env = RawEnv([0.0], [generate_workflow("montage", 6, seed=2)], CONFIG)
+    scheduler = PolicyScheduler(scheduler_policy("round_robin"), memory_mib=128)
+    first = [log for log in run_episode(env, scheduler, seed=0) if log.submission_time == 0.0]
+    assert len(first) == 6
+    assert len({(log.server_name, log.numa_node_id) for log in first}) == 6
+
+
+def test_what_fits_nowhere_waits_where_the_queue_is_shortest() -> None:
+    one = ClusterConfig(servers=CONFIG.servers[2:3])  # two nodes of 4 cores and 8192 MiB
+    env = RawEnv([0.0], [generate_workflow("fork_join", 9, seed=0)], one)
+    episode = run(env, PolicyScheduler(scheduler_policy("first_fit"), memory_mib=8192), seed=0)
+    middle = [record for record in episode.records if 0 < record.fn_id < 10]
+    nodes = [record.numa_node_id for record in middle]
+    assert abs(nodes.count(0) - nodes.count(1)) <= 1
+    assert any(record.start_time > record.creation_time for record in middle)
+
+
+def test_memory_above_every_node_is_an_error() -> None:
+    env = RawEnv([0.0], generate_workflows(size=2), CONFIG)
+    with pytest.raises(MemoryAllocationError, match="more than every NUMA node has; the largest has 8192"):
+        run(env, PolicyScheduler(scheduler_policy("first_fit"), memory_mib=8193))
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (("c9", 0, 0), "no server type 'c9'; known are c5.large"),
+        (("c5.large", 1, 0), "no server 1 of type c5.large: there are 1"),
+        (("c5.2xlarge", 0, 2), "no NUMA node 2 on c5.2xlarge/0: there are 2"),
+    ],
+)
+def test_a_place_that_does_not_exist_is_an_error(place: tuple[str, int, int], words: str) -> None:
+    env = RawEnv([0.0], generate_workflows(size=2), CONFIG)
+    env.reset(seed=0)
+    with pytest.raises(ActionError, match=words):
+        env.step(*place, 128)
+
+
+def nodes() -> ClusterState:
+    return ClusterState(
+        Node(f"{server}/{node}", 2 * position + node, {"cpus": 4}, labels={"server": server})
+        for position, server in enumerate(("a", "b"))
+        for node in range(2)
+    )
+
+
+def test_data_local_prefers_the_server_then_the_node_then_the_emptiest() -> None:
+    state = nodes()
+    labels = {"input_bytes:a/0": "50", "input_bytes:b/0": "30", "input_bytes:b/1": "40"}
+    request = Request("t", resources={"cpus": 3}, labels=labels)
+    assert data_local(state, request) == Placement("b/1")
+    state.apply(Granted(Lease(request, Placement("b/1"), 1, 0.0, 1.0), 0.0))
+    other = Request("u", resources={"cpus": 3}, labels=labels)
+    assert data_local(state, other) == Placement("b/0")
+    assert data_local(state, Request("v", resources={"cpus": 1})) == Placement("a/0")
+    assert data_local(state, Request("w", resources={"cpus": 5}, labels=labels)) is None

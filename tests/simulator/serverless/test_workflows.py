@@ -1,0 +1,246 @@
+"""Reading and generating workflows, and what bad ones are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import InputError
+from simulator.serverless.config import ClusterConfig
+from simulator.serverless.errors import ClusterConfigError, UnitError, WorkflowError
+from simulator.serverless.generate import SHAPES, generate_workflow
+from simulator.serverless.template import WorkflowTemplate, read_workflows
+
+JOBS = """<adag xmlns="http://pegasus.isi.edu/schema/DAX">
+<job id="ID0" runtime="{runtime}"><uses file="a" link="output" size="{size}"/></job>
+<job id="ID1" runtime="1"><uses file="a" link="input" size="9"/><uses file="b" link="output" size="4"/></job>
+<job id="ID2" runtime="0"><uses name="b" link="input"/></job>
+<child ref="ID1"><parent ref="ID0"/></child>
+{more}
+</adag>"""
+
+
+def dax(folder: Path, runtime: str = "2.5", size: str = "1000", more: str = "") -> Path:
+    path = folder / "flow.dax"
+    path.write_text(JOBS.format(runtime=runtime, size=size, more=more))
+    return path
+
+
+@pytest.mark.parametrize("name", ["MONTAGE.n.200.0", "CYBERSHAKE.n.200.0"])
+def test_public_dax_files_agree_with_the_published_graphs(shared_data: Path, name: str) -> None:
+    folder = shared_data / "serverless"
+    template = WorkflowTemplate.from_file(folder / f"{name}.dax", 1000)
+    graph = json.loads((folder / f"{name}.dag.json").read_text())
+    edges = {(edge["parent"], edge["child"], edge["size_bytes"]) for edge in graph["edges"]}
+    assert set(template.edges) == edges
+    assert template.computations == tuple(round(node["runtime"] * 1000) for node in graph["nodes"])
+    assert set(template.memory_reqs) == {128}
+    assert set(template.parallelisms) == {1}
+
+
+def test_a_folder_gives_its_workflows_but_not_their_companions(shared_data: Path) -> None:
+    names = [template.name for template in read_workflows([shared_data / "serverless"])]
+    assert names == ["CYBERSHAKE.n.200.0", "MONTAGE.n.200.0"]
+
+
+def test_units_are_understood(tmp_path: Path) -> None:
+    template = WorkflowTemplate.from_file(dax(tmp_path, "1.5 min", "2KiB"), 100)
+    assert template.computations[0] == 9000
+    assert template.edges == ((0, 1, 2048),)
+
+
+def test_companions_give_memory_and_threads(tmp_path: Path) -> None:
+    path = dax(tmp_path)
+    rows = [{"id": fn_id, "value": fn_id + 2} for fn_id in range(3)]
+    (tmp_path / "flow.memory.json").write_text(json.dumps({"memory_reqs": rows}))
+    (tmp_path / "flow.parallelism.json").write_text(json.dumps({"parallelisms": rows}))
+    template = WorkflowTemplate.from_file(path, 10)
+    assert template.memory_reqs == (2, 3, 4)
+    assert template.computations == (50, 30, 0)
+    (tmp_path / "flow.memory.json").write_text(json.dumps({"memory_reqs": rows[1:]}))
+    with pytest.raises(WorkflowError, match="expected the ids 0 to 2"):
+        WorkflowTemplate.from_file(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        (
+            {"more": '<child ref="ID0"><parent ref="ID1"/></child>'},
+            WorkflowError,
+            r"cycle: ID\d -> ID\d -> ID\d",
+        ),
+        (
+            {"more": '<child ref="ID9"><parent ref="ID1"/></child>'},
+            WorkflowError,
+            r"dax:6: .*'ID9', which is no job",
+        ),
+        ({"more": '<child ref="ID1"><parent/></child>'}, WorkflowError, r"dax:6: <parent> has no 'ref'"),
+        ({"more": "<child"}, WorkflowError, "not well-formed XML"),
+        ({"more": '<job id="ID1" runtime="1"/>'}, WorkflowError, "defined twice"),
+        ({"more": '<job id="ID7"/>'}, WorkflowError, "has no 'runtime'"),
+        ({"runtime": "3 weeks"}, UnitError, r"dax:2: runtime '3 weeks' has an unknown unit"),
+        ({"size": "3 parsec"}, UnitError, r"dax:2: size '3 parsec' has an unknown unit"),
+        ({"runtime": "soon"}, WorkflowError, "'soon' is not a number"),
+        ({"runtime": "-1"}, WorkflowError, "negative"),
+    ],
+)
+def test_a_bad_dax_is_told_what_and_where(
+    tmp_path: Path, changed: dict[str, str], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        WorkflowTemplate.from_file(dax(tmp_path, **changed))
+
+
+@pytest.mark.parametrize(
+    ("edges", "words"),
+    [
+        (((0, 1, 1), (1, 0, 1)), "cycle"),
+        (((0, 0, 1),), "cycle: 0 -> 0"),
+        (((0, 5, 1),), "names function 5"),
+        (((0, 1, -1),), "-1 bytes"),
+        (((0, 1, 1), (0, 1, 2)), "given twice"),
+    ],
+)
+def test_a_bad_template_is_told_what(edges: tuple[tuple[int, int, int], ...], words: str) -> None:
+    with pytest.raises(WorkflowError, match=words):
+        WorkflowTemplate((1, 1), (1, 1), (1, 1), edges)
+
+
+def instance() -> dict[str, Any]:
+    task = {"name": "t", "parents": [], "children": []}
+    return {
+        "name": "two",
+        "schemaVersion": "1.5",
+        "workflow": {
+            "specification": {
+                "tasks": [
+                    {**task, "id": "a", "children": ["b"], "outputFiles": ["f", "g"]},
+                    {**task, "id": "b", "parents": ["a"], "inputFiles": ["f"]},
+                ],
+                "files": [{"id": "f", "sizeInBytes": 70}, {"id": "g", "sizeInBytes": 5}],
+            },
+            "execution": {
+                "makespanInSeconds": 3,
+                "tasks": [
+                    {"id": "a", "runtimeInSeconds": 1.5, "coreCount": 2, "memoryInBytes": 2**20 + 1},
+                    {"id": "b", "runtimeInSeconds": 2},
+                ],
+            },
+        },
+    }
+
+
+def wfcommons(folder: Path, content: dict[str, Any]) -> WorkflowTemplate:
+    path = folder / "two.json"
+    path.write_text(json.dumps(content))
+    return WorkflowTemplate.from_file(path, 1000)
+
+
+def test_a_wfcommons_instance(tmp_path: Path) -> None:
+    template = wfcommons(tmp_path, instance())
+    assert template.name == "two"
+    assert template.computations == (3000, 2000)
+    assert template.memory_reqs == (2, 128)
+    assert template.parallelisms == (2, 1)
+    assert template.edges == ((0, 1, 70),)
+
+
+def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
+    content = instance()
+    content["schemaVersion"] = "1.3"
+    with pytest.raises(WorkflowError, match=r"two\.json: .*schemaVersion"):
+        wfcommons(tmp_path, content)
+    content = instance()
+    content["workflow"]["specification"]["tasks"][0]["children"] = ["z"]
+    with pytest.raises(WorkflowError, match="'z', which is no task"):
+        wfcommons(tmp_path, content)
+    content = instance()
+    content["workflow"]["specification"]["tasks"][0]["parents"] = ["b"]
+    with pytest.raises(WorkflowError, match="cycle"):
+        wfcommons(tmp_path, content)
+    content = instance()
+    del content["workflow"]["execution"]["tasks"][1]
+    with pytest.raises(WorkflowError, match="no execution"):
+        wfcommons(tmp_path, content)
+    (tmp_path / "two.json").write_text("{")
+    with pytest.raises(WorkflowError, match="no WfCommons"):
+        WorkflowTemplate.from_file(tmp_path / "two.json")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_generated_workflows_are_graphs_that_follow_the_seed(shape: str, size: int) -> None:
+    template = generate_workflow(shape, size, seed=1)
+    assert template == generate_workflow(shape, size, seed=1)
+    assert template != generate_workflow(shape, size, seed=2)
+    assert len(template) >= size
+
+
+def test_shapes_in_numbers() -> None:
+    assert generate_workflow("chain", 3, 0).successors == ((1,), (2,), ())
+    assert generate_workflow("fork_join", 2, 0).successors == ((1, 2), (3,), (3,), ())
+    # 3 projections, 2 fits, concat, model, 3 backgrounds, table, add, shrink, picture
+    assert generate_workflow("montage", 3, 0).successors == (
+        (3, 7), (3, 4, 8), (4, 9), (5,), (5,), (6,), (7, 8, 9), (10,), (10,), (10,), (11,), (12,), (13,), (),
+    )  # fmt: skip
+    assert generate_workflow("cybershake", 2, 0).successors == (
+        (2,),
+        (3,),
+        (4, 6),
+        (5, 6),
+        (7,),
+        (7,),
+        (),
+        (),
+    )
+
+
+def test_an_unknown_shape_is_an_error() -> None:
+    with pytest.raises(InputError, match="known are montage"):
+        generate_workflow("ring", 3, 0)
+    with pytest.raises(InputError, match="1 or more"):
+        generate_workflow("chain", 0, 0)
+
+
+SERVER = """
+- name: a
+  count: {count}
+  hourly_rate: 0.1
+  cold_start_latency: 0.5
+  numa_nodes: {{count: 1, cpu: 2, memory: {memory}}}
+"""
+
+
+def test_the_public_cluster_is_the_default_one(shared_data: Path) -> None:
+    config = ClusterConfig.from_yaml(shared_data / "serverless" / "cluster_config.yaml")
+    assert config == ClusterConfig.c5()
+    assert config.numa_node_count == 71
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("servers: []", "no NUMA nodes"),
+        ("servers:" + SERVER.format(count=0, memory=8), "no NUMA nodes"),
+        ("servers:" + SERVER.format(count=1, memory=0), r"servers\.0\.numa_nodes\.memory"),
+        (
+            "servers:" + SERVER.format(count=1, memory=8) + SERVER.format(count=1, memory=8).strip(),
+            "given twice",
+        ),
+        ("speed: 3\nservers: []", "speed"),
+        ("servers: [", "line 1|not YAML"),
+        ("- 1", "expected a mapping"),
+        ("network_bandwidth: 1", "servers: Field required"),
+    ],
+)
+def test_a_bad_cluster_is_told_what(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(ClusterConfigError, match=words) as caught:
+        ClusterConfig.from_yaml(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
