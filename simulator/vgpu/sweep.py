@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import get_context
 
 from simulator.vgpu.scenario import Scenario
 from simulator.vgpu.simulation import Run, simulate
@@ -32,8 +33,9 @@ def run_all(
     if jobs == 1 or len(work) == 1:
         yield from map(_run_one, work)
         return
-    # A file's worth of work at a time keeps both ends busy without one process drawing all the long runs.
-    with ProcessPoolExecutor(min(jobs, len(work))) as pool:
+    # Spawned, because the caller may show a progress bar, and a fork would copy its thread's locks.
+    context = get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
         yield from pool.map(_run_one, work, chunksize=max(1, len(work) // (8 * jobs)))
 
 

@@ -187,8 +187,23 @@ def advance(state: State, rules: Rules, width: int, tick: int, stop: int) -> int
         demand_memory,
         demand_bandwidth,
     ) = state
-    delta_t = rules.delta_t
-    threshold = rules.threshold
+    (
+        delta_t,
+        threshold,
+        memory_gated,
+        bandwidth_gated,
+        compute_gated,
+        refill,
+        ceiling,
+        guard,
+        adjust_interval,
+        boost_step,
+        max_boost,
+        decay,
+        heavy_first,
+        bottleneck,
+        sliced,
+    ) = rules
     ended = False
     while tick < stop and not ended:
         for node in range(len(running)):
@@ -206,33 +221,29 @@ def advance(state: State, rules: Rules, width: int, tick: int, stop: int) -> int
                 compute = demand_compute[k]
                 memory = demand_memory[k]
                 bandwidth = demand_bandwidth[k]
-                if rules.memory_gate:
+                if memory_gated:
                     allowed = memory_gate(memory, quota_memory[task], threshold)
                     if allowed + LIMITED_BY_MORE_THAN < memory:
                         memory_events[task] += 1
                     memory = allowed
-                if rules.bandwidth_gate:
+                if bandwidth_gated:
                     allowed, bucket[task] = bandwidth_bucket(
-                        bucket[task], bandwidth, quota_bandwidth[task], rules.refill, threshold, delta_t
+                        bucket[task], bandwidth, quota_bandwidth[task], refill, threshold, delta_t
                     )
                     if allowed + LIMITED_BY_MORE_THAN < bandwidth:
                         bandwidth_events[task] += 1
                     bandwidth = allowed
-                if rules.compute_gate:
-                    if rules.guard and tick >= adjust_tick[task]:
+                if compute_gated:
+                    if guard and tick >= adjust_tick[task]:
                         pressed = tick >= pressure_tick[task]
                         if pressed or scale[task] > 1.0:
-                            scale[task] = guard_scale(
-                                scale[task], pressed, rules.boost_step, rules.max_boost, rules.decay
-                            )
-                            adjust_tick[task] = tick + rules.adjust_interval
-                    allowed = compute_throttle(
-                        compute, quota_compute[task], scale[task], rules.ceiling, threshold
-                    )
+                            scale[task] = guard_scale(scale[task], pressed, boost_step, max_boost, decay)
+                            adjust_tick[task] = tick + adjust_interval
+                    allowed = compute_throttle(compute, quota_compute[task], scale[task], ceiling, threshold)
                     if allowed + LIMITED_BY_MORE_THAN < compute:
                         compute_events[task] += 1
                     compute = allowed
-                if rules.sliced:
+                if sliced:
                     compute = min(compute, quota_compute[task])
                     memory = min(memory, quota_memory[task])
                     bandwidth = min(bandwidth, quota_bandwidth[task])
@@ -247,7 +258,7 @@ def advance(state: State, rules: Rules, width: int, tick: int, stop: int) -> int
             left_bandwidth = node_bandwidth[node]
             crowded = sum_compute > left_compute or sum_memory > left_memory or sum_bandwidth > left_bandwidth
             if crowded:
-                sort_by_usage(slots, first, last, allowed_compute, rules.heavy_first, order)
+                sort_by_usage(slots, first, last, allowed_compute, heavy_first, order)
                 sum_compute = 0.0
                 sum_memory = 0.0
                 sum_bandwidth = 0.0
@@ -269,7 +280,7 @@ def advance(state: State, rules: Rules, width: int, tick: int, stop: int) -> int
                 granted_compute[task] = compute
                 granted_memory[task] = memory
                 granted_bandwidth[task] = bandwidth
-                if rules.bottleneck:
+                if bottleneck:
                     compute = work_done(
                         compute,
                         memory,
@@ -308,5 +319,9 @@ def compiled() -> Callable[[State, Rules, int, int, int], int]:
 
     for function in (memory_gate, bandwidth_bucket, compute_throttle, guard_scale, sort_by_usage, work_done):
         register_jitable(function)
-    machine_code: Callable[[State, Rules, int, int, int], int] = njit(cache=True)(advance)
+    machine_code: Callable[[State, Rules, int, int, int], int]
+    try:
+        machine_code = njit(cache=True)(advance)
+    except RuntimeError:  # numba finds no folder that it may write its cache to
+        machine_code = njit(advance)
     return machine_code

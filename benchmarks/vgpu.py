@@ -1,0 +1,125 @@
+"""The vGPU simulator's speed, and the figures of its study: `speed`, `claims` or `loads`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+from simulator.vgpu.metrics import collect, over_seeds, summarise
+from simulator.vgpu.scenario import Scenario, load_scenario
+from simulator.vgpu.simulation import simulate
+from simulator.vgpu.sweep import run_all
+
+ORIGIN_SCENARIOS = ("A1", "A2", "A2P", "A3", "A4", "A5")
+LOADS = (60, 160, 190, 220, 300)
+
+
+def best_of(scenario: Scenario, use_numba: bool, times: int) -> float:
+    """CPU seconds of the fastest of several runs with different seeds, after one that warms up.
+
+    CPU time, because a run is one thread that never waits: on an idle machine it is the wall time.
+    """
+    simulate(scenario, 0, use_numba=use_numba, tasks=())
+    seconds = []
+    for seed in range(1, times + 1):
+        began = time.process_time()
+        simulate(scenario, seed, use_numba=use_numba)
+        seconds.append(time.process_time() - began)
+    return min(seconds)
+
+
+def speed(seeds: int, jobs: int) -> None:
+    """One run of 32,000 ticks and 190 tasks both ways, and a sweep of A1 to A5."""
+    for name in ("A1", "A3"):
+        for admission in ("quota", "usage"):
+            scenario = load_scenario(name, {"tasks": 190, "scheduling.admission": admission})
+            plain = best_of(scenario, False, 3)
+            compiled = best_of(scenario, True, 5)
+            print(f"{name} {admission}: plain {plain:.3f} s, compiled {compiled:.3f} s of CPU time")
+    scenarios = {name: load_scenario(name) for name in ORIGIN_SCENARIOS}
+    began = time.perf_counter()
+    runs = sum(1 for _ in run_all(scenarios, range(1, seeds + 1), jobs=jobs))
+    wall, cpu = time.perf_counter() - began, sum(os.times()[2:4])
+    print(f"sweep: {runs} runs on {jobs} processes: {wall:.1f} s, {cpu / jobs:.1f} s of CPU time a process")
+
+
+def figures(name: str, seeds: Sequence[int], jobs: int, **changes: Any) -> dict[str, Any]:
+    """The collected figures of one scenario at 320 s and `poisson_burst`."""
+    scenario = load_scenario(name, {"duration_s": 320, "arrival": "poisson_burst", "tasks": 160, **changes})
+    return collect([summarise(each.run) for _, each in run_all({name: scenario}, seeds, jobs=jobs)])
+
+
+def claims(seeds: int, jobs: int) -> None:
+    """Each claim's switch by itself, at 160 tasks: the share of started tasks with IR above 1.25."""
+    cases: list[tuple[str, str, dict[str, Any]]] = [
+        ("A1", "quota", {}),
+        ("A3", "quota", {}),
+        ("A4", "quota", {}),
+        ("A5", "quota", {}),
+        ("A1", "usage", {"scheduling.admission": "usage"}),
+        ("A3", "usage", {"scheduling.admission": "usage"}),
+        ("A1", "max", {"scheduling.admission": "max"}),
+        ("A3", "max", {"scheduling.admission": "max"}),
+        ("A1", "light first", {"arbitration": "light_first"}),
+        ("A3", "light first", {"arbitration": "light_first"}),
+        ("A1", "bottleneck", {"progress": "bottleneck"}),
+        ("A3", "bottleneck", {"progress": "bottleneck"}),
+        ("A4", "bottleneck", {"progress": "bottleneck"}),
+        ("A5", "bottleneck", {"progress": "bottleneck"}),
+        ("A1", "no vendor fallback", {"scheduling.vendor_fallback": False}),
+        ("A3", "no vendor fallback", {"scheduling.vendor_fallback": False}),
+        ("A3", "memory gate off", {"sandbox.memory_gate": False}),
+        ("A3", "compute gate off", {"sandbox.compute_gate": False}),
+        ("A3", "compute gate off, bottleneck", {"sandbox.compute_gate": False, "progress": "bottleneck"}),
+        ("A3", "guard max_boost 1.4", {"guard.max_boost": 1.4}),
+    ]
+    print(
+        "| scenario | switch | IR > 1.25, mean [95 %] | lowest - highest | seeds with none | SLO | started |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name, switch, changes in cases:
+        got = figures(name, range(1, seeds + 1), jobs, **changes)
+        shares = got["ir_over_1_25"]
+        spread = over_seeds(shares)
+        print(
+            f"| {name} | {switch} | {spread['mean']:.2%} [{spread['low']:.2%}, {spread['high']:.2%}] |"
+            f" {min(shares):.2%} - {max(shares):.2%} | {sum(share == 0 for share in shares)} of {seeds} |"
+            f" {mean(got['slo_rate']):.1%} | {mean(got['started']):.0f} |",
+            flush=True,
+        )
+
+
+def loads(seeds: int, jobs: int) -> None:
+    """Every scenario at each load, everything else as in the claims."""
+    print(
+        "| tasks | scenario | started | SLO | dropped | IR mean | IR p95 | IR > 1.25 | compute used | cuts |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for tasks in LOADS:
+        for name in ("A1", "A2", "A2-MIG", "A2P", "A3", "A4", "A5"):
+            got = figures(name, range(1, seeds + 1), jobs, tasks=tasks)
+            use = mean(dimensions["compute"] for dimensions in got["utilization"].values())
+            cuts = sum(mean(counts) for counts in got["limiter_events"].values())
+            print(
+                f"| {tasks} | {name} | {mean(got['started']):.0f} | {mean(got['slo_rate']):.1%} |"
+                f" {mean(got['drop_rate']):.1%} | {mean(got['ir_mean']):.3f} | {mean(got['ir_p95']):.3f} |"
+                f" {mean(got['ir_over_1_25']):.2%} | {use:.1%} | {cuts:,.0f} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["speed", "claims", "loads"])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    {"speed": speed, "claims": claims, "loads": loads}[options.what](options.seeds, options.jobs)
+
+
+if __name__ == "__main__":
+    main()
