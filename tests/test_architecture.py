@@ -20,8 +20,9 @@ LAYERS = (
     ("stores", "locks", "settings", "inventory"),
     ("transactions",),
     ("manager", "aio"),
-    ("launchers",),
-    ("api", "provider", "client", "cli", "bench"),
+    ("launchers", "task_identity"),
+    ("client", "reconcile", "airflow_api"),
+    ("api", "provider", "cli", "bench"),
 )
 """Each layer of resource_manager may import only its own and those before it."""
 

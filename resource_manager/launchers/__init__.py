@@ -9,6 +9,7 @@ from resource_manager.launchers.base import (
     LauncherUnreachableError,
     job_key,
 )
+from resource_manager.launchers.docker_command import build_docker_cmd
 from resource_manager.launchers.registry import LAUNCHERS, open_launcher
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Launcher",
     "LauncherError",
     "LauncherUnreachableError",
+    "build_docker_cmd",
     "job_key",
     "open_launcher",
 ]

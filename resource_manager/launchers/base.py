@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from resource_manager.errors import ResourceManagerError
+from resource_manager.models import MILLI_PER_GPU
 
 
 class LauncherError(ResourceManagerError):
@@ -36,16 +37,22 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run for one lease; `key` names the job wherever it runs, and only grows out of the lease."""
+    """What to run for one lease; `key` (see `job_key`) names the job wherever it runs.
+
+    `environment` is the caller's; the launcher adds what shows the job its `gpu_ids`. `container` has more
+    options for a container, by the names of Docker's `create_host_config`.
+    """
 
     key: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     gpu_ids: tuple[int, ...] = ()
+    gpu_milli: int = MILLI_PER_GPU
     vendor: str = "nvidia"
     cpus: float = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    container: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Launcher(Protocol):

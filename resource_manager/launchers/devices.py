@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from resource_manager.launchers.base import LauncherError
+from resource_manager.launchers.base import Job, LauncherError
 from resource_manager.models import MILLI_PER_GPU
 
 VISIBLE_DEVICES: Mapping[str, str] = {
@@ -16,12 +16,18 @@ VISIBLE_DEVICES: Mapping[str, str] = {
 
 
 def device_environment(
-    vendor: str, gpu_ids: Sequence[int], *, gpu_milli: int = MILLI_PER_GPU, gpu_memory_mib: int = 0
+    vendor: str,
+    gpu_ids: Sequence[int],
+    *,
+    gpu_milli: int = MILLI_PER_GPU,
+    gpu_memory_mib: int = 0,
+    renumbered: bool = False,
 ) -> dict[str, str]:
     """Environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
 
     A share is enforced by NVIDIA MPS alone, and only where its daemon runs; `gpu_memory_mib` is the memory
-    of the whole GPU (0: unknown, no memory limit). No GPUs hides all of them. Raises `LauncherError` for a
+    of the whole GPU (0: unknown, no memory limit). No GPUs hides all of them. `renumbered`: inside a
+    container that has only these GPUs, where the runtime counts them from 0. Raises `LauncherError` for a
     vendor that is not known.
     """
     try:
@@ -31,7 +37,7 @@ def device_environment(
             f"unknown GPU vendor {vendor!r}; known are {', '.join(VISIBLE_DEVICES)}"
         ) from None
     devices = ",".join(map(str, gpu_ids))
-    environment = {variable: devices}
+    environment = {variable: ",".join(map(str, range(len(gpu_ids)))) if renumbered else devices}
     if variable == "CUDA_VISIBLE_DEVICES":
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environment["NVIDIA_VISIBLE_DEVICES"] = devices or "void"
@@ -41,3 +47,9 @@ def device_environment(
                 limit_mib = gpu_memory_mib * gpu_milli // MILLI_PER_GPU
                 environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit_mib}M"
     return environment
+
+
+def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
+    """The job's whole environment; its devices cannot be overridden by the caller's."""
+    devices = device_environment(job.vendor, job.gpu_ids, gpu_milli=job.gpu_milli, renumbered=renumbered)
+    return {**job.environment, **devices, "GPU_LEASE_GPUS": ",".join(map(str, job.gpu_ids))}

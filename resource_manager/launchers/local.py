@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 
 from resource_manager.launchers import directory_job
-from resource_manager.launchers.base import Job, JobState, JobStatus, LauncherError
+from resource_manager.launchers.base import (
+    Job,
+    JobState,
+    JobStatus,
+    LauncherError,
+    LauncherUnreachableError,
+)
+from resource_manager.launchers.devices import job_environment
 
 DEFAULT_ROOT = "~/.gpu-manager/jobs"
 
 
 class LocalLauncher:
-    """Jobs as process groups of this machine, each with a directory under `root`."""
+    """Jobs as process groups of this machine, each with a directory under `root`.
 
-    def __init__(self, root: str | None = None) -> None:
+    `host` is the machine that the jobs belong to; on another one nothing is known of them.
+    """
+
+    def __init__(self, root: str | None = None, host: str = "") -> None:
+        if host and host != socket.gethostname():
+            raise LauncherUnreachableError(
+                f"the job belongs to {host} and this is {socket.gethostname()}: launcher 'local' needs "
+                "worker, triggerer and reconciler on one machine; use 'ssh' or 'docker' for several"
+            )
         self.root = root or os.environ.get("GPU_MANAGER_JOBS_DIR", DEFAULT_ROOT)
 
     def start(self, job: Job) -> None:
         if job.image:
             raise LauncherError("the local launcher runs no images; use launcher='docker'")
+        environment = job_environment(job)
         try:
-            directory_job.start(self.root, job.key, job.command, dict(job.environment))
-        except (OSError, subprocess.CalledProcessError) as error:
+            directory_job.start(self.root, job.key, job.command, environment)
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             raise LauncherError(f"job {job.key} could not be started here: {error}") from error
 
     def status(self, key: str) -> JobStatus:

@@ -10,11 +10,27 @@ from resource_manager.launchers.base import Launcher, LauncherError
 def _local(address: str, conn_id: str | None) -> Launcher:
     from resource_manager.launchers.local import LocalLauncher
 
-    return LocalLauncher()
+    return LocalLauncher(host=address)
 
 
-LAUNCHERS: dict[str, Callable[[str, str | None], Launcher]] = {"local": _local}
-"""name -> (address of the server, Airflow connection id or None) -> launcher."""
+def _ssh(address: str, conn_id: str | None) -> Launcher:
+    from resource_manager.launchers.ssh import SSHLauncher
+
+    return SSHLauncher(address, conn_id)
+
+
+def _docker(address: str, conn_id: str | None) -> Launcher:
+    from resource_manager.launchers.docker import DockerLauncher
+
+    return DockerLauncher(address, conn_id)
+
+
+LAUNCHERS: dict[str, Callable[[str, str | None], Launcher]] = {
+    "local": _local,
+    "ssh": _ssh,
+    "docker": _docker,
+}
+"""name -> (address, Airflow connection id or None) -> launcher; see there for what the address is."""
 
 
 def open_launcher(name: str, address: str = "", conn_id: str | None = None) -> Launcher:

@@ -1,4 +1,4 @@
-"""The Airflow provider: connection, hook, operators, sensor, triggers and listener."""
+"""The Airflow provider: connection, hook, operators, sensor, decorator, triggers and listener."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ def get_provider_info() -> dict[str, Any]:
     """What Airflow's provider manager reads."""
     from resource_manager import __version__
 
+    def field(label: str, kind: str, description: str) -> dict[str, Any]:
+        return {"label": label, "description": description, "schema": {"type": [kind, "null"]}}
+
     return {
         "package-name": "gpu-resource-manager",
         "name": "GPU resource manager",
@@ -17,8 +20,22 @@ def get_provider_info() -> dict[str, Any]:
         "connection-types": [
             {
                 "connection-type": "gpu_manager",
+                "hook-name": "GPU resource manager",
                 "hook-class-name": "resource_manager.provider.hook.GPUManagerHook",
+                "conn-fields": {
+                    "policy": field("Policy", "string", "Placement policy; first_fit if empty. Store only."),
+                    "order": field("Order", "string", "Order of the queue; fifo if empty. Store only."),
+                    "inventory": field("Inventory", "string", "TOML file with the servers. Store only."),
+                },
+                "ui-field-behaviour": {
+                    "hidden-fields": ["port", "login", "schema"],
+                    "relabeling": {"host": "Store or service URL", "password": "Token of the service"},
+                    "placeholders": {"host": "redis://redis:6379/0 or https://gpus.example.com"},
+                },
             }
         ],
         "extra-links": ["resource_manager.provider.links.ConsoleLink"],
+        "task-decorators": [
+            {"name": "gpu", "class-name": "resource_manager.provider.decorators.gpu.gpu_task"}
+        ],
     }

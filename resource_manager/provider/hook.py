@@ -2,52 +2,68 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
+from resource_manager.client import ServiceClient
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager import GPUResourceManager
 
+DEFAULT_CONNECTION = "gpu_manager_default"
+
+Manager = GPUResourceManager | ServiceClient
+"""Straight on the store, or through the REST service: they have the same methods."""
+
 
 class GPUManagerHook(BaseHook):
-    """Gives the manager behind a connection, or the one of the settings where no connection is named."""
+    """Gives the manager behind a connection.
+
+    The connection's host is the URL of a store (`redis://…`, `airflow://`) or of the REST service
+    (`https://…`, with its token as the password). Where the default connection is not defined, the
+    `GPU_MANAGER_*` settings count.
+    """
 
     conn_name_attr = "gpu_conn_id"
-    default_conn_name = "gpu_manager_default"
+    default_conn_name = DEFAULT_CONNECTION
     conn_type = "gpu_manager"
     hook_name = "GPU resource manager"
 
-    def __init__(self, gpu_conn_id: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.gpu_conn_id = gpu_conn_id
-        self._manager: GPUResourceManager | None = None
+        self._manager: Manager | None = None
 
-    def get_conn(self) -> GPUResourceManager:
+    def get_conn(self) -> Manager:
         """The manager; raises `AirflowException` in one line where there is none."""
         if self._manager is None:
             try:
                 self._manager = self._connect()
             except ResourceManagerError as error:
-                raise AirflowException(f"no GPU manager: {error}") from error
+                raise AirflowException(f"connection {self.gpu_conn_id!r}: {error}") from error
         return self._manager
 
-    def _connect(self) -> GPUResourceManager:
-        if self.gpu_conn_id is None:
-            return GPUResourceManager()
+    def _connect(self) -> Manager:
         try:
             connection = self.get_connection(self.gpu_conn_id)
         except AirflowNotFoundException as error:
+            if self.gpu_conn_id == DEFAULT_CONNECTION:
+                return GPUResourceManager()
             raise AirflowException(
-                f"connection {self.gpu_conn_id!r} is not defined; add it with type gpu_manager, "
-                "or leave gpu_conn_id out to use the GPU_MANAGER_* settings"
+                f"connection {self.gpu_conn_id!r} is not defined; add it with type gpu_manager"
             ) from error
-        if not connection.host:
+        url = connection.host or ""
+        if url.startswith(("http://", "https://")):
+            return ServiceClient(url, connection.password)
+        if "://" not in url:
             raise AirflowException(
-                f"connection {self.gpu_conn_id!r} names no store: put its URL into the host"
+                f"connection {self.gpu_conn_id!r}: its host must be the URL of a store or of the service, "
+                f"not {url!r}"
             )
-        return GPUResourceManager.from_url(connection.host, **connection.extra_dejson)
+        options = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
+        return GPUResourceManager.from_url(url, **options)
 
     def test_connection(self) -> tuple[bool, str]:
         """For the button in Airflow's connection form."""
@@ -55,4 +71,7 @@ class GPUManagerHook(BaseHook):
             summary = self.get_conn().get_resource_summary()
         except Exception as error:
             return False, str(error)
-        return True, f"{summary['total_servers']} servers"
+        servers = summary["servers"]
+        free = sum(server["available_gpus"] for server in servers)
+        total = sum(server["total_gpus"] for server in servers)
+        return True, f"{len(servers)} servers, {free} of {total} GPUs free, seen from {socket.gethostname()}"

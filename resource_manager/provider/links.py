@@ -8,7 +8,7 @@ from urllib.parse import quote
 from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 
-from resource_manager.provider.identity import TaskIdentity
+from resource_manager.task_identity import TaskIdentity
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -22,4 +22,4 @@ class ConsoleLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         base_url = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
-        return f"{base_url}/gpu/?task={quote(TaskIdentity.of(ti_key).lease_id, safe='')}"
+        return f"{base_url}/gpu/leases?search={quote(TaskIdentity.of(ti_key).lease_id, safe='')}"

@@ -1,26 +1,42 @@
-"""Whether Airflow still wants a task, asked from a worker or a trigger."""
+"""What Airflow wants, asked from a worker or a trigger through the execution API."""
 
 from __future__ import annotations
 
-from resource_manager.provider.identity import TaskIdentity
+from collections import defaultdict
+from collections.abc import Iterable
 
-ENDED_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from resource_manager.airflow_api import ENDED_TASK_STATES
+from resource_manager.task_identity import TaskIdentity
+
+
+class ExecutionTaskStates:
+    """`TaskStates` inside Airflow. Its methods block: call them from a thread where a loop runs."""
+
+    def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
+        wanted = set(identities)
+        per_run: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for identity in wanted:
+            per_run[identity.dag_id, identity.run_id].add(identity.task_id)
+        found = set()
+        for (dag_id, run_id), task_ids in per_run.items():
+            answer = RuntimeTaskInstance.get_task_states(
+                dag_id=dag_id, run_ids=[run_id], task_ids=sorted(task_ids)
+            )
+            states = answer.get(run_id, {})
+            for identity in wanted:
+                if (identity.dag_id, identity.run_id) == (dag_id, run_id):
+                    suffix = "" if identity.map_index < 0 else f"_{identity.map_index}"
+                    name = f"{identity.task_id}{suffix}"
+                    if name in states and states[name] not in ENDED_TASK_STATES:
+                        found.add(identity)
+        return found
+
+    def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
+        return bool(RuntimeTaskInstance.get_dr_count(dag_id, run_ids=[run_id], states=["queued", "running"]))
 
 
 def is_wanted(identity: TaskIdentity) -> bool:
-    """False once the task ended or its run is gone; a cleared or retried task is still wanted.
-
-    Blocks; call it from a thread where an event loop runs.
-    """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    states = RuntimeTaskInstance.get_task_states(
-        dag_id=identity.dag_id,
-        task_ids=[identity.task_id],
-        run_ids=[identity.run_id],
-        map_index=identity.map_index,
-    )
-    of_run = states.get(identity.run_id)
-    if not of_run:
-        return False
-    return next(iter(of_run.values())) not in ENDED_STATES
+    """False once the task ended or its run is gone; a cleared or retried task is still wanted."""
+    return identity in ExecutionTaskStates().unfinished({identity})

@@ -1,52 +1,66 @@
-"""What waits in the triggerer: for a grant, and for the end of a job."""
+"""What waits in the triggerer: for a grant, for room, for the end of a lease, and for the end of a job."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.launchers import (
-    JobState,
-    JobStatus,
-    Launcher,
-    LauncherError,
-    LauncherUnreachableError,
-    open_launcher,
-)
-from resource_manager.provider.identity import TaskIdentity
+from resource_manager import reconcile
+from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, ResourceManagerError
+from resource_manager.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
+from resource_manager.provider.demand import describe_waiting
+from resource_manager.provider.hook import DEFAULT_CONNECTION
 from resource_manager.provider.task_state import is_wanted
 from resource_manager.provider.watch import Watch
+from resource_manager.reconcile import RunningJob
+from resource_manager.task_identity import TaskIdentity
 
 POLL_S = 1.0
+OUTAGE_POLL_S = 5.0
+SETTLE_S = 5.0
+"""No trigger fires sooner: Airflow's scheduler fails a task that goes on before the scheduler has read that
+its worker let go of it (apache/airflow issues 71580 and 72716)."""
+
 REPORT_EVERY_S = 60.0
 """How often a waiting task says where it stands, if nothing moved."""
 
 
-class GrantTrigger(BaseTrigger):
+class _Trigger(BaseTrigger):
+    """Keeps its arguments, which are plain values, for `serialize`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arguments = arguments
+        self._began_at = time.monotonic()
+
+    async def _event(self, **payload: Any) -> TriggerEvent:
+        """An event, once it may fire."""
+        await asyncio.sleep(max(self._began_at + SETTLE_S - time.monotonic(), 0.0))
+        return TriggerEvent(payload)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments
+
+
+class GrantTrigger(_Trigger):
     """Fires when the lease is granted, was lost, or was not granted within `max_wait_s`."""
 
     def __init__(
-        self, identity: dict[str, Any], gpu_conn_id: str | None = None, max_wait_s: float | None = None
+        self,
+        identity: Mapping[str, Any],
+        gpu_conn_id: str = DEFAULT_CONNECTION,
+        max_wait_s: float | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(identity=dict(identity), gpu_conn_id=gpu_conn_id, max_wait_s=max_wait_s)
         self.identity = TaskIdentity(**identity)
         self.gpu_conn_id = gpu_conn_id
         self.max_wait_s = max_wait_s
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return (
-            f"{type(self).__module__}.{type(self).__qualname__}",
-            {
-                "identity": asdict(self.identity),
-                "gpu_conn_id": self.gpu_conn_id,
-                "max_wait_s": self.max_wait_s,
-            },
-        )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = Watch.of(self.gpu_conn_id)
@@ -55,146 +69,188 @@ class GrantTrigger(BaseTrigger):
         while True:
             try:
                 status = await watch.status_of(self.identity.lease_id)
-            except ResourceManagerError as error:
+            except (ResourceManagerError, AirflowException) as error:
                 self.log.warning("the GPU manager does not answer, still waiting: %s", error)
-                await asyncio.sleep(10 * POLL_S)
+                await asyncio.sleep(OUTAGE_POLL_S)
                 continue
             if status is None or status["state"] != "WAITING":
-                yield TriggerEvent({"state": "LOST" if status is None else status["state"]})
+                yield await self._event(state="LOST" if status is None else status["state"])
                 return
             standing = describe_waiting(status)
             if standing != reported or clock() - reported_at > REPORT_EVERY_S:
                 self.log.info("%s", standing)
                 reported, reported_at = standing, clock()
             if self.max_wait_s is not None and status["waited_s"] >= self.max_wait_s:
-                yield TriggerEvent({"state": "TOO LATE"})
+                yield await self._event(state="TOO LATE")
                 return
             await asyncio.sleep(POLL_S)
 
     async def on_kill(self) -> None:
-        if await asyncio.to_thread(is_wanted, self.identity):
-            return
+        await end_unless_wanted(self)
+
+
+class VacancyTrigger(_Trigger):
+    """Fires when a request like this would be granted at once; takes nothing."""
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        gpu_conn_id: str = DEFAULT_CONNECTION,
+        poke_interval_s: float = 5.0,
+    ) -> None:
+        super().__init__(arguments=dict(arguments), gpu_conn_id=gpu_conn_id, poke_interval_s=poke_interval_s)
+        self.arguments = dict(arguments)
+        self.gpu_conn_id = gpu_conn_id
+        self.poke_interval_s = poke_interval_s
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = Watch.of(self.gpu_conn_id)
-        lease_id = self.identity.lease_id
-        if not await watch.call(lambda manager: manager.cancel(lease_id, reason="ended in Airflow")):
-            await watch.call(lambda manager: manager.release_resources(lease_id, outcome="CANCELLED"))
-        self.log.info("gave up the place in the queue: the task was ended in Airflow")
+        while True:
+            try:
+                answer = await watch.call(lambda manager: manager.explain(**self.arguments))
+                if answer["would_be_granted"]:
+                    yield await self._event(server_name=answer["server_name"])
+                    return
+            except InvalidRequestError:
+                raise
+            except (ResourceManagerError, AirflowException) as error:
+                self.log.warning("the GPU manager does not answer, still waiting: %s", error)
+            await asyncio.sleep(self.poke_interval_s)
 
 
-def describe_waiting(status: dict[str, Any]) -> str:
-    """Where a waiting task stands, why it waits, and until when roughly."""
-    return f"waiting for GPUs: position {status['position']}, {status['reason']}"
+class LeaseEndTrigger(_Trigger):
+    """Fires when that lease is over, whoever ends it."""
+
+    def __init__(
+        self, identity: Mapping[str, Any], fencing_token: int, gpu_conn_id: str = DEFAULT_CONNECTION
+    ) -> None:
+        super().__init__(identity=dict(identity), fencing_token=fencing_token, gpu_conn_id=gpu_conn_id)
+        self.identity = TaskIdentity(**identity)
+        self.fencing_token = fencing_token
+        self.gpu_conn_id = gpu_conn_id
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        watch = Watch.of(self.gpu_conn_id)
+        while True:
+            try:
+                await watch.call(lambda manager: manager.sweep() if hasattr(manager, "sweep") else None)
+                status = await watch.status_of(self.identity.lease_id)
+                if status is None or status.get("fencing_token") != self.fencing_token:
+                    yield await self._event(state="OVER")
+                    return
+            except (ResourceManagerError, AirflowException) as error:
+                self.log.warning("the GPU manager does not answer, still waiting: %s", error)
+            await asyncio.sleep(OUTAGE_POLL_S)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """Where to find a lease's job: plain values, so that a trigger can carry them."""
-
-    key: str
-    fencing_token: int
-    launcher: str
-    address: str = ""
-    conn_id: str | None = None
-    ttl_s: float = 120.0
-
-    def open(self) -> Launcher:
-        """The launcher that runs it; raises `LauncherError`."""
-        return open_launcher(self.launcher, self.address, self.conn_id)
-
-
-class JobTrigger(BaseTrigger):
+class JobTrigger(_Trigger):
     """Watches a job: writes its output to the task's log, keeps the lease alive, fires when it ended."""
 
     def __init__(
         self,
-        identity: dict[str, Any],
-        job: dict[str, Any],
-        gpu_conn_id: str | None = None,
+        identity: Mapping[str, Any],
+        job: Mapping[str, Any],
+        ttl_s: float,
+        gpu_conn_id: str = DEFAULT_CONNECTION,
         unreachable_s: float = 600.0,
+        timeout_s: float | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(
+            identity=dict(identity),
+            job=dict(job),
+            ttl_s=ttl_s,
+            gpu_conn_id=gpu_conn_id,
+            unreachable_s=unreachable_s,
+            timeout_s=timeout_s,
+        )
         self.identity = TaskIdentity(**identity)
         self.job = RunningJob(**job)
+        self.ttl_s = ttl_s
         self.gpu_conn_id = gpu_conn_id
         self.unreachable_s = unreachable_s
+        self.timeout_s = timeout_s
         self._offset = 0
         self._last_line = ""
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return (
-            f"{type(self).__module__}.{type(self).__qualname__}",
-            {
-                "identity": asdict(self.identity),
-                "job": asdict(self.job),
-                "gpu_conn_id": self.gpu_conn_id,
-                "unreachable_s": self.unreachable_s,
-            },
-        )
+        self._launcher: Launcher | None = None
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         clock = asyncio.get_running_loop().time
-        launcher = await asyncio.to_thread(self.job.open)
-        renewed_at = reached_at = clock()
+        started_at = renewed_at = reached_at = clock()
         while True:
             try:
-                status = await asyncio.to_thread(launcher.status, self.job.key)
-                await self._copy_log(launcher)
+                status = await self._look()
                 reached_at = clock()
+                if status.state is not JobState.RUNNING:
+                    yield await self._event(
+                        state=str(status.state), exit_code=status.exit_code, last_line=self._last_line
+                    )
+                    return
             except LauncherUnreachableError as error:
                 self.log.warning("the job cannot be seen, it may still run: %s", error)
                 if clock() - reached_at > self.unreachable_s:
-                    yield TriggerEvent({"state": "unreachable", "detail": str(error)})
+                    yield await self._event(state="unreachable", detail=str(error))
                     return
-            else:
-                if status.state is not JobState.RUNNING:
-                    yield TriggerEvent(self._ended(status))
-                    return
-            if clock() - renewed_at > self.job.ttl_s / 3:
-                if not await self._renew(launcher):
-                    yield TriggerEvent({"state": "lease lost"})
-                    return
+            if clock() - renewed_at > self.ttl_s / 3:
                 renewed_at = clock()
+                if not await self._renew():
+                    yield await self._event(state="lease lost")
+                    return
+            if self.timeout_s is not None and clock() - started_at > self.timeout_s:
+                yield await self._event(state="timeout")
+                return
             await asyncio.sleep(POLL_S)
 
-    def _ended(self, status: JobStatus) -> dict[str, Any]:
-        return {"state": str(status.state), "exit_code": status.exit_code, "last_line": self._last_line}
-
-    async def _copy_log(self, launcher: Launcher) -> None:
+    async def _look(self) -> JobStatus:
+        """The job's state, after its new output went to the log."""
+        if self._launcher is None:
+            self._launcher = await asyncio.to_thread(self.job.open)
+        status = await asyncio.to_thread(self._launcher.status, self.job.key)
         while True:
-            text, offset = await asyncio.to_thread(launcher.logs, self.job.key, self._offset)
+            text, offset = await asyncio.to_thread(self._launcher.logs, self.job.key, self._offset)
             if offset == self._offset:
-                return
+                return status
             self._offset = offset
             for line in text.splitlines():
                 self.log.info("%s", line)
                 self._last_line = line if line.strip() else self._last_line
 
-    async def _renew(self, launcher: Launcher) -> bool:
+    async def _renew(self) -> bool:
         """Keeps the lease; where it is gone, ends the job, since its GPUs may be someone else's now."""
-        lease_id, token = self.identity.lease_id, self.job.fencing_token
+        job = self.job
         try:
             await Watch.of(self.gpu_conn_id).call(
-                lambda manager: manager.renew(lease_id, fencing_token=token)
+                lambda manager: manager.renew(job.task_id, fencing_token=job.fencing_token)
             )
         except LeaseNotFoundError:
             self.log.error("the lease was ended by someone else; stopping the job")
-            await asyncio.to_thread(launcher.stop, self.job.key)
+            if self._launcher is not None:
+                await asyncio.to_thread(self._launcher.stop, job.key)
             return False
-        except ResourceManagerError as error:
+        except (ResourceManagerError, AirflowException) as error:
             self.log.warning("the lease could not be renewed, trying again: %s", error)
         return True
 
     async def on_kill(self) -> None:
-        if await asyncio.to_thread(is_wanted, self.identity):
-            return
-        try:
-            launcher = await asyncio.to_thread(self.job.open)
-            await asyncio.to_thread(launcher.stop, self.job.key)
-        except LauncherError as error:
-            self.log.warning("the job could not be stopped; its GPUs stay held until it is gone: %s", error)
-            return
-        lease_id, token = self.identity.lease_id, self.job.fencing_token
-        await Watch.of(self.gpu_conn_id).call(
-            lambda manager: manager.release_resources(lease_id, fencing_token=token, outcome="CANCELLED")
-        )
-        self.log.info("stopped the job and released its GPUs: the task was ended in Airflow")
+        await end_unless_wanted(self)
+
+
+async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
+    """Ends the job and the lease of a task that a user ended, but not of one cleared or moved elsewhere.
+
+    Airflow also cancels a trigger that another triggerer took over, so it is asked what became of the task.
+    """
+    identity = trigger.identity
+    if await asyncio.to_thread(is_wanted, identity):
+        return
+    watch = Watch.of(trigger.gpu_conn_id)
+    entry = await watch.call(lambda manager: manager.status_of(identity.lease_id))
+    if entry is not None:
+        manager = await watch.call(lambda manager: manager)
+        done = await asyncio.to_thread(reconcile.end, manager, entry)  # stopping takes a while
+        trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)
+
+
+def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:
+    """The identity of the task that runs, as it is and as a trigger takes it."""
+    identity = TaskIdentity.of(context["ti"])
+    return identity, asdict(identity)

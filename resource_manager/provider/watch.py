@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
-from resource_manager.manager import GPUResourceManager
-from resource_manager.provider.hook import GPUManagerHook
+from resource_manager.provider.hook import GPUManagerHook, Manager
 
 T = TypeVar("T")
 
@@ -20,11 +19,9 @@ MAX_AGE_S = 0.5
 class Watch:
     """The manager of one connection, used from one thread of its own."""
 
-    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, Watch]]] = (
-        WeakKeyDictionary()
-    )
+    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watch]]] = WeakKeyDictionary()
 
-    def __init__(self, gpu_conn_id: str | None) -> None:
+    def __init__(self, gpu_conn_id: str) -> None:
         self._hook = GPUManagerHook(gpu_conn_id)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu-manager")
         self._reading = asyncio.Lock()
@@ -32,14 +29,14 @@ class Watch:
         self._tasks: dict[str, dict[str, Any]] = {}
 
     @classmethod
-    def of(cls, gpu_conn_id: str | None) -> Watch:
+    def of(cls, gpu_conn_id: str) -> Watch:
         """The watch of that connection in the running event loop."""
         watches = cls._all.setdefault(asyncio.get_running_loop(), {})
         if gpu_conn_id not in watches:
             watches[gpu_conn_id] = cls(gpu_conn_id)
         return watches[gpu_conn_id]
 
-    async def call(self, act: Callable[[GPUResourceManager], T]) -> T:
+    async def call(self, act: Callable[[Manager], T]) -> T:
         """Does something with the manager without blocking the loop."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: act(self._hook.get_conn())
@@ -50,7 +47,7 @@ class Watch:
         async with self._reading:
             clock = asyncio.get_running_loop().time
             if clock() - self._read_at > MAX_AGE_S:
-                everything = await self.call(lambda manager: manager.leases() + manager.queue())
+                everything = await self.call(lambda manager: manager.queue() + manager.leases())
                 self._tasks = {entry["task_id"]: entry for entry in everything}
                 self._read_at = clock()
         return self._tasks.get(task_id)

@@ -33,7 +33,12 @@ def wait_until_ended(launcher, key):
 
 def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):
     launcher.start(
-        Job("j", ("/bin/sh", "-c", "echo gpu $CUDA_VISIBLE_DEVICES; exit 3"), {"CUDA_VISIBLE_DEVICES": "4"})
+        Job(
+            "j",
+            ("/bin/sh", "-c", "echo gpu $CUDA_VISIBLE_DEVICES; exit 3"),
+            {"CUDA_VISIBLE_DEVICES": "9"},
+            gpu_ids=(4,),
+        )
     )
     assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, 3)
     text, offset = launcher.logs("j")

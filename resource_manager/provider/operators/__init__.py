@@ -1,5 +1,19 @@
 """The operators."""
 
+from resource_manager.provider.operators.lease import (
+    GPUAllocateOperator,
+    GPULease,
+    GPUReleaseOperator,
+    gpu_lease,
+)
+from resource_manager.provider.operators.reconcile import GPUReconcileOperator
 from resource_manager.provider.operators.training import GPUTrainingOperator
 
-__all__ = ["GPUTrainingOperator"]
+__all__ = [
+    "GPUAllocateOperator",
+    "GPULease",
+    "GPUReconcileOperator",
+    "GPUReleaseOperator",
+    "GPUTrainingOperator",
+    "gpu_lease",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -27,8 +28,8 @@ class TaskIdentity:
         )
 
     @classmethod
-    def from_labels(cls, labels: dict[str, str]) -> Self | None:
-        """The identity that `labels` wrote, or None for a lease of someone else."""
+    def from_labels(cls, labels: Mapping[str, str]) -> Self | None:
+        """The identity that `labels` wrote, or None for a lease that belongs to no task of Airflow."""
         try:
             return cls(labels["dag_id"], labels["run_id"], labels["task_id"], int(labels["map_index"]))
         except (KeyError, ValueError):

@@ -1,0 +1,26 @@
+"""A lease as setup and teardown around a Docker step of Airflow's own operator."""
+
+from airflow.providers.docker.operators.docker import DockerOperator
+from airflow.sdk import DAG, Param
+
+from resource_manager.provider.operators import gpu_lease
+
+with (
+    DAG(
+        "docker_step",
+        schedule=None,
+        catchup=False,
+        tags=["gpu", "example"],
+        doc_md=__doc__,
+        params={"image": Param("nvidia/cuda:12.6.0-base-ubuntu24.04", type="string", title="Image")},
+    ) as dag,
+    gpu_lease(gpus=2, cpus=4) as lease,
+):
+    # An engine whose default runtime is NVIDIA's gives the container the GPUs that this variable names.
+    DockerOperator(
+        task_id="train",
+        image="{{ params.image }}",
+        command=["sh", "-c", "echo training on GPUs $NVIDIA_VISIBLE_DEVICES"],
+        environment={"NVIDIA_VISIBLE_DEVICES": lease.value("gpu_devices")},
+        auto_remove="force",
+    )

@@ -1,0 +1,32 @@
+"""Several stages on the same GPUs: a task group that shares one lease, and a Python step with its own."""
+
+import os
+import sys
+from pathlib import Path
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, task
+
+from resource_manager.provider.operators import gpu_lease
+
+JOB = Path(__file__).parent / "jobs" / "digits.py"
+
+with DAG("pipeline_digits", schedule=None, catchup=False, tags=["gpu", "example"], doc_md=__doc__) as dag:
+    with gpu_lease(gpus=4, cpus=8, group_id="on_shared_gpus") as lease:
+        stages = [
+            BashOperator(
+                task_id=stage,
+                bash_command=f"{sys.executable} {JOB} --width={width} --learning-rate=0.001 --epochs=2",
+                env=lease.environment(),
+                append_env=True,
+            )
+            for stage, width in (("pretrain", 32), ("finetune", 64))
+        ]
+        stages[0] >> stages[1]
+
+    @task.gpu(gpus=2, cpus=4)
+    def evaluate() -> str:
+        """Runs in a worker, with its GPUs in the environment."""
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    stages[1] >> evaluate()

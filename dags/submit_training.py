@@ -1,0 +1,36 @@
+"""Trains what is asked for in Airflow's trigger form: an image or a command, GPUs, CPUs, and a server."""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from resource_manager.provider.operators import GPUTrainingOperator
+
+with DAG(
+    "submit_training",
+    schedule=None,
+    catchup=False,
+    tags=["gpu", "example"],
+    doc_md=__doc__,
+    default_args={
+        "retries": 2,
+        "retry_delay": timedelta(minutes=5),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=30),
+    },
+    params={
+        "command": Param("nvidia-smi", type="string", title="Command", description="For a shell."),
+        "image": Param("", type=["string", "null"], title="Image", description="Runs on Docker if given."),
+        "gpus": Param(2, type="integer", minimum=1, maximum=8, title="GPUs"),
+        "cpus": Param(8, type="integer", minimum=1, maximum=64, title="CPUs"),
+        "server": Param("", type=["string", "null"], title="Preferred server", description="Its id or name."),
+    },
+) as dag:
+    GPUTrainingOperator(
+        task_id="train",
+        gpus="{{ params.gpus }}",
+        cpus="{{ params.cpus }}",
+        command="{{ params.command }}",
+        image="{{ params.image or '' }}",
+        server="{{ params.server or '' }}",
+    )

@@ -1,0 +1,76 @@
+"""Airflow's task instances over its REST API, for whoever runs outside Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+
+from resource_manager.errors import InvalidRequestError, ResourceManagerError
+from resource_manager.task_identity import TaskIdentity
+
+ENDED_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+ENDED_RUN_STATES = frozenset({"success", "failed"})
+TIMEOUT_S = 30.0
+
+
+class AirflowUnavailableError(ResourceManagerError):
+    """Airflow's API does not answer, or not to this login."""
+
+
+class AirflowTaskStates:
+    """`TaskStates` of the Airflow at `url`; log in with a token, or with user and password."""
+
+    def __init__(
+        self, url: str, *, token: str | None = None, user: str | None = None, password: str | None = None
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidRequestError(f"not Airflow's address: {url!r}", field="airflow_url")
+        self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S)
+        if token is None and user is not None:
+            answer = self._call("POST", "/auth/token", json={"username": user, "password": password or ""})
+            token = answer["access_token"]
+        if token is not None:
+            self._http.headers["Authorization"] = f"Bearer {token}"
+
+    def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
+        found = set()
+        for identity in identities:
+            path = f"{_run(identity.dag_id, identity.run_id)}/taskInstances/{_quote(identity.task_id)}"
+            if identity.map_index >= 0:
+                path += f"/{identity.map_index}"
+            task = self._call("GET", path)
+            if task is not None and task["state"] not in ENDED_TASK_STATES:
+                found.add(identity)
+        return found
+
+    def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
+        run = self._call("GET", _run(dag_id, run_id))
+        return run is not None and run["state"] not in ENDED_RUN_STATES
+
+    def _call(self, method: str, path: str, **content: Any) -> Any:
+        """The answer, or None where there is no such thing."""
+        try:
+            answer = self._http.request(method, path, **content)
+        except httpx.HTTPError as error:
+            raise AirflowUnavailableError(f"no answer from {self._http.base_url}: {error}") from error
+        # A proxy's or a wrong address' 404 must not look like a task that is gone.
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        if answer.status_code == 404 and is_json:
+            return None
+        if answer.is_error:
+            raise AirflowUnavailableError(
+                f"{self._http.base_url} answered {answer.status_code} to {method} {path}"
+            )
+        return answer.json()
+
+
+def _run(dag_id: str, run_id: str) -> str:
+    return f"/api/v2/dags/{_quote(dag_id)}/dagRuns/{_quote(run_id)}"
+
+
+def _quote(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, safe="")

@@ -1,0 +1,53 @@
+"""`build_docker_cmd`: the command line that runs an image on granted GPUs (original design, section 4.1)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resource_manager.launchers.base import job_key
+from resource_manager.launchers.devices import device_environment
+
+
+def build_docker_cmd(
+    allocation: Mapping[str, Any],
+    image: str,
+    command: str | Sequence[str] = (),
+    *,
+    env: Mapping[str, str] | None = None,
+    volumes: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> str:
+    """A `docker run` for any POSIX shell, such as that of `SSHOperator` or `BashOperator`.
+
+    `allocation` is what `allocate_resources` returned; `volumes` are `host:container`, `options` more
+    arguments for `docker run`. The container is named after the lease, so no second one can start beside it.
+    """
+    gpu_ids = allocation["gpu_ids"]
+    name = job_key(allocation["task_id"], allocation.get("fencing_token", 0))
+    words = ["docker", "run", "--rm", "--init", "--name", name]
+    words += ["--label", f"gpu-manager.task_id={allocation['task_id']}"]
+    if allocation["cpu_count"]:
+        words += ["--cpus", str(allocation["cpu_count"])]
+    vendor = allocation.get("vendor", "nvidia") or "nvidia"
+    if gpu_ids and vendor == "nvidia":
+        # Docker itself splits this value at commas unless it is quoted, hence the quotes inside.
+        words += ["--gpus", f'"device={",".join(map(str, gpu_ids))}"']
+    elif vendor == "amd":
+        words += ["--device", "/dev/kfd", "--device", "/dev/dri"]
+    environment = {
+        **(env or {}),
+        **device_environment(
+            vendor,
+            gpu_ids,
+            gpu_milli=allocation.get("gpu_milli", 1000),
+            renumbered=vendor != "amd",
+        ),
+    }
+    for variable, value in environment.items():
+        words += ["--env", f"{variable}={value}"]
+    for volume in volumes:
+        words += ["--volume", volume]
+    words += [*options, image, *(shlex.split(command) if isinstance(command, str) else command)]
+    return shlex.join(words)

@@ -1,0 +1,97 @@
+"""Runs jobs on servers reached by ssh; they outlive the connection."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from resource_manager.launchers import directory_job
+from resource_manager.launchers.base import (
+    Job,
+    JobState,
+    JobStatus,
+    LauncherError,
+    LauncherUnreachableError,
+)
+from resource_manager.launchers.devices import job_environment
+
+DEFAULT_ROOT = "~/.gpu-manager/jobs"
+ANSWER_TIMEOUT_S = 60.0
+
+
+class SSHLauncher:
+    """Jobs in directories of a server that has python3 (3.7 or newer) and nothing of ours installed.
+
+    `address` is `[user@]host[:port]`; what it leaves out, and the credentials, come from the connection.
+    """
+
+    def __init__(self, address: str = "", ssh_conn_id: str | None = None, root: str = DEFAULT_ROOT) -> None:
+        try:
+            from airflow.providers.ssh.hooks.ssh import SSHHook
+        except ImportError as error:
+            raise LauncherError(
+                "the ssh launcher needs Airflow's SSH provider: pip install 'gpu-resource-manager[ssh]'"
+            ) from error
+        if not address and ssh_conn_id is None:
+            raise LauncherError(
+                "no server to reach: give it an address in the inventory, or the task an ssh connection"
+            )
+        self.root = root
+        parts = urlsplit(address if "://" in address else f"ssh://{address}")
+        overrides: dict[str, Any] = {
+            "remote_host": parts.hostname,
+            "username": parts.username,
+            "port": parts.port,
+        }
+        try:
+            self._hook = SSHHook(
+                ssh_conn_id=ssh_conn_id, **{name: value for name, value in overrides.items() if value}
+            )
+        except Exception as error:
+            raise LauncherError(f"ssh connection {ssh_conn_id!r}: {error}") from error
+        self._host = address or self._hook.remote_host
+        self._client: Any = None
+
+    def start(self, job: Job) -> None:
+        if job.image:
+            raise LauncherError("the ssh launcher runs no images; use launcher='docker'")
+        self._ask("start", key=job.key, command=list(job.command), environment=job_environment(job))
+
+    def status(self, key: str) -> JobStatus:
+        found = self._ask("status", key=key)
+        return JobStatus(JobState(found["state"]), found["exit_code"])
+
+    def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
+        found = self._ask("logs", key=key, offset=offset)
+        return found["text"], found["offset"]
+
+    def stop(self, key: str, grace_s: float = 10.0) -> None:
+        self._ask("stop", key=key, grace_s=grace_s)
+
+    def _ask(self, act: str, **arguments: Any) -> dict[str, Any]:
+        """Lets the server's python3 do it; the program and its secrets travel on standard input."""
+        call = json.dumps({"do": act, "root": self.root, **arguments})
+        program = f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n"
+        try:
+            if self._client is None:
+                self._client = self._hook.get_conn()
+            given, output, problems = self._client.exec_command(
+                "python3 -", timeout=ANSWER_TIMEOUT_S + arguments.get("grace_s", 0.0)
+            )
+            given.write(program.encode())
+            given.channel.shutdown_write()
+            answer, complaint = output.read().decode(), problems.read().decode()
+            exit_code = output.channel.recv_exit_status()
+        except Exception as error:  # paramiko has several unrelated ones
+            self._client = None
+            reason = str(error) or type(error).__name__
+            raise LauncherUnreachableError(f"server {self._host} does not answer by ssh: {reason}") from error
+        if exit_code == 127:
+            raise LauncherError(f"server {self._host} has no python3, which the ssh launcher needs there")
+        if exit_code != 0:
+            last = (complaint.strip().splitlines() or ["no reason given"])[-1]
+            raise LauncherError(f"server {self._host} could not {act} job {arguments['key']}: {last}")
+        found: dict[str, Any] = json.loads(answer)
+        return found

@@ -1,0 +1,143 @@
+"""What a task asks for, in the words of an operator, and the lease that it gets for it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from resource_manager import reconcile
+from resource_manager.client import ServiceError
+from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
+from resource_manager.models import MILLI_PER_GPU
+from resource_manager.provider.hook import Manager
+from resource_manager.task_identity import TaskIdentity
+
+DEFAULT_POOL = "default_pool"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """GPUs and CPUs of one server, and where in the queue."""
+
+    gpus: int | str
+    cpus: int | str = 1
+    server: int | str | None = None
+    gpu_type: str | Sequence[str] = ()
+    gpu_milli: int = MILLI_PER_GPU
+    priority: int = 0
+    team: str = ""
+    owner: str = ""
+    ttl: timedelta = timedelta(minutes=2)
+    expected_runtime: timedelta | None = None
+    quarantine: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def submit(self, manager: Manager, identity: TaskIdentity) -> dict[str, Any]:
+        """The task's lease (state RUNNING) or place in the queue (WAITING); the one it has, if it has one.
+
+        A lease of another shape, of a try before the task was changed, is ended first. Raises
+        `AirflowFailException` for what can never be granted, `AirflowException` for what may work later.
+        """
+        try:
+            arguments = self._arguments(identity)
+            try:
+                status = manager.submit(identity.lease_id, **arguments)
+            except (DuplicateTaskError, ServiceError) as error:
+                if isinstance(error, ServiceError) and error.status != 409:
+                    raise
+                end_lease(manager, identity.lease_id)
+                status = manager.submit(identity.lease_id, **arguments)
+            if status.get("quarantined"):  # nobody watched for a while; it is alive again
+                status = manager.renew(identity.lease_id, fencing_token=status["fencing_token"])
+        except InvalidRequestError as error:
+            raise AirflowFailException(str(error)) from None
+        except ResourceManagerError as error:
+            raise AirflowException(str(error)) from error
+        return status
+
+    def shape(self) -> dict[str, Any]:
+        """What decides where it fits, as arguments of the manager; raises `InvalidRequestError`."""
+        return {
+            "required_gpus": _whole("gpus", self.gpus),
+            "required_cpus": _whole("cpus", self.cpus),
+            "prefer_server_id": _server(self.server),
+            "gpu_milli": self.gpu_milli,
+            "gpu_types": _names(self.gpu_type),
+        }
+
+    def _arguments(self, identity: TaskIdentity) -> dict[str, Any]:
+        return {
+            **self.shape(),
+            "priority": self.priority,
+            "team": self.team,
+            "owner": self.owner,
+            "ttl_s": self.ttl.total_seconds(),
+            "expected_runtime_s": self.expected_runtime.total_seconds() if self.expected_runtime else None,
+            "quarantine": self.quarantine,
+            "labels": {**identity.labels, **self.labels},
+        }
+
+
+def end_lease(manager: Manager, lease_id: str, outcome: str = "CANCELLED") -> None:
+    """Ends what the task holds or waits for; raises `AirflowException` where its job may still run."""
+    entry = manager.status_of(lease_id)
+    if entry is None:
+        return
+    done = reconcile.end(manager, entry, outcome)
+    if done.action == "kept":
+        raise AirflowException(f"{done.task_id}: {done.detail}; its GPUs stay held until it is gone")
+
+
+def team_of(operator: Any, team: str | None) -> str:
+    """The team that was named, else the task's pool."""
+    if team is not None:
+        return team
+    return "" if operator.pool == DEFAULT_POOL else str(operator.pool)
+
+
+def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
+    """Labels by which anyone finds the lease's job again."""
+    labels = {"launcher": launcher}
+    if conn_id:
+        labels["launcher_conn_id"] = conn_id
+    if launcher == "local":
+        labels["host"] = socket.gethostname()
+    return labels
+
+
+def describe_waiting(status: Mapping[str, Any]) -> str:
+    """Where a waiting task stands, why it waits, and until when roughly."""
+    estimate = status.get("estimated_start") or {}
+    at = estimate.get("at") if isinstance(estimate, Mapping) else None
+    until = ""
+    if at is not None:
+        until = f"; should start about {datetime.fromtimestamp(at).astimezone():%H:%M:%S}"
+    return f"waiting for GPUs: place {status['position']} in the queue, {status['reason']}{until}"
+
+
+def _whole(name: str, value: int | str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name) from None
+
+
+def _server(server: int | str | None) -> int | str | None:
+    """A template gives text: no server, its id, or its name."""
+    if isinstance(server, str):
+        server = server.strip()
+        if server in ("", "None"):
+            return None
+        return int(server) if server.isdigit() else server
+    return server
+
+
+def _names(names: str | Sequence[str]) -> list[str]:
+    if isinstance(names, str):
+        names = names.split(",")
+    return [name.strip() for name in names if name.strip()]

@@ -1,0 +1,97 @@
+"""Ends leases when Airflow says that their task or DAG run is over, without waiting for the reconciler.
+
+Airflow calls these in workers, the API server and the scheduler. All work happens in one thread of its own,
+so that none of them waits, and nothing here is needed for safety: what is missed, the reconciler does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from airflow.listeners import hookimpl
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from resource_manager import reconcile
+from resource_manager.provider.hook import GPUManagerHook, Manager
+from resource_manager.task_identity import TaskIdentity
+
+logger = logging.getLogger(__name__)
+
+
+@hookimpl
+def on_task_instance_success(previous_state: Any, task_instance: Any) -> None:
+    _task_ended(task_instance)
+
+
+@hookimpl
+def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
+    if str(task_instance.state) != "up_for_retry":
+        _task_ended(task_instance)
+
+
+@hookimpl
+def on_task_instance_skipped(previous_state: Any, task_instance: Any) -> None:
+    _task_ended(task_instance)
+
+
+@hookimpl
+def on_dag_run_success(dag_run: Any, msg: str) -> None:
+    _run_ended(dag_run)
+
+
+@hookimpl
+def on_dag_run_failed(dag_run: Any, msg: str) -> None:
+    _run_ended(dag_run)
+
+
+def _task_ended(task_instance: Any) -> None:
+    """For a task ended from outside: one that ends by itself, in its worker, has released its GPUs."""
+    if isinstance(task_instance, RuntimeTaskInstance):
+        return
+    lease_id = TaskIdentity.of(task_instance).lease_id
+
+    def end(manager: Manager) -> None:
+        entry = manager.status_of(lease_id)
+        if entry is not None and entry["labels"].get("scope") != reconcile.RUN_SCOPE:
+            _end(manager, entry)
+
+    _thread().submit(_safely, end)
+
+
+def _run_ended(dag_run: Any) -> None:
+    dag_id, run_id = dag_run.dag_id, dag_run.run_id
+
+    def end(manager: Manager) -> None:
+        for entry in [*manager.leases(), *manager.queue()]:
+            labels = entry["labels"]
+            of_run = (labels.get("dag_id"), labels.get("run_id")) == (dag_id, run_id)
+            if of_run and labels.get("scope") == reconcile.RUN_SCOPE:
+                _end(manager, entry)
+
+    _thread().submit(_safely, end)
+
+
+def _end(manager: Manager, entry: dict[str, Any]) -> None:
+    done = reconcile.end(manager, entry)
+    logger.info("%s %s: %s", done.action, done.task_id, done.detail)
+
+
+def _safely(act: Callable[[Manager], None]) -> None:
+    try:
+        act(_manager())
+    except Exception as error:
+        logger.warning("GPUs were not released here, the reconciler will: %s", error)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu-leases")
+
+
+@cache
+def _manager() -> Manager:
+    return GPUManagerHook().get_conn()

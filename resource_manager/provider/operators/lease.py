@@ -1,0 +1,168 @@
+"""A lease around any other operators: `GPUAllocateOperator`, `GPUReleaseOperator` and `gpu_lease`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import BaseOperator, TaskGroup
+from airflow.sdk.exceptions import AirflowException
+
+from resource_manager.launchers.devices import VISIBLE_DEVICES
+from resource_manager.models import MILLI_PER_GPU
+from resource_manager.provider.demand import Demand, describe_waiting, end_lease, team_of
+from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.provider.links import ConsoleLink
+from resource_manager.provider.triggers import GrantTrigger, identity_of
+from resource_manager.reconcile import RUN_SCOPE
+
+
+class GPUAllocateOperator(BaseOperator):
+    """Waits in the triggerer for GPUs and returns the allocation; the lease outlives this task.
+
+    It ends with `GPUReleaseOperator`, and at the latest when the reconciler sees that the DAG run is over.
+    Parameters as for `GPUTrainingOperator`.
+    """
+
+    template_fields: Sequence[str] = ("gpus", "cpus", "server", "gpu_type", "team")
+    operator_extra_links = (ConsoleLink(),)
+    ui_color = "#d0e0f0"
+
+    def __init__(
+        self,
+        *,
+        gpus: int | str,
+        cpus: int | str = 1,
+        server: int | str | None = None,
+        gpu_type: str | Sequence[str] = (),
+        gpu_milli: int = MILLI_PER_GPU,
+        priority: int | None = None,
+        team: str | None = None,
+        max_wait: timedelta | None = None,
+        expected_runtime: timedelta | None = None,
+        ttl: timedelta = timedelta(days=1),
+        gpu_conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.gpus = gpus
+        self.cpus = cpus
+        self.server = server
+        self.gpu_type = gpu_type
+        self.gpu_milli = gpu_milli
+        self.priority = priority
+        self.team = team
+        self.max_wait = max_wait
+        self.expected_runtime = expected_runtime
+        self.ttl = ttl
+        self.gpu_conn_id = gpu_conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """The allocation, at once or after a wait."""
+        identity, plain_identity = identity_of(context)
+        demand = Demand(
+            self.gpus,
+            self.cpus,
+            self.server,
+            self.gpu_type,
+            self.gpu_milli,
+            self.priority_weight if self.priority is None else self.priority,
+            team_of(self, self.team),
+            self.owner,
+            self.ttl,
+            self.expected_runtime,
+            labels={"scope": RUN_SCOPE},
+        )
+        status = demand.submit(GPUManagerHook(self.gpu_conn_id).get_conn(), identity)
+        if status["state"] == "WAITING":
+            self.log.info("%s", describe_waiting(status))
+            max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()
+            self.defer(
+                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s),
+                method_name="execute_granted",
+            )
+        self.log.info("holding GPUs %s of %s", status["gpu_devices"], status["server_name"])
+        return status
+
+    def execute_granted(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
+        """Goes on after the wait."""
+        if event["state"] == "TOO LATE":
+            identity, _ = identity_of(context)
+            if GPUManagerHook(self.gpu_conn_id).get_conn().cancel(identity.lease_id):
+                raise AirflowException(f"no GPUs within max_wait = {self.max_wait}")
+        return self.execute(context)
+
+
+class GPUReleaseOperator(BaseOperator):
+    """Ends a lease of `GPUAllocateOperator`; made for a teardown, so a lease that is over is no failure.
+
+    :param lease: the allocation, as `GPUAllocateOperator` returned it: `allocate.output`.
+    """
+
+    template_fields: Sequence[str] = ("lease",)
+    ui_color = "#d0e0f0"
+
+    def __init__(self, *, lease: Any, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.lease = lease
+        self.gpu_conn_id = gpu_conn_id
+
+    def execute(self, context: Any) -> None:
+        if not self.lease:
+            self.log.info("nothing was allocated")
+            return
+        manager = GPUManagerHook(self.gpu_conn_id).get_conn()
+        entry = manager.status_of(self.lease["task_id"])
+        if entry is None or entry.get("fencing_token") != self.lease["fencing_token"]:
+            self.log.info("the lease was over before")
+            return
+        end_lease(manager, self.lease["task_id"], "SUCCESS")
+
+
+@dataclass(frozen=True, slots=True)
+class GPULease:
+    """What `gpu_lease` gives to the tasks inside: texts for their templated fields."""
+
+    allocate: GPUAllocateOperator
+
+    @property
+    def output(self) -> Any:
+        """The allocation, as an argument of a task."""
+        return self.allocate.output
+
+    def value(self, key: str) -> str:
+        """A template of that key of the allocation: `lease.value("server_name")`."""
+        return f"{{{{ ti.xcom_pull(task_ids='{self.allocate.task_id}')['{key}'] }}}}"
+
+    def environment(self, vendor: str = "nvidia") -> dict[str, str]:
+        """Environment for a task on the server itself, outside a container."""
+        return {VISIBLE_DEVICES[vendor]: self.value("gpu_devices"), "GPU_SERVER": self.value("server_name")}
+
+    def docker_command(self, image: str, command: str = "") -> str:
+        """A template of the `docker run` that `build_docker_cmd` makes, for an SSH or Bash operator."""
+        return (
+            "{{ macros.gpu_resource_manager.build_docker_cmd("
+            f"ti.xcom_pull(task_ids='{self.allocate.task_id}'), "
+            f"{image!r}, {command!r}) }}}}"
+        )
+
+
+@contextmanager
+def gpu_lease(
+    gpus: int | str, cpus: int | str = 1, *, group_id: str = "gpu_lease", **arguments: Any
+) -> Iterator[GPULease]:
+    """A task group whose tasks share one lease: granted before the first, released after the last.
+
+    `arguments` are those of `GPUAllocateOperator`. The release is a teardown: it runs however they end.
+    """
+    gpu_conn_id = arguments.pop("gpu_conn_id", DEFAULT_CONNECTION)
+    with TaskGroup(group_id):
+        allocate = GPUAllocateOperator(
+            task_id="allocate", gpus=gpus, cpus=cpus, gpu_conn_id=gpu_conn_id, **arguments
+        )
+        release = GPUReleaseOperator(task_id="release", lease=allocate.output, gpu_conn_id=gpu_conn_id)
+        with release.as_teardown(setups=allocate):
+            yield GPULease(allocate)

@@ -1,0 +1,31 @@
+"""A job that writes down, five times a second, that it runs and on which GPUs; a ledger apart from ours."""
+
+import json
+import os
+import sys
+import time
+
+
+def main():
+    ledger, seconds, exit_code = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    entry = {
+        "task": os.environ["GPU_LEASE_ID"],
+        "server": os.environ["GPU_SERVER"],
+        "gpus": os.environ["GPU_LEASE_GPUS"],
+        "process": f"{os.environ['GPU_LEASE_FENCING_TOKEN']}-{os.getpid()}-{time.monotonic()}",
+    }
+    end = time.time() + seconds
+    while True:
+        line = json.dumps({**entry, "at": time.time()}) + "\n"
+        descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+        if time.time() >= end:
+            break
+        time.sleep(0.2)
+    print(f"beat on {entry['gpus']} of {entry['server']}", flush=True)
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Leases and jobs of tasks that are over, with real jobs of the local launcher."""
+
+import socket
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.launchers import Job, JobState
+from resource_manager.launchers.local import LocalLauncher
+from resource_manager.reconcile import RunningJob, reconcile
+from resource_manager.task_identity import TaskIdentity
+
+
+class States:
+    """What Airflow would say."""
+
+    def __init__(self, unfinished=(), runs=()):
+        self._unfinished, self._runs = set(unfinished), set(runs)
+
+    def unfinished(self, identities):
+        return set(identities) & self._unfinished
+
+    def run_is_unfinished(self, dag_id, run_id):
+        return (dag_id, run_id) in self._runs
+
+
+@pytest.fixture
+def manager(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    return GPUResourceManager.from_url("memory://")
+
+
+def identity(task_id, map_index=-1):
+    return TaskIdentity("d", "r", task_id, map_index)
+
+
+def submit(manager, task, gpus=8, **labels):
+    labels = {**task.labels, **labels}
+    return manager.submit(task.lease_id, gpus, 8, ttl_s=60, quarantine=True, labels=labels)
+
+
+def start_job(manager, task, command):
+    allocation = submit(manager, task, launcher="local", host=socket.gethostname())
+    key = RunningJob.of(allocation).key
+    LocalLauncher().start(Job(key, ("/bin/sh", "-c", command)))
+    return key
+
+
+def test_the_job_of_a_task_that_is_over_is_stopped_before_its_gpus_are_free(manager):
+    over, goes_on = identity("over"), identity("goes_on", 3)
+    orphan, alive = start_job(manager, over, "sleep 60"), start_job(manager, goes_on, "sleep 60")
+    actions = reconcile(manager, States(unfinished=[goes_on]))
+    assert [(action.task_id, action.action, action.detail) for action in actions] == [
+        ("d/r/over", "released", "its job was stopped")
+    ]
+    assert LocalLauncher().status(orphan).state is JobState.ABSENT
+    assert LocalLauncher().status(alive).state is JobState.RUNNING
+    assert [lease["task_id"] for lease in manager.leases()] == ["d/r/goes_on[3]"]
+    LocalLauncher().stop(alive, 0)
+
+
+def test_a_lease_stays_while_its_job_cannot_be_reached(manager):
+    submit(manager, identity("over"), launcher="local", host="elsewhere")
+    (action,) = reconcile(manager, States())
+    assert action.action == "kept"
+    assert "the job belongs to elsewhere" in action.detail
+    assert len(manager.leases()) == 1
+
+
+def test_a_request_that_waits_for_a_task_that_is_over_leaves_the_queue(manager):
+    for number in range(4):
+        submit(manager, identity(f"holds{number}"))
+    submit(manager, identity("waits"))
+    holders = [identity(f"holds{number}") for number in range(4)]
+    (action,) = reconcile(manager, States(unfinished=holders))
+    assert (action.action, manager.queue()) == ("cancelled", [])
+
+
+def test_a_lease_of_a_run_lives_until_the_run_is_over(manager):
+    submit(manager, identity("allocate"), scope="run")
+    assert reconcile(manager, States(runs=[("d", "r")])) == []
+    (action,) = reconcile(manager, States())
+    assert (action.action, action.detail) == ("released", "it had no job")
+
+
+def test_a_lease_in_quarantine_whose_task_goes_on_is_renewed(manager):
+    task = identity("slow")
+    manager.submit(task.lease_id, 8, 8, ttl_s=1e-9, quarantine=True, labels=task.labels)
+    manager.sweep()
+    assert manager.leases()[0]["quarantined"]
+    (action,) = reconcile(manager, States(unfinished=[task]))
+    assert action.action == "renewed"
+
+
+def test_leases_of_nobody_in_airflow_are_left_alone(manager):
+    manager.submit("by-hand", 8, 8)
+    assert reconcile(manager, States()) == []
+    assert len(manager.leases()) == 1
+
+
+def test_identities_come_back_from_their_labels():
+    for task in (identity("a"), identity("a/b c", 0), identity("a", 12)):
+        assert TaskIdentity.from_labels(task.labels) == task
+    assert TaskIdentity.from_labels({}) is None
+    assert identity("a", 0).lease_id != identity("a").lease_id
