@@ -40,13 +40,17 @@ def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement
     return policy(cluster, request)
 
 
-def allocate(cluster: ClusterState, request: Request, policy: Policy, now: float) -> list[Change]:
-    """One `Granted`, or nothing if the request does not fit now.
+def allocate(
+    cluster: ClusterState, request: Request, policy: Policy, now: float, order: Order | None = None
+) -> list[Change]:
+    """One `Granted`, or nothing if the request does not fit now, or `order` does not admit it.
 
     The queue is not asked: use `submit` for a request that must not overtake.
     """
     placement = choose(cluster, request, policy)
-    return [] if placement is None else [grant(cluster, request, placement, now)]
+    if placement is None or not (order is None or order.admits(cluster, request, placement, now, now)):
+        return []
+    return [grant(cluster, request, placement, now)]
 
 
 def allocate_in_turn(
@@ -54,7 +58,7 @@ def allocate_in_turn(
 ) -> list[Change]:
     """Grants for those of the requests that fit now and overtake nobody who waits; the others get nothing."""
     if not cluster.waiting and len(requests) == 1:
-        return allocate(cluster, requests[0], policy, now)
+        return allocate(cluster, requests[0], policy, now, order)
     if cluster.waiting:
         new = {request.task_id for request in requests}
         settled = settle(cluster, [Queued(request, now) for request in requests], policy, order, now)
@@ -62,7 +66,7 @@ def allocate_in_turn(
     changes: list[Change] = []
     with cluster.trial():
         for request in requests:
-            granted = allocate(cluster, request, policy, now)
+            granted = allocate(cluster, request, policy, now, order)
             for change in granted:
                 cluster.apply(change)
             changes += granted
@@ -94,7 +98,7 @@ def submit(cluster: ClusterState, request: Request, policy: Policy, order: Order
     refuse_duplicate(cluster, request)
     refuse_impossible(cluster, request)
     if not cluster.waiting:
-        granted = allocate(cluster, request, policy, now)
+        granted = allocate(cluster, request, policy, now, order)
         if granted:
             return granted
     return settle(cluster, [Queued(request, now)], policy, order, now)
@@ -168,6 +172,8 @@ def serve(
     for waiting in order(cluster, now):
         request = waiting.request
         placement = choose(cluster, request, policy)
+        if placement is not None and not order.admits(cluster, request, placement, waiting.queued_at, now):
+            continue
         if placement is not None and reservations is not None:
             placement = reservations.without_delay(request, placement)
         if placement is not None:

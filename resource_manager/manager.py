@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
@@ -29,6 +30,8 @@ from resource_manager.models import (
     Node,
     Request,
     Restored,
+    Utility,
+    Waiting,
 )
 from resource_manager.policies import Policy, get_policy
 from resource_manager.queueing import Order, get_order
@@ -56,6 +59,9 @@ class RequestOptions(TypedDict, total=False):
     quarantine: bool
     labels: Mapping[str, str] | None
     expected_runtime_s: float | None
+    utility: float | None
+    target_s: float | None
+    sensitivity_per_s: float
 
 
 class GPUResourceManager:
@@ -92,7 +98,10 @@ class GPUResourceManager:
         self._state = Transactions(
             self.store,
             get_policy(self.settings.policy),
-            get_order(self.settings.order, self.settings.team_quotas),
+            replace(
+                get_order(self.settings.order, self.settings.team_quotas),
+                admission=self.settings.price_admission(),
+            ),
             lambda: ClusterState(self.inventory).snapshot(),
             self.settings.lock_timeout_s,
             observer,
@@ -305,8 +314,12 @@ class GPUResourceManager:
                 if not (task_id in cluster.leases or task_id in cluster.waiting)
                 else []
             )
+            admission = self.order.admission
             return {
                 "task_id": task_id,
+                "admission": None
+                if admission is None
+                else views.quotes(cluster, request, admission, placement, now),
                 "fits": placement is not None,
                 "would_be_granted": bool(granted),
                 "could_ever_fit": any(answer.could_fit for answer in verdicts),
@@ -384,11 +397,16 @@ class GPUResourceManager:
         quarantine: bool = False,
         labels: Mapping[str, str] | None = None,
         expected_runtime_s: float | None = None,
+        utility: float | None = None,
+        target_s: float | None = None,
+        sensitivity_per_s: float = 0.0,
     ) -> Request:
         """The request these arguments name; raises `InvalidRequestError` (a `ValueError`) if out of range.
 
         `required_gpus` lies in the settings' range (2 to 8), or is 1 with a share `gpu_milli` below 1000;
-        `required_cpus` is at least 1 and at most what the largest server has.
+        `required_cpus` is at least 1 and at most what the largest server has. `utility` (with `target_s`,
+        `sensitivity_per_s` and `expected_runtime_s`) is what finishing in good time is worth, see
+        `models.Utility`; it matters under admission by price.
         """
         settings = self.settings
         for name, value in (("required_gpus", required_gpus), ("required_cpus", required_cpus)):
@@ -422,6 +440,7 @@ class GPUResourceManager:
             expected_runtime_s=expected_runtime_s,
             quarantine=quarantine,
             labels=dict(labels or {}),
+            utility=_utility(utility, target_s, sensitivity_per_s),
         )
 
     def _name_of(self, server: int | str) -> str:
@@ -498,12 +517,27 @@ class GPUResourceManager:
     def _queue(self, cluster: ClusterState, now: float) -> list[dict[str, Any]]:
         entries = []
         for position, entry in enumerate(self.order(cluster, now), 1):
-            if position > 1:
+            if refused := self._refused_by_price(cluster, entry, now):
+                reason = refused
+            elif position > 1:
                 reason = f"{position - 1} ahead in the queue"
             else:
                 reason = f"no server has room for {allocator.describe(entry.request)}"
             entries.append(views.waiting(entry, position, reason, now))
         return entries
+
+    def _refused_by_price(self, cluster: ClusterState, entry: Waiting, now: float) -> str | None:
+        """Why a request waits that fits but is not worth its price; None if that is not the case."""
+        admission = self.order.admission
+        if admission is None or entry.request.utility is None:
+            return None
+        placement = allocator.choose(cluster, entry.request, self.policy)
+        if placement is None:
+            return None
+        quote = admission.quote(cluster.node(placement.node), entry.request, entry.queued_at, now)
+        if quote.covered:
+            return None
+        return f"worth {quote.utility:g} now, and the price on {placement.node} is {quote.price:g}"
 
     def _change(self, step: Step, *, alone: bool = False) -> list[Change]:
         return self._state.run(step, lambda cluster: None, alone=alone)[0]
@@ -516,6 +550,18 @@ class GPUResourceManager:
             self.apply_inventory(self.inventory)
         else:
             self.inventory = stored
+
+
+def _utility(priority: float | None, target_s: float | None, sensitivity_per_s: float) -> Utility | None:
+    if priority is None:
+        if target_s is not None or sensitivity_per_s:
+            raise InvalidRequestError(
+                "target_s and sensitivity_per_s need utility beside them", field="utility"
+            )
+        return None
+    if target_s is None:
+        raise InvalidRequestError("utility needs target_s beside it", field="target_s")
+    return Utility(priority, target_s, sensitivity_per_s)
 
 
 __all__ = ["GPUResourceManager", "Observer"]

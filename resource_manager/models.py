@@ -42,6 +42,31 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Utility:
+    """What finishing is worth by the time it takes: a sigmoid around a target (Bao et al., INFOCOM 2018).
+
+    `priority` is the most it can be worth; at `target_s` after the request it is worth half of that, and
+    falls off the faster the higher `sensitivity_per_s` is; 0 means that time does not matter.
+    """
+
+    priority: float
+    target_s: float
+    sensitivity_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("priority", 0.0), ("target_s", 0.0), ("sensitivity_per_s", 0.0)):
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise InvalidRequestError(f"utility {name} must be a finite number of 0 or more, got {value}")
+
+    def of(self, duration_s: float) -> float:
+        """The worth of finishing that long after the request."""
+        exponent = self.sensitivity_per_s * (duration_s - self.target_s)
+        shrunk = math.exp(-abs(exponent))
+        return self.priority * (shrunk if exponent > 0 else 1.0) / (1.0 + shrunk)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a task asks of one node: GPUs (whole or a share of one) and amounts, with constraints.
 
@@ -49,6 +74,7 @@ class Request:
     `gpu_types` empty means any type. `preferred_node` is tried first, `required_node` is the only one.
     `ttl_s` is the life of the lease without renewal; infinite by default, which suits a simulation.
     `quarantine` keeps the capacity held after expiry until someone confirms that the job is gone.
+    `utility` matters under admission by price only.
     """
 
     task_id: str
@@ -66,6 +92,7 @@ class Request:
     expected_runtime_s: float | None = None
     quarantine: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    utility: Utility | None = None
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of everything that decides where the request fits; equal shapes fit equally."""
 
@@ -85,6 +112,10 @@ class Request:
                 raise InvalidRequestError(
                     f"{name} must be a finite amount of 0 or more, got {amount}", field=name
                 )
+        if self.utility is not None and self.expected_runtime_s is None:
+            raise InvalidRequestError(
+                "a utility needs expected_runtime_s beside it", field="expected_runtime_s"
+            )
         if not self.ttl_s > 0:
             raise InvalidRequestError(f"ttl_s must be above 0, got {self.ttl_s}", field="ttl_s")
         object.__setattr__(

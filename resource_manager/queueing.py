@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 
+from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import PolicyError
-from resource_manager.models import Amount, Request, Waiting
+from resource_manager.models import Amount, Placement, Request, Waiting
 
 Arrange = Callable[[ClusterState, float], list[Waiting]]
 """(cluster, now) -> the waiting requests, the next one to be served first."""
@@ -35,11 +36,19 @@ class Order:
 
     Without `backfill` the first request that does not fit holds up all behind it. With it, the others may
     start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
-    2001), judged by `expected_runtime_s`.
+    2001), judged by `expected_runtime_s`. With `admission`, a request that is not worth its price waits
+    although it fits, and holds up nobody.
     """
 
     arrange: Arrange
     backfill: bool = False
+    admission: PriceAdmission | None = None
+
+    def admits(
+        self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
+    ) -> bool:
+        """Whether the request, which fits there, may start."""
+        return self.admission is None or self.admission.admits(cluster, request, placement, queued_at, now)
 
     def __call__(self, cluster: ClusterState, now: float) -> list[Waiting]:
         """The waiting requests, the next one to be served first."""

@@ -6,10 +6,11 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from resource_manager.admission import PriceAdmission
 from resource_manager.errors import SettingsError
 
 PREFIX = "GPU_MANAGER_"
@@ -40,6 +41,23 @@ class Settings(BaseModel):
         default_factory=dict,
         description="fair_share: shares of the whole cluster by team, as vision=0.5,nlp=0.25; teams without "
         "one divide the rest evenly.",
+    )
+    admission: Literal["open", "price"] = Field(
+        default="open",
+        description="price: a task that names a utility waits, although it fits, until that covers the price "
+        "of what it takes, which grows with use.",
+    )
+    price_low: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="admission price: utility an hour for all of one resource of an idle server.",
+    )
+    price_high: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="admission price: utility an hour for all of one resource of a full server.",
     )
     inventory: Path | None = Field(
         default=None, description="TOML file with the servers; without one, 4 servers x 8 GPUs x 64 CPUs."
@@ -82,6 +100,20 @@ class Settings(BaseModel):
         if self.min_gpus > self.max_gpus:
             raise ValueError(f"min_gpus ({self.min_gpus}) is above max_gpus ({self.max_gpus})")
         return self
+
+    @model_validator(mode="after")
+    def _ends_of_prices(self) -> Settings:
+        if self.admission == "price" and (self.price_low is None or self.price_high is None):
+            raise ValueError("admission = price needs price_low and price_high")
+        if self.price_low is not None and self.price_high is not None and self.price_low > self.price_high:
+            raise ValueError(f"price_low ({self.price_low}) is above price_high ({self.price_high})")
+        return self
+
+    def price_admission(self) -> PriceAdmission | None:
+        """The prices to admit by; None where admission is open."""
+        if self.admission == "open" or self.price_low is None or self.price_high is None:
+            return None
+        return PriceAdmission(self.price_low, self.price_high)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:

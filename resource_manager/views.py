@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.explain import Verdict
-from resource_manager.models import MILLI_PER_GPU, Lease, Request, Waiting
+from resource_manager.models import MILLI_PER_GPU, Lease, Placement, Request, Waiting
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
@@ -127,6 +128,29 @@ def verdict(answer: Verdict) -> dict[str, Any]:
         "fits": answer.fits,
         "could_fit": answer.could_fit,
         "reasons": list(answer.reasons),
+    }
+
+
+def quotes(
+    cluster: ClusterState,
+    request: Request,
+    admission: PriceAdmission,
+    placement: Placement | None,
+    now: float,
+) -> dict[str, Any]:
+    """What the request would cost now on every server, and on the one where it would start.
+
+    `price` and `utility` are None without a utility, `covered` without a server that has room.
+    """
+    chosen = None
+    if placement is not None:
+        chosen = admission.quote(cluster.by_name[placement.node], request, now, now)
+    return {
+        "price_per_hour": None if chosen is None else chosen.price_per_hour,
+        "price": None if chosen is None else chosen.price,
+        "utility": None if chosen is None else chosen.utility,
+        "covered": None if chosen is None else chosen.covered,
+        "servers": {state.name: admission.price_per_hour(state, request) for state in cluster.nodes},
     }
 
 

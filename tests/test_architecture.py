@@ -12,7 +12,7 @@ LAYERS = (
     ("errors",),
     ("models",),
     ("cluster",),
-    ("policies", "queueing", "reservations"),
+    ("policies", "queueing", "reservations", "admission"),
     ("allocator", "explain", "estimates"),
     ("schemas", "views"),
     ("outage", "server_clock"),
@@ -27,6 +27,7 @@ LAYERS = (
 """Each layer of resource_manager may import only its own and those before it."""
 
 PURE = {
+    "admission",
     "errors",
     "models",
     "cluster",

@@ -15,6 +15,7 @@ TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern
 Text = Annotated[str, StringConstraints(max_length=250, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
@@ -45,6 +46,11 @@ class Demand(Body):
     )
     required_server: Name | None = Field(default=None, description="The only server that will do.")
     expected_runtime_s: Seconds | None = Field(default=None, description="How long the task should run.")
+    utility: Worth | None = Field(
+        default=None, description="What finishing in good time is worth; counts under admission by price."
+    )
+    target_s: Seconds | None = Field(default=None, description="At this age the utility has halved.")
+    sensitivity_per_s: Worth = Field(default=0.0, description="How fast the utility falls around the target.")
 
     @field_validator("resources")
     @classmethod
@@ -147,6 +153,10 @@ class ExplainQuery(Body):
     gpu_types: list[Name] = Field(default=[], max_length=50)
     vendor: Text = ""
     required_server: Name | None = None
+    expected_runtime_s: Seconds | None = None
+    utility: Worth | None = None
+    target_s: Seconds | None = None
+    sensitivity_per_s: Worth = 0.0
 
 
 class TrendsQuery(Body):

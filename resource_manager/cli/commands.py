@@ -84,6 +84,13 @@ def demand_options(command: F) -> F:
     """What a request asks for."""
     for option in (
         click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
+        click.option(
+            "--sensitivity", "sensitivity_per_s", type=float, help="How fast the utility falls, per second."
+        ),
+        click.option(
+            "--target", "target_s", type=float, metavar="SECONDS", help="Age that halves the utility."
+        ),
+        click.option("--utility", type=float, help="What finishing in good time is worth."),
         click.option("--expected-runtime", "expected_runtime_s", type=float, metavar="SECONDS"),
         click.option("--required-server", help="The only server that will do, by name."),
         click.option("--prefer-server", "prefer_server_id", type=int, help="Server id to try first."),

@@ -114,6 +114,12 @@ def explanation(answer: Row) -> Group:
     """The verdict in a sentence, then the servers."""
     if answer.get("would_be_granted"):
         verdict = Text(f"Would be granted now on {answer['server_name']}.", "green")
+    elif answer.get("fits") and (answer.get("admission") or {}).get("covered") is False:
+        quote = answer["admission"]
+        verdict = Text(
+            f"Fits {answer['server_name']}, but is worth {quote['utility']:g} and costs {quote['price']:g}.",
+            "yellow",
+        )
     elif answer.get("fits"):
         verdict = Text(f"Fits {answer['server_name']}, but {answer['ahead_in_queue']} wait ahead.", "yellow")
     elif answer.get("could_ever_fit"):

@@ -1,0 +1,184 @@
+"""Admission by price: what a task is worth must cover what it takes, at prices that grow with use."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.admission import PriceAdmission
+from resource_manager.cluster import NodeState
+from resource_manager.errors import InvalidRequestError, SettingsError
+from resource_manager.inventory import default_inventory
+from resource_manager.models import Gpu, Node, Queued, Request, Utility
+from resource_manager.schemas import change_from_json, change_to_json
+
+HOUR_S = 3600.0
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make(clock: Clock, **settings: object) -> GPUResourceManager:
+    return GPUResourceManager(
+        Settings(store="memory://", **settings),  # type: ignore[arg-type]
+        store=MemoryStore(clock=clock),
+        inventory=default_inventory(1, 8, 64),
+    )
+
+
+@pytest.fixture
+def priced(clock: Clock) -> GPUResourceManager:
+    """One server of 8 GPUs and 64 CPUs; all its GPUs for an hour cost 1 when idle and 100 when full."""
+    return make(clock, admission="price", price_low=1.0, price_high=100.0)
+
+
+def worth(utility: float, **more: object) -> dict[str, object]:
+    return {"utility": utility, "target_s": 2 * HOUR_S, "expected_runtime_s": HOUR_S, **more}
+
+
+def test_open_by_default(clock: Clock) -> None:
+    manager = make(clock)
+    assert manager.submit("cheap", 8, 64, **worth(1e-9))["state"] == "RUNNING"  # type: ignore[arg-type]
+    assert manager.explain("next", 2, 4)["admission"] is None
+
+
+def test_a_task_not_worth_its_price_waits_although_it_fits_and_holds_up_nobody(
+    priced: GPUResourceManager,
+) -> None:
+    assert priced.submit("first", 4, 32, **worth(10.0))["state"] == "RUNNING"  # type: ignore[arg-type]
+    # Half used: sqrt(100) = 10 an hour for all of a resource; 4 of 8 GPUs and 32 of 64 CPUs cost 10.
+    cheap = priced.submit("cheap", 4, 32, **worth(16.0))  # type: ignore[arg-type]
+    assert cheap["state"] == "WAITING"
+    assert cheap["reason"] == "worth 8 now, and the price on gpu-server-0 is 10"
+    assert priced.submit("dear", 2, 16, **worth(60.0))["state"] == "RUNNING"  # type: ignore[arg-type]
+    assert [entry["task_id"] for entry in priced.queue()] == ["cheap"]
+
+
+def test_it_starts_once_the_price_has_fallen(priced: GPUResourceManager) -> None:
+    priced.submit("first", 4, 32)
+    assert priced.submit("cheap", 4, 32, **worth(16.0))["state"] == "WAITING"  # type: ignore[arg-type]
+    priced.release_resources("first")
+    status = priced.status_of("cheap")
+    assert status is not None
+    assert status["state"] == "RUNNING"
+
+
+def test_a_task_without_a_utility_is_always_admitted(priced: GPUResourceManager) -> None:
+    priced.submit("first", 4, 32)
+    assert priced.submit("plain", 4, 32)["state"] == "RUNNING"
+
+
+def test_allocate_answers_at_once(priced: GPUResourceManager) -> None:
+    priced.submit("first", 4, 32)
+    assert priced.allocate_resources("cheap", 4, 32, **worth(16.0)) is None  # type: ignore[arg-type]
+    assert priced.allocate_resources("dear", 4, 32, **worth(60.0)) is not None  # type: ignore[arg-type]
+    batch = [{"task_id": f"b{i}", "required_gpus": 2, "required_cpus": 2, **worth(1e-6)} for i in range(2)]
+    assert priced.allocate_batch(batch) == [None, None]
+
+
+def test_a_utility_that_falls_with_time_is_judged_as_of_now(priced: GPUResourceManager, clock: Clock) -> None:
+    priced.submit("first", 4, 32)
+    late = worth(9.0, sensitivity_per_s=0.01)
+    assert priced.submit("late", 4, 32, **late)["state"] == "WAITING"  # type: ignore[arg-type]
+    clock.now += 10 * HOUR_S
+    priced.release_resources("first")
+    status = priced.status_of("late")
+    assert status is not None
+    assert status["state"] == "WAITING"
+    assert "e-" in status["reason"], "worth next to nothing by now"
+
+
+def test_explain_shows_price_and_worth(priced: GPUResourceManager) -> None:
+    priced.submit("first", 4, 32)
+    answer = priced.explain("cheap", 4, 32, **worth(16.0))  # type: ignore[arg-type]
+    assert answer["fits"]
+    assert not answer["would_be_granted"]
+    assert answer["admission"] == {
+        "price_per_hour": pytest.approx(10.0),
+        "price": pytest.approx(10.0),
+        "utility": pytest.approx(8.0),
+        "covered": False,
+        "servers": {"gpu-server-0": pytest.approx(10.0)},
+    }
+    plain = priced.explain("plain", 4, 32)
+    assert plain["would_be_granted"]
+    assert (plain["admission"]["price_per_hour"], plain["admission"]["price"]) == (pytest.approx(10.0), None)
+
+
+@given(used=st.integers(0, 7), low=st.floats(1e-3, 10), factor=st.floats(1, 1e4))
+def test_prices_rise_with_use_from_low_to_high(used: int, low: float, factor: float) -> None:
+    admission = PriceAdmission(low, low * factor)
+    node = NodeState(Node("a", 0, {"cpus": 8}, tuple(Gpu(i) for i in range(8))), 0)
+    request = Request("r", gpus=8)
+    prices = []
+    for free in (8 - used, 8 - used - 1):
+        node.free_milli = 1000 * free
+        prices.append(admission.price_per_hour(node, request))
+    assert low * (1 - 1e-9) <= prices[0] <= prices[1] * (1 + 1e-9) <= low * factor * (1 + 1e-8)
+    node.free_milli = 0
+    assert admission.price_per_hour(node, request) == pytest.approx(low * factor)
+
+
+def test_utility_halves_at_the_target() -> None:
+    utility = Utility(10.0, 100.0, 0.5)
+    assert utility.of(100.0) == 5.0
+    assert utility.of(0.0) == pytest.approx(10.0)
+    assert utility.of(1e6) == 0.0
+    assert Utility(10.0, 100.0).of(1e9) == 5.0
+
+
+def test_a_utility_survives_the_store() -> None:
+    request = Request("r", gpus=2, utility=Utility(10.0, 100.0, 0.5), expected_runtime_s=5.0)
+    change = Queued(request, 1.0)
+    assert change_from_json(change_to_json(change)) == change
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"utility": 5.0, "expected_runtime_s": 10.0}, "utility needs target_s"),
+        ({"utility": 5.0, "target_s": 10.0}, "needs expected_runtime_s"),
+        ({"target_s": 5.0}, "need utility beside them"),
+        ({"utility": -1.0, "target_s": 1.0, "expected_runtime_s": 1.0}, "priority must be a finite number"),
+        (
+            {"utility": math.nan, "target_s": 1.0, "expected_runtime_s": 1.0},
+            "priority must be a finite number",
+        ),
+    ],
+)
+def test_half_a_utility_is_refused(
+    priced: GPUResourceManager, wrong: dict[str, float], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        priced.submit("wrong", 2, 2, **wrong)  # type: ignore[arg-type]
+    assert priced.queue() == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "complaint"),
+    [
+        ({"GPU_MANAGER_ADMISSION": "price"}, "needs price_low and price_high"),
+        ({"GPU_MANAGER_PRICE_LOW": "5", "GPU_MANAGER_PRICE_HIGH": "1"}, "is above price_high"),
+        ({"GPU_MANAGER_PRICE_LOW": "0"}, "GPU_MANAGER_PRICE_LOW"),
+        ({"GPU_MANAGER_ADMISSION": "auction"}, "GPU_MANAGER_ADMISSION"),
+    ],
+)
+def test_wrong_prices_are_refused(environ: dict[str, str], complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        Settings.load(environ)
