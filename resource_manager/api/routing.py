@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import flask
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from resource_manager.api import auth, problems
@@ -160,4 +161,5 @@ def _respond(answer: Any) -> flask.Response:
         return cast(flask.Response, answer)
     if isinstance(answer, str):
         return flask.Response(answer, content_type="text/html; charset=utf-8")
-    return flask.jsonify(answer)
+    # Several times as fast as the standard library's encoder, which shows at a thousand servers.
+    return flask.Response(to_json(answer, inf_nan_mode="null"), content_type="application/json")

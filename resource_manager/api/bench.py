@@ -1,0 +1,253 @@
+"""The benchmark behind `gpu-manager bench --http`: a real service on a real Redis, called over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from resource_manager.bench import NAMESPACE, redis_server
+from resource_manager.errors import ResourceManagerError
+
+CLIENTS = 50
+MANY_SERVERS = 1000
+START_S = 60.0
+INVENTORY = """[[servers]]
+name = "gpu-server-{{id}}"
+count = {count}
+gpus = 8
+cpus = 64
+"""
+
+
+class BenchError(ResourceManagerError):
+    """The service under test did not start or answered with an error."""
+
+
+def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]:
+    """Latency and throughput of the service at 4 servers, and its heaviest pages at 1,000.
+
+    Latencies are what a client on this machine sees, in milliseconds, its own work included. Needs no
+    browser, but says how fast the console paints where Chromium and Playwright are there.
+    """
+    results: dict[str, Any] = {}
+    with redis_server(redis_url) as redis:
+        with serving(redis, 4) as (url, tokens):
+            results["one_client"] = one_client(url, tokens[0], seconds)
+            results["clients"] = many_clients(url, tokens, seconds)
+        with serving(redis, MANY_SERVERS) as (url, tokens):
+            results["many_servers"] = many_servers(url, tokens[0])
+    return results
+
+
+def one_client(url: str, token: str, seconds: float) -> dict[str, Any]:
+    """`POST /api/allocate`, each followed by a release that is not counted."""
+    call = caller(url, token)
+    latencies: list[float] = []
+    ends = time.perf_counter() + seconds
+    for i in range(30):  # connections, imports and the first snapshot are not what is measured
+        _pair(call, f"warm-up-{i}")
+    while time.perf_counter() < ends:
+        latencies.append(_pair(call, f"one-{len(latencies)}"))
+    return {"allocations": len(latencies), **_percentiles(latencies)}
+
+
+def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
+    """Each with a token and a connection of its own, allocating and releasing a quarter of a GPU."""
+    latencies: list[float] = []
+    errors: list[str] = []
+    guard = threading.Lock()
+    start = threading.Barrier(len(tokens) + 1)
+
+    def client(number: int, token: str) -> None:
+        call = caller(url, token)
+        wish = {"task_id": f"many-{number}", "required_gpus": 1, "required_cpus": 1, "gpu_milli": 250}
+        own: list[float] = []
+        start.wait()
+        ends = time.perf_counter() + seconds
+        try:
+            while (began := time.perf_counter()) < ends:
+                call("POST", "/api/allocate", wish)
+                middle = time.perf_counter()
+                call("POST", "/api/release", {"task_id": wish["task_id"]})
+                own += [middle - began, time.perf_counter() - middle]
+        except (BenchError, OSError, http.client.HTTPException) as error:
+            with guard:
+                errors.append(f"{type(error).__name__}: {error}")
+        with guard:
+            latencies.extend(own)
+
+    threads = [threading.Thread(target=client, args=item) for item in enumerate(tokens)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    elapsed = time.perf_counter() - began
+    return {
+        "clients": len(tokens),
+        "errors": len(errors),
+        "first_error": errors[0] if errors else None,
+        "requests_per_s": round(len(latencies) / elapsed),
+        **_percentiles(latencies),
+    }
+
+
+def many_servers(url: str, token: str) -> dict[str, Any]:
+    """The summary and the console of a full house of `MANY_SERVERS`."""
+    call = caller(url, token)
+    for start in range(0, 2 * MANY_SERVERS, 500):
+        wishes = [
+            {"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 8} for i in range(start, start + 500)
+        ]
+        call("POST", "/api/allocate/batch", {"requests": wishes})
+    for i in range(20):
+        call("POST", "/api/submit", {"task_id": f"w{i}", "required_gpus": 8, "required_cpus": 8})
+
+    def timed(path: str) -> float:
+        call("GET", path, None)
+        return round(1000 * statistics.median(_timed(lambda: call("GET", path, None)) for _ in range(15)), 1)
+
+    return {
+        "servers": MANY_SERVERS,
+        "leases": 2 * MANY_SERVERS,
+        "status_ms": timed("/api/status"),
+        "queue_ms": timed("/api/queue"),
+        "metrics_ms": timed("/metrics"),
+        "console_ms": timed("/"),
+        "console_first_paint_ms": first_paint_ms(url, token),
+    }
+
+
+def first_paint_ms(url: str, token: str) -> float | None:
+    """Of the servers' page in headless Chromium, the median of five visits; None without one."""
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        return None
+    if chromium is None:
+        return None
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(extra_http_headers={"Authorization": f"Bearer {token}"})
+        paints = []
+        for _ in range(5):
+            page.goto(f"{url}/")
+            page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
+            paints.append(
+                page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            )
+        browser.close()
+    return float(round(statistics.median(paints)))
+
+
+def caller(url: str, token: str) -> Callable[[str, str, Any], bytes]:
+    """call(method, path, body) on one kept connection; raises `BenchError` unless it is 200."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection.connect()
+    assert connection.sock is not None
+    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+    def call(method: str, path: str, body: Any) -> bytes:
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        answer = response.read()
+        if response.status != 200:
+            raise BenchError(
+                f"{method} {path} gave {response.status}: {answer[:200].decode(errors='replace')}"
+            )
+        return answer
+
+    return call
+
+
+@contextmanager
+def serving(redis: str, servers: int) -> Iterator[tuple[str, list[str]]]:
+    """`gpu-manager serve` as a user starts it, in a namespace of its own: its address, and tokens."""
+    separator = "&" if "?" in redis else "?"
+    store = f"{redis}{separator}namespace={NAMESPACE}_http_{servers}"
+    with tempfile.TemporaryDirectory(prefix="gpu-manager-bench-") as folder:
+        inventory = Path(folder) / "servers.toml"
+        inventory.write_text(INVENTORY.format(count=servers), encoding="utf-8")
+        base = [sys.executable, "-m", "resource_manager.cli", "--store", store, "--inventory", str(inventory)]
+        subprocess.run([*base, "reset", "--yes"], check=True, capture_output=True)
+        tokens = _tokens(store)
+        port = _free_port()
+        with (Path(folder) / "serve.log").open("w+") as log:
+            process = subprocess.Popen(
+                [*base, "serve", "--port", str(port), "--log-level", "warning", "--threads", "8"], stderr=log
+            )
+            url = f"http://127.0.0.1:{port}"
+            try:
+                _wait_for(url, process, log)
+                yield url, tokens
+            finally:
+                process.terminate()
+                process.wait(timeout=20)
+
+
+def _tokens(store: str) -> list[str]:
+    from resource_manager.api.assemble import keeping
+    from resource_manager.api.tokens import Role, create
+    from resource_manager.settings import Settings
+
+    kept = keeping(Settings(store=store)).tokens
+    return [create(kept, f"bench-{i}", Role.USER) for i in range(CLIENTS)]
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Any) -> None:
+    ends = time.monotonic() + START_S
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            caller(url, "")("GET", "/healthz", None)
+            return
+        except (OSError, BenchError, http.client.HTTPException):
+            time.sleep(0.1)
+    log.seek(0)
+    raise BenchError(f"the service did not start: {log.read()[-300:]}")
+
+
+def _pair(call: Callable[[str, str, Any], bytes], task_id: str) -> float:
+    """Seconds of one allocation; the release after it is not counted."""
+    wish = {"task_id": task_id, "required_gpus": 4, "required_cpus": 32}
+    seconds = _timed(lambda: call("POST", "/api/allocate", wish))
+    call("POST", "/api/release", {"task_id": task_id})
+    return seconds
+
+
+def _timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def _percentiles(latencies: list[float]) -> dict[str, float]:
+    ordered = sorted(latencies) or [0.0]
+    return {
+        "p50_ms": round(1000 * ordered[len(ordered) // 2], 2),
+        "p99_ms": round(1000 * ordered[int(len(ordered) * 0.99)], 2),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

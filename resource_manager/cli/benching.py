@@ -1,0 +1,47 @@
+"""`gpu-manager bench`: how fast it is here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.table import Table
+
+from resource_manager.cli import tables
+from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.target import BAD_INPUT, Failure, Target, exit_codes, print_json
+from resource_manager.redis_client import SCHEMES
+
+
+@main.command()
+@click.option("--http", "over_http", is_flag=True, help="Measure the REST service instead of the core.")
+@click.option("--redis", "redis_url", help="A Redis to use, in a namespace of its own; default: embedded.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="For each figure."
+)
+@json_option
+@click.pass_obj
+@exit_codes
+def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float, as_json: bool) -> None:
+    """Measure allocations per second, latencies and memory on this machine."""
+    if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
+        raise Failure(f"--redis takes a Redis URL, got {redis_url!r}", BAD_INPUT)
+    if over_http:
+        from resource_manager.api.bench import run
+    else:
+        from resource_manager.bench import run
+    results = run(redis_url, seconds=seconds)
+    if as_json:
+        print_json(results)
+        return
+    table = Table("figure", "value")
+    for name, value in _flat(results):
+        table.add_row(name, str(value))
+    tables.console().print(table)
+
+
+def _flat(results: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in results.items():
+        rows += _flat(value, f"{prefix}{name} · ") if isinstance(value, dict) else [(prefix + name, value)]
+    return rows
