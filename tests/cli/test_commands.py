@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from waitress.server import create_server
+from werkzeug.serving import make_server
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.api.app import create_app
@@ -33,14 +33,13 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     service = standalone(
         manager, keeping(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
     )
-    server = create_server(create_app(service), host="127.0.0.1", port=0, threads=4)
-    thread = threading.Thread(target=server.run)
+    server = make_server("127.0.0.1", 0, create_app(service), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    url = f"http://127.0.0.1:{server.effective_port}"
-    yield lambda *arguments: runner.invoke(main, ["--url", url, *arguments])
+    yield lambda *arguments: runner.invoke(main, ["--url", f"http://127.0.0.1:{server.port}", *arguments])
     service.watch.close()
-    server.close()
-    server.trigger.close()
+    server.shutdown()
+    server.server_close()
     thread.join(timeout=10)
 
 

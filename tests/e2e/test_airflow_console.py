@@ -1,0 +1,136 @@
+"""The console inside a real Airflow: its frame, its users, its log-in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from demo.stack import Stack
+from tests.e2e import browser as b
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500)]
+
+USERS = "olga:op,ursula:user,vera:viewer"
+WISH = {"required_gpus": 4, "required_cpus": 16}
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("airflow")
+    with Stack(home, settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with b.chromium() as browser:
+        yield browser
+
+
+def password(airflow: Stack, name: str) -> str:
+    text = (Path(airflow.home) / "simple_auth_manager_passwords.json.generated").read_text()
+    return str(json.loads(text)[name])
+
+
+def client(airflow: Stack, name: str | None) -> httpx.Client:
+    headers = {}
+    if name is not None:
+        login = {"username": name, "password": password(airflow, name)}
+        answer = httpx.post(f"{airflow.url}/auth/token", json=login, timeout=60)
+        headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+    return httpx.Client(base_url=f"{airflow.url}/gpu", headers=headers, timeout=60)
+
+
+def console(chromium: Any, airflow: Stack, name: str) -> tuple[Any, Any]:
+    """Airflow's page with our console in its frame, after logging in."""
+    page = chromium.new_context(viewport={"width": 1400, "height": 850}).new_page()
+    page.goto(f"{airflow.url}/auth/login", timeout=60_000)
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill(password(airflow, name))
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(lambda url: "/auth/login" not in url, timeout=60_000)
+    page.goto(f"{airflow.url}/plugin/gpus", timeout=60_000)
+    frame = page.frame_locator("iframe[title=GPUs]")
+    frame.get_by_role("heading", name="Servers").wait_for(timeout=60_000)
+    return page, frame
+
+
+def test_strangers_get_nothing(airflow: Stack) -> None:
+    with client(airflow, None) as stranger:
+        for path in (
+            "/",
+            "/api/status",
+            "/healthz",
+            "/metrics",
+            "/openapi.json",
+            "/events",
+            "/static/console.js",
+        ):
+            assert stranger.get(path).status_code == 401, path
+        assert stranger.post("/api/allocate", json={**WISH, "task_id": "t"}).status_code == 401
+        sent = stranger.get("/", headers={"Accept": "text/html"})
+        assert sent.status_code == 303
+        assert "/auth/login" in sent.headers["Location"]
+        forged = {"Authorization": "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJvbGdhIn0."}
+        assert stranger.get("/api/status", headers=forged).status_code in (401, 403)
+
+
+@pytest.mark.parametrize(
+    ("name", "allocates", "drains"), [("vera", 403, 403), ("ursula", 200, 403), ("olga", 200, 200)]
+)
+def test_airflows_roles_are_ours(airflow: Stack, name: str, allocates: int, drains: int) -> None:
+    with client(airflow, name) as caller:
+        assert caller.get("/api/status").status_code == 200
+        wish = {**WISH, "task_id": f"role-{name}"}
+        assert caller.post("/api/allocate", json=wish).status_code == allocates
+        assert caller.post("/api/servers/3/drain", json={}).status_code == drains
+        assert caller.post("/api/release", json={"task_id": f"role-{name}"}).status_code == allocates
+    with client(airflow, "olga") as olga:
+        olga.post("/api/servers/3/restore").raise_for_status()
+
+
+def test_the_page_in_airflows_navigation(airflow: Stack, chromium: Any) -> None:
+    page, frame = console(chromium, airflow, "olga")
+    frame.get_by_text("Live", exact=True).wait_for(timeout=20_000)
+    labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
+    with client(airflow, "ursula") as ursula:
+        ursula.post("/api/allocate", json={**WISH, "task_id": "seen", "labels": labels}).raise_for_status()
+    frame.locator(".cell[data-task=seen]").first.wait_for(timeout=20_000)
+    b.picture(page, "airflow-page")
+    row = frame.locator("#server-1")
+    row.get_by_text("Drain…").click()
+    row.get_by_role("button", name="Drain gpu-server-1").click()
+    frame.get_by_text("Server 1 takes no new leases.").wait_for()
+    frame.locator("#server-1").get_by_text("Restore…").click()
+    frame.locator("#server-1").get_by_role("button", name="Restore gpu-server-1").click()
+    frame.get_by_text("Server 1 takes leases again.").wait_for()
+    frame.get_by_role("link", name="Leases", exact=True).click()
+    frame.get_by_text("Release…").click()
+    frame.get_by_role("button", name="Release seen").click()
+    frame.get_by_text("seen is released.").wait_for()
+    page.context.close()
+
+
+def test_a_lease_leads_to_its_task(airflow: Stack, chromium: Any) -> None:
+    labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
+    with client(airflow, "ursula") as ursula:
+        ursula.post("/api/allocate", json={**WISH, "task_id": "linked", "labels": labels}).raise_for_status()
+    page, frame = console(chromium, airflow, "vera")
+    frame.get_by_role("link", name="Leases", exact=True).click()
+    frame.get_by_role("link", name="linked").click()
+    page.wait_for_url("**/dags/train_digits/runs/manual__1/tasks/train_small", timeout=20_000)
+    page.context.close()
+    with client(airflow, "ursula") as ursula:
+        ursula.post("/api/release", json={"task_id": "linked"}).raise_for_status()
+
+
+def test_a_viewer_finds_no_buttons(airflow: Stack, chromium: Any) -> None:
+    page, frame = console(chromium, airflow, "vera")
+    assert frame.get_by_text("Drain…").count() == 0
+    assert frame.get_by_text("vera (reader)").is_visible()
+    page.context.close()
