@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,11 +14,13 @@ from rich.table import Table
 
 from simulator.cli import BadInput, common_options, print_json
 from simulator.oasis.calibrate import TRIES, Calibration, calibrate
-from simulator.oasis.experiment import ALGORITHMS, Case, compare, summarise
+from simulator.oasis.experiment import ALGORITHMS, Case, Comparison, compare, summarise
 from simulator.oasis.instance_file import read_instance, write_instance
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import TIME_LIMIT_S
-from simulator.oasis.prices import UTILITY_FLOOR, fit_prices
+from simulator.oasis.plots import PriceWatch, plot_comparison, plot_sweep
+from simulator.oasis.prices import UTILITY_FLOOR, Prices, fit_prices
+from simulator.oasis.simulation import OnSlot
 from simulator.oasis.workload import draw_history, draw_instance, draw_training
 from simulator.report import write_json
 
@@ -43,6 +45,52 @@ def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> 
         if name not in ALGORITHMS:
             raise click.BadParameter(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
     return names
+
+
+def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, list[float]]:
+    """What is varied and its values, written as `jobs:5,10,20`."""
+    sweeps: dict[str, list[float]] = {}
+    for text in value:
+        axis, _, listed = text.partition(":")
+        try:
+            values = [float(part) for part in listed.split(",")]
+        except ValueError:
+            values = []
+        whole = axis == "load" or all(each.is_integer() for each in values)
+        if axis not in ("jobs", "servers", "load") or not values or min(values) <= 0 or not whole:
+            raise click.BadParameter(
+                f"{text!r} is not jobs:5,10,20, servers:2,5,10 or load:0.5,1,2 with values above 0"
+            )
+        sweeps[axis] = values
+    return sweeps
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one comparison is made of, but for the instances."""
+
+    algorithms: list[str]
+    clairvoyant: bool
+    utility_floor: float
+    eta: float | None
+    misestimate: tuple[float, float]
+    reoffer_after: int
+    time_limit_s: float
+
+    def prices(self, instance: Instance, seed: int) -> Prices:
+        """The price functions for the instance."""
+        history = instance.jobs if self.clairvoyant else draw_history(instance, seed)
+        return fit_prices(history, instance, self.utility_floor, self.eta).scaled(*self.misestimate)
+
+    def compare(self, instance: Instance, seed: int, on_slot: OnSlot | None = None) -> Comparison:
+        """Every algorithm on the instance."""
+        return compare(
+            Case(seed, instance, self.prices(instance, seed)),
+            self.algorithms,
+            reoffer_after=self.reoffer_after,
+            time_limit_s=self.time_limit_s,
+            on_slot=on_slot,
+        )
 
 
 @click.command("oasis")
@@ -119,6 +167,13 @@ def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> 
     help="For the optimum of one instance; it then says that it is not proven.",
 )
 @click.option(
+    "--sweep",
+    callback=parse_sweep,
+    multiple=True,
+    metavar="AXIS:VALUES",
+    help="Also vary jobs, servers or load, as jobs:5,10,20; may be repeated.",
+)
+@click.option(
     "--instance",
     "instance_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -147,6 +202,7 @@ def command(
     misestimate: tuple[float, float],
     reoffer_after: int,
     time_limit_s: float,
+    sweep: dict[str, list[float]],
     seed: int,
     output_dir: Path | None,
     as_json: bool,
@@ -156,34 +212,45 @@ def command(
         raise BadInput(f"--seed must be 0 or more, got {seed}")
     if instance_file is not None and load is not None:
         raise BadInput("--load scales drawn instances; it cannot be used with --instance")
+    if instance_file is not None and sweep:
+        raise BadInput("--sweep varies drawn instances; it cannot be used with --instance")
     if training_runs is not None and prices == "clairvoyant":
         raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
     seeds = seeds or [seed]
+
+    def draw(of_seed: int, **varied: float) -> Instance:
+        count, hosts = int(varied.get("jobs", jobs)), int(varied.get("servers", servers))
+        return draw_instance(of_seed, count, slots, hosts, load=varied.get("load", load), mixed=mixed)
+
     if instance_file is not None:
         instances = [read_instance(instance_file)] * len(seeds)
     else:
-        instances = [draw_instance(each, jobs, slots, servers, load=load, mixed=mixed) for each in seeds]
+        instances = [draw(each) for each in seeds]
+    clairvoyant = prices == "clairvoyant"
+    plan = Plan(algorithms, clairvoyant, utility_floor, eta, misestimate, reoffer_after, time_limit_s)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         fitted = None
         if training_runs is not None:
             fitted = calibrate_like(instances[0], training_runs, progress)
-            utility_floor, eta = fitted.utility_floor, fitted.eta
-        bar = progress.add_task("instances", total=len(instances))
-        comparisons = []
+            plan = replace(plan, utility_floor=fitted.utility_floor, eta=fitted.eta)
+        points = [(axis, value) for axis, values in sweep.items() for value in values]
+        bar = progress.add_task("instances", total=len(seeds) * (1 + len(points)))
+        watch = PriceWatch(instances[0], plan.prices(instances[0], seeds[0]))
+        comparisons: list[Comparison] = []
         for each, instance in zip(seeds, instances, strict=True):
-            history = instance.jobs if prices == "clairvoyant" else draw_history(instance, each)
-            functions = fit_prices(history, instance, utility_floor, eta).scaled(*misestimate)
-            comparisons.append(
-                compare(
-                    Case(each, instance, functions),
-                    algorithms,
-                    reoffer_after=reoffer_after,
-                    time_limit_s=time_limit_s,
-                )
-            )
+            comparisons.append(plan.compare(instance, each, None if comparisons else watch))
             progress.advance(bar)
-    summary = summarise(comparisons)
+        summary = summarise(comparisons)
+        swept: dict[str, dict[str, Any]] = {axis: {} for axis in sweep}
+        for axis, value in points:
+            runs = []
+            for each in seeds:
+                runs.append(plan.compare(draw(each, **{axis: value}), each))
+                progress.advance(bar)
+            swept[axis][f"{value:g}"] = summarise(runs)
+    if swept:
+        summary["sweeps"] = swept
     if fitted is not None:
         summary["calibration"] = asdict(fitted) | {"trained_on": training_runs}
     if save_instances is not None:
@@ -191,6 +258,9 @@ def command(
             write_instance(save_instances / f"instance-{each}.json", instance)
     if output_dir is not None:
         write_json(output_dir / "summary.json", summary)
+        plot_comparison(output_dir, comparisons, watch if "oasis" in algorithms else None)
+        for axis, by_value in swept.items():
+            plot_sweep(output_dir / f"utility_by_{axis}.png", axis, by_value)
     if as_json:
         print_json(summary)
     else:
@@ -221,6 +291,15 @@ def print_table(summary: dict[str, Any]) -> None:
             f"{fmean(ratios):.3f}" if ratios else "",
         )
     Console().print(table)
+    for axis, by_value in summary.get("sweeps", {}).items():
+        console_table = Table(title=f"mean utility by {axis}")
+        console_table.add_column("algorithm")
+        for value in by_value:
+            console_table.add_column(value, justify="right")
+        for name in summary["algorithms"]:
+            means = [fmean(point["algorithms"][name]["utility"]) for point in by_value.values()]
+            console_table.add_row(name, *(f"{mean:.1f}" for mean in means))
+        Console().print(console_table)
     optimal = summary["algorithms"].get("optimal")
     if optimal:
         proven = sum(optimal["proven"])

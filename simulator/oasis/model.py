@@ -47,6 +47,8 @@ class Job:
     target: float  # gamma 3
     worker_units: Units = field(init=False, repr=False)
     ps_units: Units = field(init=False, repr=False)
+    slots_a_chunk: float = field(init=False, repr=False)
+    """E M rho, what one worker takes for its chunk over all epochs."""
     work: int = field(init=False)
     """W, worker-slots."""
     shortest_duration: int = field(init=False)
@@ -60,6 +62,7 @@ class Job:
         object.__setattr__(self, "ps_units", to_units(self.ps))
         exchange = 2 * self.gradient / self.worker[BANDWIDTH] if self.gradient else 0.0
         slots_a_chunk = self.epochs * self.minibatches * (self.minibatch_slots + exchange)
+        object.__setattr__(self, "slots_a_chunk", slots_a_chunk)
         object.__setattr__(self, "work", ceil(self.chunks * slots_a_chunk))
         object.__setattr__(self, "shortest_duration", ceil(slots_a_chunk))
         sent, taken = self.worker_units[BANDWIDTH], max(1, self.ps_units[BANDWIDTH])

@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The outcome of every job, in order of the instance, and the time that each decision took."""
+    """The outcome of every job, in order of the instance, and the processor time of each decision."""
 
     outcomes: tuple[Outcome, ...]
     decision_s: tuple[float, ...]
@@ -69,7 +69,7 @@ def run(
     reoffer_after: int = 0,
     on_slot: OnSlot | None = None,
 ) -> Run:
-    """Plays the instance; `decision_s` holds the scheduler's time a job, in seconds.
+    """Plays the instance; `decision_s` holds the scheduler's processor time a job, in seconds.
 
     A job that could not finish even alone is refused at once. With `reoffer_after`, a refused one is
     offered again each so many slots. `on_slot` sees the ledger of a slot just before it ends.
@@ -89,17 +89,17 @@ def run(
     booking_s = 0.0
     for slot in range(instance.slots):
         for job in offers[slot]:
-            started = time.perf_counter()
+            started = time.process_time()
             taken = scheduler.arrive(job, slot)
-            arriving_s.append(time.perf_counter() - started)
+            arriving_s.append(time.process_time() - started)
             if taken:
                 remaining[job.job_id] = job.work
                 accepted.add(job.job_id)
             elif reoffer_after:
                 offers[slot + reoffer_after].append(job)
-        started = time.perf_counter()
+        started = time.process_time()
         scheduler.begin_slot(slot, remaining)
-        booking_s += time.perf_counter() - started
+        booking_s += time.process_time() - started
         if on_slot is not None:
             on_slot(slot, ledger)
         for job_id, workers in work_done(instance, jobs, slot, ledger.end_slot(slot)).items():

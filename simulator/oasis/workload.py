@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.errors import InputError
-from simulator.oasis.model import BANDWIDTH, Amounts, Instance, Job
+from simulator.oasis.model import ROUNDING, Amounts, Instance, Job
 
 GPU_SERVERS: tuple[Amounts, ...] = (
     (8, 64, 488, 1024, 25),
@@ -108,8 +109,7 @@ def median_shortest_s() -> float:
     seconds = []
     for _ in range(1000):
         job = draw_job(rng, 1.0)
-        exchange = 2 * job.gradient / job.worker[BANDWIDTH]
-        seconds.append(job.epochs * job.minibatches * (job.minibatch_slots + exchange))
+        seconds.append(job.slots_a_chunk)
     return float(np.median(seconds))
 
 
@@ -157,17 +157,25 @@ def scale_to_load(instance: Instance, load: float) -> Instance:
     if not load > 0:
         raise InputError(f"load must be above 0, got {load}")
 
-    def scaled(factor: float) -> Instance:
-        jobs = tuple(replace(job, chunks=max(1, round(job.chunks * factor))) for job in instance.jobs)
-        return replace(instance, jobs=jobs)
+    chunks = np.array([job.chunks for job in instance.jobs])
+    slots_a_chunk = np.array([job.slots_a_chunk for job in instance.jobs])
+    capacity = np.array(instance.worker_servers).sum(axis=0)
+    demands = np.array([job.worker for job in instance.jobs])[:, capacity > 0]
+
+    def chunks_at(factor: float) -> npt.NDArray[np.float64]:
+        return np.maximum(1, np.round(chunks * factor))
+
+    def load_at(factor: float) -> float:
+        work = np.ceil(chunks_at(factor) * slots_a_chunk * (1 - ROUNDING))
+        asked: npt.NDArray[np.float64] = work @ demands / (instance.slots * capacity[capacity > 0])
+        return float(asked.max())
 
     low, high = 0.0, 1.0
-    while scaled(high).load() < load:
+    while load_at(high) < load:
         high *= 2
     for _ in range(40):
         middle = (low + high) / 2
-        if scaled(middle).load() < load:
-            low = middle
-        else:
-            high = middle
-    return min((scaled(low), scaled(high)), key=lambda found: abs(found.load() - load))
+        low, high = (middle, high) if load_at(middle) < load else (low, middle)
+    factor = min((low, high), key=lambda each: abs(load_at(each) - load))
+    jobs = zip(instance.jobs, chunks_at(factor).tolist(), strict=True)
+    return replace(instance, jobs=tuple(replace(job, chunks=int(count)) for job, count in jobs))

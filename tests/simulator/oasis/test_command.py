@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from simulator.cli import main
+from simulator.oasis.instance_file import to_document
+from simulator.oasis.workload import draw_instance
 
 
 def simulate(*arguments: object) -> Result:
@@ -40,3 +42,123 @@ def test_a_saved_instance_gives_the_same_result(tmp_path: Path) -> None:
     drawn = summary("--seed", 5, "--load", 1, "--mixed", "--save-instances", tmp_path)
     read = summary("--seed", 5, "--instance", tmp_path / "instance-5.json")
     assert read["algorithms"]["oasis"]["utility"] == drawn["algorithms"]["oasis"]["utility"]
+
+
+def test_every_algorithm_reports_and_the_optimum_bounds_them() -> None:
+    found = summary(
+        "--seeds", "1-2", "--jobs", 4, "--slots", 10, "--servers", 2, "--load", 1,
+        "--algorithms", "oasis,fifo,drf,rrh,dorm,optimal",
+    )  # fmt: skip
+    optimal = found["algorithms"]["optimal"]
+    assert optimal["proven"] == [True, True]
+    assert len(optimal["seconds"]) == 2
+    for name in ("oasis", "fifo", "drf", "rrh", "dorm"):
+        figures = found["algorithms"][name]
+        for best, utility in zip(optimal["utility"], figures["utility"], strict=True):
+            assert utility <= best * (1 + 1e-5)
+        assert all(ratio is None or ratio >= 1 - 1e-5 for ratio in figures["optimal_over_utility"])
+
+
+def test_figures_and_sweeps_are_written(tmp_path: Path) -> None:
+    found = summary(
+        "--seeds", "1-2", "--jobs", 3, "--slots", 8, "--servers", 2, "--load", 1,
+        "--algorithms", "oasis,fifo,optimal", "--sweep", "jobs:2,4", "--output-dir", tmp_path,
+    )  # fmt: skip
+    assert list(found["sweeps"]["jobs"]) == ["2", "4"]
+    assert found["sweeps"]["jobs"]["4"]["jobs"] == [4, 4]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "summary.json", "utility.png", "decision_time.png", "target_gap.png", "ratio_to_optimum.png",
+        "prices.png", "utility_by_jobs.png",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "summary.json").read_text()) == found
+
+
+def test_calibration_says_what_it_was_trained_on() -> None:
+    found = summary("--seeds", "1-2", "--jobs", 3, "--slots", 8, "--servers", 2, "--calibrate", 2)
+    assert found["calibration"]["trained_on"] == 2
+    assert found["calibration"]["eta"] > 0
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    """A good instance; a test spoils one thing."""
+    return to_document(draw_instance(5, jobs=2, slots=12, servers=2))
+
+
+def spoil(document: dict[str, Any], place: str, value: object) -> None:
+    *path, last = (int(part) if part.isdigit() else part for part in place.split("."))
+    target: Any = document
+    for part in path:
+        target = target[part]
+    target[last] = value
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "complaint"),
+    [
+        ("jobs.0.deadline", 5, "jobs[0].deadline: unknown key"),
+        ("colour", "red", "colour: unknown key"),
+        ("jobs.1.w.gpus", 1, "jobs[1].w.gpus: unknown key"),
+        ("worker_servers", [], "worker_servers: List should have at least 1 item"),
+        ("ps_servers", [], "ps_servers: List should have at least 1 item"),
+        ("jobs", [], "jobs: List should have at least 1 item"),
+        ("jobs.0.w.cpu", -1, "jobs[0].w.cpu: Input should be greater than or equal to 0, got -1"),
+        ("worker_servers.1.memory", -8, "worker_servers[1].memory: Input should be greater"),
+        ("jobs.0.E", 100_000, "its shortest duration of"),
+        ("jobs.0.a", 12, "does not fit the 0 from its arrival in slot 12"),
+        ("jobs.0.s.bandwidth", 0.01, "s.bandwidth 0.01 is below w.bandwidth"),
+        ("jobs.1.id", "job-0", "job id 'job-0' is used twice"),
+        ("slots", "12", "slots: Input should be a valid integer, got '12'"),
+        ("jobs.0.tau", True, "jobs[0].tau: Input should be a valid number"),
+        ("jobs.0.gamma1", 0, "jobs[0].gamma1: Input should be greater than 0, got 0"),
+    ],
+)
+def test_a_wrong_instance_is_refused_in_one_line(
+    document: dict[str, Any], tmp_path: Path, place: str, value: object, complaint: str
+) -> None:
+    spoil(document, place, value)
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(document))
+    result = simulate("--instance", path, "--output-dir", tmp_path / "out")
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    assert complaint in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_json_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text('{\n"slots": 3,\n}')
+    result = simulate("--instance", path)
+    assert result.exit_code == 2
+    assert f"{path}:3: not JSON" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--servers", 0),
+        ("--jobs", 0),
+        ("--slots", -1),
+        ("--load", 0),
+        ("--seed", -1),
+        ("--seeds", "5-1"),
+        ("--seeds", "many"),
+        ("--algorithms", "oasis,magic"),
+        ("--sweep", "colour:1,2"),
+        ("--sweep", "jobs:1.5"),
+        ("--utility-floor", 0),
+        ("--eta", 0),
+        ("--misestimate", 0, 1),
+        ("--calibrate", 2, "--prices", "clairvoyant"),
+        ("--instance", "nowhere.json"),
+    ],
+)
+def test_wrong_options_exit_with_2(arguments: tuple[object, ...]) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+    assert result.stdout == ""
