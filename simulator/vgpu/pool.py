@@ -16,7 +16,6 @@ from simulator.vgpu.scenario import Card, Scenario
 from simulator.vgpu.workload import Profile
 
 DIMENSIONS = ("compute_tflops", "memory_gb", "bandwidth_gbps")
-HAIR = 1e-6
 PARTITIONS = "partitions"
 """A resource of which a node has one where tasks must not share it."""
 
@@ -82,10 +81,6 @@ class Ledger:
             performance=scheduling.performance,
         )
         self._requests = {profile.name: self._requests_of(profile) for profile in scenario.profiles}
-        self._accepting = {
-            profile.name: [state.name for state in self.cluster.nodes if state.node.vendor in profile.vendors]
-            for profile in scenario.profiles
-        }
         for profile in scenario.profiles:
             self._refuse_impossible(profile)
 
@@ -110,31 +105,6 @@ class Ledger:
         for change in allocator.release(self.cluster, task_id, now, outcome=outcome):
             self.cluster.apply(change)
 
-    def may_admit(self, profiles: Iterable[str], booked: Mapping[str, Amounts]) -> bool:
-        """Whether any of the profiles could fit some node once these amounts are booked.
-
-        A quick look before `rebook`: it may say yes in vain, by a hair, but never no.
-        """
-        free = {
-            state.name: [state.node.resources[name] for name in DIMENSIONS] for state in self.cluster.nodes
-        }
-        for task_id, amounts in booked.items():
-            left = free[self.cluster.leases[task_id].placement.node]
-            for i in range(3):
-                left[i] -= amounts[i]
-        for profile in profiles:
-            request = self._requests[profile][0]
-            needed = [request.resources[name] for name in DIMENSIONS]
-            for node in self._accepting[profile]:
-                compute, memory, bandwidth = free[node]
-                if (
-                    needed[0] <= compute + HAIR
-                    and needed[1] <= memory + HAIR
-                    and needed[2] <= bandwidth + HAIR
-                ):
-                    return True
-        return False
-
     def rebook(self, booked: Mapping[str, Amounts], now: float) -> None:
         """Books these amounts for these tasks instead, cut to what their nodes have."""
         leases = [self.cluster.leases[task_id] for task_id in booked]
@@ -152,14 +122,15 @@ class Ledger:
     def quota(self, lease: Lease, profile: Profile) -> Amounts:
         """The task's ceiling in the sandbox: demand times oversubscription, or the slices it holds."""
         if self.scenario.scheduling.partition != "slices":
-            return self._booked(profile)
+            return self.booked(profile)
         state = self.cluster.node(lease.placement.node)
         card = self.scenario.cards[state.node.gpus[0].gpu_type]
-        share = slices_needed(self._booked(profile), card) / card.slices
+        share = slices_needed(self.booked(profile), card) / card.slices
         compute, memory, bandwidth = effective_card(card)
         return (compute * share, memory * share, bandwidth * share)
 
-    def _booked(self, profile: Profile) -> Amounts:
+    def booked(self, profile: Profile) -> Amounts:
+        """What a task is admitted with: its demand times oversubscription."""
         factor = self.scenario.scheduling.oversubscription
         compute, memory, bandwidth = profile.demand
         return (compute * factor, memory * factor, bandwidth * factor)
@@ -167,7 +138,7 @@ class Ledger:
     def _requests_of(self, profile: Profile) -> list[Request]:
         """One request; with slices one a card type, because a slice is another size on each."""
         cards = {name: card for name, card in self.scenario.cards.items() if card.vendor in profile.vendors}
-        booked = self._booked(profile)
+        booked = self.booked(profile)
         partition = self.scenario.scheduling.partition
         if partition != "slices":
             resources: dict[str, float] = dict(zip(DIMENSIONS, booked, strict=True))
@@ -202,7 +173,7 @@ class Ledger:
             if any(could_ever_fit(state.node, request) for state in self.cluster.nodes):
                 return
         needs = ", ".join(
-            f"{amount:g} {name}" for name, amount in zip(DIMENSIONS, self._booked(profile), strict=True)
+            f"{amount:g} {name}" for name, amount in zip(DIMENSIONS, self.booked(profile), strict=True)
         )
         raise InputError(
             f"profile {profile.name!r} fits no node, not even an empty one: it books {needs}"

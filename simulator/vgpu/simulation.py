@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simulator.vgpu.pool import DIMENSIONS, Amounts, Ledger
 from simulator.vgpu.scenario import Scenario
-from simulator.vgpu.tick import COMPLETED, RUNNING, Rules, State, advance, compiled
+from simulator.vgpu.tick import COMPLETED, RUNNING, Rules, State, Waiting, advance, compiled
 from simulator.vgpu.workload import Task, demand_series, generate
 
 DROP_AFTER_DEADLINES = 1.5
@@ -140,6 +140,9 @@ class Simulation:
         self.advance = compiled() if use_numba else advance
         self.pack = as_array if use_numba else as_list
         self.state = self._empty_state()
+        names = [profile.name for profile in scenario.profiles]
+        self.kind = [names.index(task.profile.name) for task in tasks]
+        self.demanded = self._nobody_waiting()
 
     def run(self) -> None:
         """Runs every tick of the scenario."""
@@ -153,16 +156,17 @@ class Simulation:
                 if self.waiting and (arrived or stale or self.ledger.follows_usage):
                     self._schedule(tick)
                 stale = False
+            # Until the next pass that may admit somebody; where the ledger follows usage, the tick looks out.
             next_pass = tick - tick % interval + interval
-            if not (self.waiting and (stale or self.ledger.follows_usage)):
+            if not (self.waiting and stale):
                 next_pass = max(next_pass, self._next_arrival(interval, end))
-            stop = min(end, next_pass)
-            if not self.observers:
-                tick = self.advance(self.state, self.rules, self.width, tick, stop)
-                stale = self._retire(tick) or stale
-                continue
-            tick = self.advance(self.state, self.rules, self.width, tick, tick + 1)
-            self._observe(tick - 1)
+            stop = tick + 1 if self.observers else min(end, next_pass)
+            watched = bool(self.waiting) and self.ledger.follows_usage
+            tick = self.advance(
+                self.state, self.rules, self.demanded._replace(watched=watched), self.width, tick, stop
+            )
+            if self.observers:
+                self._observe(tick - 1)
             stale = self._retire(tick) or stale
 
     # ---- arrivals and scheduling ----
@@ -171,6 +175,7 @@ class Simulation:
         before = self.arrived
         while self.arrived < len(self.tasks) and self.arrival_tick[self.arrived] <= tick:
             self.waiting.append(self.arrived)
+            self.demanded.count[self.kind[self.arrived]] += 1
             self.arrived += 1
         return self.arrived > before
 
@@ -183,10 +188,7 @@ class Simulation:
         """Tries every waiting task once, in order of arrival."""
         now = tick * self.scenario.delta_t_s
         if self.ledger.follows_usage:
-            booked = self._usage()
-            if not self.ledger.may_admit({self.tasks[task].profile.name for task in self.waiting}, booked):
-                return
-            self.ledger.rebook(booked, now)
+            self.ledger.rebook(self._usage(), now)
         full: set[str] = set()  # profiles for which there is no room
         still_waiting = []
         for task in self.waiting:
@@ -198,6 +200,7 @@ class Simulation:
                 full.add(profile.name)
                 still_waiting.append(task)
                 continue
+            self.demanded.count[self.kind[task]] -= 1
             self._start(task, tick, lease.placement.node, self.ledger.quota(lease, profile))
             if not self.scenario.scheduling.vendor_fallback:
                 full.clear()  # a grant may change which vendor is best, and so open the other one
@@ -338,6 +341,22 @@ class Simulation:
                     float(state.used_peak[3 * node + d]) / capacity,
                 )
         return shares
+
+    def _nobody_waiting(self) -> Waiting:
+        scheduling, profiles = self.scenario.scheduling, self.scenario.profiles
+        booked = np.array([self.ledger.booked(profile) for profile in profiles], dtype=np.float64)
+        nodes = self.ledger.cluster.nodes
+        accepts = [int(state.node.vendor in each.vendors) for state in nodes for each in profiles]
+        return Waiting(
+            watched=False,
+            interval=1 if scheduling.retry_every_tick else scheduling.interval_ticks,
+            by_max=scheduling.admission == "max",
+            count=self.pack(np.zeros(len(profiles), dtype=np.int64)),
+            compute=self.pack(booked[:, 0].copy()),
+            memory=self.pack(booked[:, 1].copy()),
+            bandwidth=self.pack(booked[:, 2].copy()),
+            accepts=self.pack(np.array(accepts, dtype=np.int64)),
+        )
 
     def _empty_state(self) -> State:
         nodes, tasks = len(self.nodes), len(self.tasks)

@@ -14,6 +14,9 @@ RUNNING, COMPLETED, DROPPED = 0, 1, 2
 LIMITED_BY_MORE_THAN = 1e-9
 """A cut below this is rounding, not an event."""
 
+HAIR = 1e-6
+"""Room that rounding may have hidden."""
+
 
 class Rules(NamedTuple):
     """The numbers of a scenario that hold for every task and tick."""
@@ -81,6 +84,23 @@ class State(NamedTuple):
     demand_bandwidth: Any
 
 
+class Waiting(NamedTuple):
+    """What would be admitted if there were room, by profile; looked at where the ledger follows usage.
+
+    `count` tasks of a profile wait, each would book the three amounts, on a node where `accepts` (nodes x
+    profiles, flat) says so. With `by_max` a running task books at least its quota.
+    """
+
+    watched: bool
+    interval: int
+    by_max: bool
+    count: Any
+    compute: Any
+    memory: Any
+    bandwidth: Any
+    accepts: Any
+
+
 def memory_gate(demand: float, quota: float, threshold: float) -> float:
     """Memory granted: the demand, cut to the quota if it is above `threshold` times the quota."""
     return quota if demand > threshold * quota else demand
@@ -144,10 +164,43 @@ def work_done(
     return mean_compute * min(compute / mean_compute, memory / mean_memory, bandwidth / mean_bandwidth)
 
 
-def advance(state: State, rules: Rules, width: int, tick: int, stop: int) -> int:
-    """Runs ticks from `tick` up to `stop`, and no further than the first one in which a task ends.
+def has_room(state: State, waiting: Waiting, width: int) -> bool:
+    """Whether a waiting profile may fit some node, now that running tasks book what they were last granted.
 
-    Returns the next tick to run. Ended tasks are marked in `state.outcome` and stay in their slots.
+    It may say yes in vain, by a hair, but never no.
+    """
+    profiles = len(waiting.count)
+    for node in range(len(state.running)):
+        compute = state.node_compute[node] + HAIR
+        memory = state.node_memory[node] + HAIR
+        bandwidth = state.node_bandwidth[node] + HAIR
+        for i in range(node * width, node * width + state.running[node]):
+            task = state.slots[i]
+            if waiting.by_max:
+                compute -= max(state.granted_compute[task], state.quota_compute[task])
+                memory -= max(state.granted_memory[task], state.quota_memory[task])
+                bandwidth -= max(state.granted_bandwidth[task], state.quota_bandwidth[task])
+            else:
+                compute -= state.granted_compute[task]
+                memory -= state.granted_memory[task]
+                bandwidth -= state.granted_bandwidth[task]
+        for kind in range(profiles):
+            if (
+                waiting.count[kind] > 0
+                and waiting.accepts[node * profiles + kind]
+                and waiting.compute[kind] <= compute
+                and waiting.memory[kind] <= memory
+                and waiting.bandwidth[kind] <= bandwidth
+            ):
+                return True
+    return False
+
+
+def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int, stop: int) -> int:
+    """Runs ticks from `tick` up to `stop`, no further than the first one in which a task ends.
+
+    Where `waiting` is watched it also stops before a scheduling tick that finds room. Returns the next tick
+    to run. Ended tasks are marked in `state.outcome` and stay in their slots.
     """
     (
         node_compute,
@@ -308,18 +361,28 @@ def advance(state: State, rules: Rules, width: int, tick: int, stop: int) -> int
             used_peak[cell + 1] = max(used_peak[cell + 1], sum_memory)
             used_peak[cell + 2] = max(used_peak[cell + 2], sum_bandwidth)
         tick += 1
+        if waiting.watched and tick % waiting.interval == 0 and has_room(state, waiting, width):
+            break
     return tick
 
 
 @cache
-def compiled() -> Callable[[State, Rules, int, int, int], int]:
+def compiled() -> Callable[[State, Rules, Waiting, int, int, int], int]:
     """`advance` as machine code, kept in numba's cache for the next process; needs numba."""
     from numba import njit
     from numba.extending import register_jitable
 
-    for function in (memory_gate, bandwidth_bucket, compute_throttle, guard_scale, sort_by_usage, work_done):
+    for function in (
+        memory_gate,
+        bandwidth_bucket,
+        compute_throttle,
+        guard_scale,
+        sort_by_usage,
+        work_done,
+        has_room,
+    ):
         register_jitable(function)
-    machine_code: Callable[[State, Rules, int, int, int], int]
+    machine_code: Callable[[State, Rules, Waiting, int, int, int], int]
     try:
         machine_code = njit(cache=True)(advance)
     except RuntimeError:  # numba finds no folder that it may write its cache to

@@ -116,13 +116,6 @@ def test_compiled_equals_plain_whatever_the_switches(where: Scenario, seed: int)
     assert repr(simulate(where, seed, use_numba=True)) == repr(simulate(where, seed, use_numba=False))
 
 
-def test_the_quick_look_before_rebooking_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = hasty(load_scenario("A1", {"duration_s": 40, "tasks": 150, "scheduling.admission": "usage"}))
-    quick = simulate(where, 5, use_numba=False)
-    monkeypatch.setattr(Ledger, "may_admit", lambda *_: True)
-    assert simulate(where, 5, use_numba=False) == quick
-
-
 def test_seeds_decide_everything() -> None:
     where = hasty(load_scenario("A3", {"duration_s": 20, "tasks": 30}))
     assert simulate(where, 1, use_numba=False) == simulate(where, 1, use_numba=False)
