@@ -15,6 +15,7 @@ from simulator.vgpu.simulation import simulate
 from simulator.vgpu.sweep import run_all
 
 ORIGIN_SCENARIOS = ("A1", "A2", "A2P", "A3", "A4", "A5")
+RETRIED = {"scheduling.admission": "usage", "scheduling.retry_every_tick": True}
 LOADS = (60, 160, 190, 220, 300)
 
 
@@ -62,6 +63,8 @@ def claims(seeds: int, jobs: int) -> None:
         ("A5", "quota", {}),
         ("A1", "usage", {"scheduling.admission": "usage"}),
         ("A3", "usage", {"scheduling.admission": "usage"}),
+        ("A1", "usage, retried every tick", RETRIED),
+        ("A3", "usage, retried every tick", RETRIED),
         ("A1", "max", {"scheduling.admission": "max"}),
         ("A3", "max", {"scheduling.admission": "max"}),
         ("A1", "light first", {"arbitration": "light_first"}),
