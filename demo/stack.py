@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 200.0
+START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 8.0
 TASK_SLOTS = 4
 
@@ -189,12 +189,13 @@ class AirflowApi:
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Starts a run as soon as Airflow knows the DAG; returns the run's id."""
-        _wait(lambda: self._knows(dag_id), 90.0, f"Airflow did not read the DAG {dag_id!r} within 90 s")
+        _wait(lambda: self.knows(dag_id), 90.0, f"Airflow did not read the DAG {dag_id!r} within 90 s")
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
         run = self.call("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
         return str(run["dag_run_id"])
 
-    def _knows(self, dag_id: str) -> bool:
+    def knows(self, dag_id: str) -> bool:
+        """Whether Airflow has read that DAG; raises `StackError` if it cannot."""
         try:
             self.call("GET", f"/dags/{dag_id}")
         except StackError as error:

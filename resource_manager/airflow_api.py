@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -28,11 +29,17 @@ class AirflowTaskStates:
         if not url.startswith(("http://", "https://")):
             raise InvalidRequestError(f"not Airflow's address: {url!r}", field="airflow_url")
         self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S)
-        if token is None and user is not None:
-            answer = self._call("POST", "/auth/token", json={"username": user, "password": password or ""})
-            token = answer["access_token"]
+        self._login = None if user is None else {"username": user, "password": password or ""}
         if token is not None:
             self._http.headers["Authorization"] = f"Bearer {token}"
+        elif self._login is not None:
+            self._log_in()
+
+    def _log_in(self) -> None:
+        answer = self._request("POST", "/auth/token", json=self._login)
+        if answer.is_error:
+            raise AirflowUnavailableError(f"{self._http.base_url} refused the login: {answer.status_code}")
+        self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
         found = set()
@@ -49,12 +56,12 @@ class AirflowTaskStates:
         run = self._call("GET", _run(dag_id, run_id))
         return run is not None and run["state"] not in ENDED_RUN_STATES
 
-    def _call(self, method: str, path: str, **content: Any) -> Any:
+    def _call(self, method: str, path: str) -> Any:
         """The answer, or None where there is no such thing."""
-        try:
-            answer = self._http.request(method, path, **content)
-        except httpx.HTTPError as error:
-            raise AirflowUnavailableError(f"no answer from {self._http.base_url}: {error}") from error
+        answer = self._request(method, path)
+        if answer.status_code == 401 and self._login is not None:  # the token ran out
+            self._log_in()
+            answer = self._request(method, path)
         # A proxy's or a wrong address' 404 must not look like a task that is gone.
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         if answer.status_code == 404 and is_json:
@@ -65,12 +72,16 @@ class AirflowTaskStates:
             )
         return answer.json()
 
+    def _request(self, method: str, path: str, **content: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **content)
+        except httpx.HTTPError as error:
+            raise AirflowUnavailableError(f"no answer from {self._http.base_url}: {error}") from error
+
 
 def _run(dag_id: str, run_id: str) -> str:
     return f"/api/v2/dags/{_quote(dag_id)}/dagRuns/{_quote(run_id)}"
 
 
 def _quote(text: str) -> str:
-    from urllib.parse import quote
-
     return quote(text, safe="")

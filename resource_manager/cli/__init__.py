@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - the message is the whole behaviour
     sys.exit("gpu-manager needs the extra: pip install 'gpu-resource-manager[api]'")
 
-from resource_manager.cli import benching, serving  # noqa: F401 - they add their commands
+from resource_manager.cli import benching, reconciling, serving  # noqa: F401 - they add their commands
 from resource_manager.cli.commands import main
 
 __all__ = ["main"]

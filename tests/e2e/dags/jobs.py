@@ -31,10 +31,13 @@ def job_dag(name, **arguments):
 
 
 beat = f"{BEAT} {LEDGER} {{{{ params.seconds }}}} {{{{ params.exit_code }}}}"
-local_job = job_dag("local_job", command=f"exec {sys.executable} {beat}")
-ssh_job = job_dag("ssh_job", command=f"exec python3 {beat}", launcher="ssh", launcher_conn_id="test_ssh")
+local_job = job_dag("local_job", gpu_type="local", command=f"exec {sys.executable} {beat}")
+ssh_job = job_dag(
+    "ssh_job", gpu_type="ssh", command=f"exec python3 {beat}", launcher="ssh", launcher_conn_id="test_ssh"
+)
 docker_job = job_dag(
     "docker_job",
+    gpu_type="docker",
     image=os.environ.get("TEST_IMAGE", "python:3.11-slim"),
     command=f"exec python3 {beat}",
     container={
@@ -45,7 +48,14 @@ docker_job = job_dag(
 
 with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_runs=100) as python_job:
 
-    @task.gpu(gpus="{{ params.gpus }}", cpus=8, ttl=TTL, retries=2, retry_delay=timedelta(seconds=1))
+    @task.gpu(
+        gpus="{{ params.gpus }}",
+        cpus=8,
+        gpu_type="local",
+        ttl=TTL,
+        retries=2,
+        retry_delay=timedelta(seconds=1),
+    )
     def job(params=None, ti=None):
         import subprocess
 

@@ -1,0 +1,74 @@
+"""The command that ends what Airflow's tasks left behind."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import click
+
+from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.target import BAD_INPUT, UNREACHABLE, Failure, Target, exit_codes, print_json
+from resource_manager.errors import InvalidRequestError, ResourceManagerError
+
+
+@main.command()
+@click.option(
+    "--airflow-url", envvar="GPU_MANAGER_AIRFLOW_URL", required=True, help="Such as http://airflow:8080."
+)
+@click.option("--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or:")
+@click.option("--airflow-user", envvar="GPU_MANAGER_AIRFLOW_USER", help="Who may read task instances.")
+@click.option("--airflow-password", envvar="GPU_MANAGER_AIRFLOW_PASSWORD")
+@click.option("--every", "interval_s", type=float, metavar="SECONDS", help="Again and again, until Ctrl-C.")
+@json_option
+@click.pass_obj
+@exit_codes
+def reconcile(
+    target: Target,
+    airflow_url: str,
+    airflow_token: str | None,
+    airflow_user: str | None,
+    airflow_password: str | None,
+    interval_s: float | None,
+    as_json: bool,
+) -> None:
+    """Stop the jobs and end the leases of Airflow tasks that are over.
+
+    A lease whose job cannot be reached is kept. The jobs' own connections (ssh, docker) are Airflow's, so
+    run this where Airflow is installed.
+    """
+    from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.reconcile import reconcile as reconcile_once
+
+    if interval_s is not None and interval_s <= 0:
+        raise Failure(f"--every takes seconds above 0, got {interval_s:g}", BAD_INPUT)
+    states, actions = None, []
+    while True:
+        try:
+            if states is None:
+                states = AirflowTaskStates(
+                    airflow_url, token=airflow_token, user=airflow_user, password=airflow_password
+                )
+            actions = reconcile_once(target.manager, states)
+        except InvalidRequestError:
+            raise
+        except ResourceManagerError as error:
+            if interval_s is None and isinstance(error, AirflowUnavailableError):
+                raise Failure(str(error), UNREACHABLE) from error
+            if interval_s is None:
+                raise
+            click.echo(f"Error: {error}; trying again", err=True)
+            actions = []
+        if as_json:
+            print_json([asdict(action) for action in actions])
+        else:
+            for action in actions:
+                click.echo(f"{action.action:12}{action.task_id}: {action.detail}")
+        if interval_s is None:
+            if not as_json and not actions:
+                click.echo("nothing to do: every lease belongs to a task that goes on")
+            return
+        try:
+            time.sleep(interval_s)
+        except KeyboardInterrupt:
+            return

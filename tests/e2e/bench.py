@@ -1,0 +1,268 @@
+"""A real Airflow, Redis and sshd for the fault tests, and a ledger that the jobs themselves write."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+from demo.stack import REPOSITORY, Stack
+from resource_manager import GPUResourceManager
+
+HERE = Path(__file__).parent
+TTL_S = 15
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+BEAT_S = 0.2
+"""How often a job of the tests writes into the ledger."""
+
+INVENTORY = """
+[[servers]]
+name = "here"
+gpus = 8
+gpu_type = "local"
+cpus = 64
+
+[[servers]]
+name = "by-ssh"
+gpus = 8
+gpu_type = "ssh"
+cpus = 64
+address = "127.0.0.1:{ssh_port}"
+
+[[servers]]
+name = "by-docker"
+gpus = 8
+gpu_type = "docker"
+cpus = 64
+address = "{docker}"
+"""
+
+
+def wait_for(condition, timeout_s=90.0, what="it"):
+    """Waits until `condition()` is true, and returns what it gave."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
+        time.sleep(0.25)
+    return found
+
+
+class Bench(Stack):
+    """The stack of the demo with the tests' DAGs, and what breaks it."""
+
+    def __init__(self, home, ssh_port, **settings):
+        dags = home / "dags"
+        shutil.copytree(REPOSITORY / "dags", dags)
+        shutil.copytree(HERE / "dags", dags / "tests")
+        (dags / ".airflowignore").write_text("jobs/\nbeat.py\n")
+        self.ledger = home / "ledger" / "beats"
+        self.ledger.parent.mkdir()
+        self.ledger.parent.chmod(0o777)
+        inventory = home / "inventory.toml"
+        docker = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        inventory.write_text(INVENTORY.format(ssh_port=ssh_port, docker=docker))
+        self.inventory = inventory
+        super().__init__(
+            home,
+            dags=dags,
+            settings={
+                "LEDGER": str(self.ledger),
+                "TEST_TTL_S": str(TTL_S),
+                "GPU_MANAGER_INVENTORY": str(inventory),
+                "GPU_MANAGER_RECONFIRM_S": str(TTL_S),
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+                "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+                **settings,
+            },
+        )
+
+    @property
+    def manager(self):
+        return GPUResourceManager.from_url(self.redis_url, inventory=self.inventory)
+
+    def of_component(self, name):
+        """The processes of `airflow <name>`, the first one first."""
+        found = []
+        for process in self.processes():
+            try:
+                words = process.cmdline()
+            except psutil.Error:
+                continue
+            if name in words or any(name in word for word in words[:2]):
+                found.append(process)
+        return sorted(found, key=lambda process: process.create_time())
+
+    def kill(self, name):
+        """kill -9 of a component and its own helpers."""
+        killed = self.of_component(name)
+        assert killed, f"no {name} runs"
+        for process in killed:
+            for victim in [*process.children(recursive=True), process]:
+                if name != "scheduler" or "triggerer" not in " ".join(victim.cmdline()):
+                    victim.kill()
+
+    def start(self, name):
+        self.spawn(name, [str(Path(sys.executable).parent / "airflow"), name])
+
+    def run(self, dag_id, **conf):
+        """Starts a run; returns it."""
+        return Run(self, dag_id, self.api.trigger(dag_id, conf))
+
+    def beats(self):
+        """Every line of the ledger."""
+        if not self.ledger.exists():
+            return []
+        return [json.loads(line) for line in self.ledger.read_text().splitlines()]
+
+    def check_ledger(self):
+        """No GPU had two processes at once, and no task two; from what the jobs wrote."""
+        spans = {}
+        for beat in self.beats():
+            span = spans.setdefault(beat["process"], [beat["at"], beat["at"], beat])
+            span[1] = beat["at"]
+        owners = defaultdict(list)
+        for start, end, beat in spans.values():
+            owners["task", beat["task"]].append((start, end, beat["process"]))
+            for gpu in beat["gpus"].split(","):
+                owners[beat["server"], gpu].append((start, end, beat["process"]))
+        for owner, held in owners.items():
+            held.sort()
+            for (_, end, first), (start, _, second) in pairwise(held):
+                assert end < start, f"{owner}: {first} until {end} and {second} from {start}"
+
+    def check_free(self, timeout_s=TTL_S + 30.0):
+        """All is free again within ttl + 30 s, and no process of a job is left."""
+        manager = self.manager
+
+        def free():
+            manager.sweep()
+            return not manager.leases() and not manager.queue()
+
+        wait_for(free, timeout_s, "all GPUs free")
+        seen = len(self.beats())
+        time.sleep(4 * BEAT_S)
+        assert len(self.beats()) == seen, "a job still runs"
+
+
+class Run:
+    """One DAG run of one task called `job`."""
+
+    def __init__(self, bench, dag_id, run_id):
+        self.bench, self.dag_id, self.run_id = bench, dag_id, run_id
+        self.lease_id = f"{dag_id}/{run_id}/job"
+        self.path = f"/dags/{dag_id}/dagRuns/{run_id}"
+
+    def processes(self):
+        """The job's processes so far, by the ledger, in the order of their start."""
+        return list(dict.fromkeys(beat["process"] for beat in self.beats()))
+
+    def beats(self):
+        return [beat for beat in self.bench.beats() if beat["task"] == self.lease_id]
+
+    def task(self):
+        return next(iter(self.bench.api.task_instances(self.dag_id, self.run_id)))
+
+    def state(self):
+        return self.bench.api.run_state(self.dag_id, self.run_id)
+
+    def wait_until_training(self):
+        wait_for(self.beats, what=f"the start of {self.lease_id}")
+        wait_for(lambda: self.task()["state"] == "deferred", what="deferral")
+
+    def wait_until_waiting(self):
+        wait_for(lambda: self.task()["state"] == "deferred", what="deferral")
+        assert not self.beats()
+
+    def wait_until(self, state, timeout_s=120.0):
+        try:
+            wait_for(lambda: self.state() == state, timeout_s, f"{self.lease_id} {state}")
+        except AssertionError:
+            print(self.log())
+            raise
+
+    def log(self, try_number=None):
+        try_number = try_number or max(self.task()["try_number"], 1)
+        return self.bench.api.log(self.dag_id, self.run_id, "job", try_number)
+
+    def mark(self, state):
+        self.bench.api.call("PATCH", f"{self.path}/taskInstances/job", {"new_state": state})
+
+    def clear(self):
+        self.bench.api.call(
+            "POST",
+            f"/dags/{self.dag_id}/clearTaskInstances",
+            {
+                "dry_run": False,
+                "dag_run_id": self.run_id,
+                "task_ids": ["job"],
+                "only_failed": False,
+                "reset_dag_runs": True,
+            },
+        )
+
+    def delete(self):
+        self.bench.api.call("DELETE", self.path)
+
+
+class SSHServer:
+    """Debian's sshd on loopback, which lets root in with one key."""
+
+    def __init__(self, home):
+        self.home = home
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.key = home / "key"
+        for name in ("key", "host_key"):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / name)], check=True
+            )
+        (home / "authorized_keys").write_text((home / "key.pub").read_text())
+        (home / "config").write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {home}/host_key\nPidFile none\n"
+            f"AuthorizedKeysFile {home}/authorized_keys\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        )
+        self.process = None
+
+    def start(self):
+        Path("/run/sshd").mkdir(exist_ok=True)
+        command = [
+            shutil.which("sshd", path="/usr/sbin:/usr/bin"),
+            "-D",
+            "-e",
+            "-f",
+            str(self.home / "config"),
+        ]
+        with (self.home / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
+        wait_for(self._answers, 10.0, "sshd")
+
+    def stop(self):
+        """Ends the server and its sessions, as if the machine had lost its network."""
+        for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+            if "sshd" in (process.name() if isinstance(process, psutil.Process) else "sshd"):
+                process.kill()
+        self.process.wait()
+
+    def _answers(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    @property
+    def connection(self):
+        """The Airflow connection to it."""
+        return json.dumps(
+            {
+                "conn_type": "ssh",
+                "host": "127.0.0.1",
+                "login": "root",
+                "extra": {"key_file": str(self.key), "no_host_key_check": True, "conn_timeout": 5},
+            }
+        )

@@ -1,0 +1,221 @@
+"""The provider as Airflow reads it: its description, its hook, its DAGs and its words to the user."""
+
+import asyncio
+import json
+import warnings
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import Connection
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    from resource_manager.provider import get_provider_info, triggers
+    from resource_manager.provider.demand import Demand, describe_waiting, end_lease
+    from resource_manager.provider.hook import GPUManagerHook
+    from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
+    from resource_manager.provider.watch import Watch
+
+from resource_manager import GPUResourceManager
+from resource_manager.client import ServiceClient
+from resource_manager.launchers import build_docker_cmd
+from resource_manager.task_identity import TaskIdentity
+
+REPOSITORY = Path(__file__).parents[2]
+TASK = TaskIdentity("d", "r", "t")
+
+
+@pytest.fixture
+def manager():
+    return GPUResourceManager.from_url("memory://")
+
+
+@pytest.fixture
+def fast_triggers(monkeypatch):
+    monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
+    monkeypatch.setattr(triggers, "POLL_S", 0.01)
+    monkeypatch.setattr("resource_manager.provider.watch.MAX_AGE_S", 0.0)
+
+
+def fire(trigger, meanwhile=lambda: None):
+    """The trigger's first event."""
+
+    async def run():
+        asyncio.get_running_loop().call_later(0.1, meanwhile)
+        return (await anext(trigger.run())).payload
+
+    return asyncio.run(asyncio.wait_for(run(), 10))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_example_is_a_dag():
+    bag = DagBag(str(REPOSITORY / "dags"))
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {
+        "docker_step",
+        "gpu_reconcile",
+        "pipeline_digits",
+        "submit_training",
+        "sweep_digits",
+        "train_digits",
+    }
+
+
+def test_what_the_provider_names_can_be_imported():
+    info = get_provider_info()
+    from airflow.sdk._shared.module_loading import import_string
+
+    (connection,) = info["connection-types"]
+    assert import_string(connection["hook-class-name"]).conn_type == connection["connection-type"]
+    for name in [*info["extra-links"], *(entry["class-name"] for entry in info["task-decorators"])]:
+        assert import_string(name)
+
+
+@pytest.mark.parametrize(
+    ("host", "kind"), [("memory://", GPUResourceManager), ("http://gpus.example.com", ServiceClient)]
+)
+def test_a_connection_leads_to_a_store_or_to_the_service(monkeypatch, host, kind):
+    connection = {"conn_type": "gpu_manager", "host": host, "password": "t", "extra": {"policy": "best_fit"}}
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
+    assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
+
+
+def test_a_connection_can_be_tested_from_its_form(monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps({"conn_type": "gpu_manager", "host": "memory://"}))
+    works, said = GPUManagerHook("gpus").test_connection()
+    assert works
+    assert said.startswith("4 servers, 32 of 32 GPUs free")
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps({"conn_type": "gpu_manager", "host": "gpus"}))
+    works, said = GPUManagerHook("gpus").test_connection()
+    assert not works
+    assert said.startswith("connection 'gpus': its host must be the URL of a store")
+
+
+def test_a_missing_connection_is_one_line(monkeypatch):
+    with pytest.raises(AirflowException, match="connection 'nope' is not defined; add it"):
+        GPUManagerHook("nope").get_conn()
+    monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
+    assert isinstance(GPUManagerHook().get_conn(), GPUResourceManager)
+    assert Connection  # the default connection is not defined, so the settings count
+
+
+def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
+    for demand, words in (
+        (Demand(9), "9"),
+        (Demand("many"), "gpus must be a whole number, got 'many'"),
+        (Demand(2, 100), "100"),
+        (Demand(2, server="nowhere"), "nowhere"),
+        (Demand(2, gpu_type="H900"), "H900"),
+    ):
+        with pytest.raises(AirflowFailException, match=words):
+            demand.submit(manager, TASK)
+    assert manager.leases() == []
+
+
+def test_templates_give_texts(manager):
+    status = Demand("4", "8", server=" 2 ").submit(manager, TASK)
+    assert (status["server_id"], status["gpu_devices"], status["cpu_count"]) == (2, "0,1,2,3", 8)
+
+
+def test_a_try_with_another_shape_ends_the_lease_of_the_try_before(manager):
+    first = Demand(2).submit(manager, TASK)
+    second = Demand(4).submit(manager, TASK)
+    assert len(second["gpu_ids"]) == 4
+    assert second["fencing_token"] > first["fencing_token"]
+    assert len(manager.leases()) == 1
+
+
+def test_a_lease_in_quarantine_comes_alive_when_its_task_asks_again(manager):
+    Demand(2, ttl=timedelta(microseconds=1)).submit(manager, TASK)
+    manager.sweep()
+    assert manager.status_of(TASK.lease_id)["quarantined"]
+    assert not Demand(2).submit(manager, TASK)["quarantined"]
+
+
+def test_the_end_of_a_lease_whose_job_is_out_of_reach_is_refused(manager):
+    Demand(2, labels={"launcher": "local", "host": "elsewhere"}).submit(manager, TASK)
+    with pytest.raises(AirflowException, match=r"belongs to elsewhere.*stay held until it is gone"):
+        end_lease(manager, TASK.lease_id)
+    assert len(manager.leases()) == 1
+
+
+def test_a_waiting_task_says_where_and_why():
+    status = {"position": 2, "reason": "1 ahead in the queue"}
+    assert describe_waiting(status) == "waiting for GPUs: place 2 in the queue, 1 ahead in the queue"
+    status["estimated_start"] = {"at": 1_800_000_000.0}
+    assert "; should start about " in describe_waiting(status)
+
+
+def test_the_grant_trigger_fires_when_room_is_made(manager, monkeypatch, fast_triggers):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    Demand(8).submit(manager, TASK)
+    trigger = GrantTrigger(asdict(TASK))
+    assert fire(trigger, lambda: manager.release_resources("holds1")) == {"state": "RUNNING"}
+
+
+def test_the_grant_trigger_gives_up_after_max_wait_and_notices_a_loss(manager, monkeypatch, fast_triggers):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    Demand(8).submit(manager, TASK)
+    assert fire(GrantTrigger(asdict(TASK), max_wait_s=0.05)) == {"state": "TOO LATE"}
+    manager.cancel(TASK.lease_id)
+    assert fire(GrantTrigger(asdict(TASK))) == {"state": "LOST"}
+
+
+def test_two_hundred_waiting_triggers_read_together(manager, monkeypatch, fast_triggers):
+    monkeypatch.setattr("resource_manager.provider.watch.MAX_AGE_S", 0.5)
+    readings = []
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    monkeypatch.setattr(manager, "queue", lambda read=manager.queue: readings.append(1) or read())
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    tasks = [TaskIdentity("d", "r", "t", number) for number in range(200)]
+    for task in tasks:
+        Demand(8).submit(manager, task)
+
+    async def wait():
+        watchers = [asyncio.create_task(anext(GrantTrigger(asdict(task)).run())) for task in tasks]
+        await asyncio.sleep(1.2)
+        for watcher in watchers:
+            watcher.cancel()
+        return Watch.of("gpu_manager_default")
+
+    watch = asyncio.run(wait())
+    assert len(readings) <= 4
+    assert len(watch._thread._threads) == 1
+
+
+def test_triggers_come_back_from_what_they_serialize():
+    job = {"key": "k", "task_id": "d/r/t", "fencing_token": 1, "launcher": "local"}
+    for trigger in (
+        GrantTrigger(asdict(TASK), "c", 5.0),
+        VacancyTrigger({"task_id": "x", "required_gpus": 2, "required_cpus": 1}),
+        LeaseEndTrigger(asdict(TASK), 3),
+        JobTrigger(asdict(TASK), job, 60.0),
+    ):
+        path, arguments = trigger.serialize()
+        assert json.loads(json.dumps(arguments)) == arguments
+        assert path == f"resource_manager.provider.triggers.{type(trigger).__name__}"
+        assert type(trigger)(**arguments).serialize() == (path, arguments)
+
+
+def test_build_docker_cmd_is_one_command_of_a_shell(manager):
+    import shlex
+
+    allocation = manager.allocate_resources("run 1/train", 2, 8)
+    words = shlex.split(
+        build_docker_cmd(allocation, "img:1", "python train.py --name 'a b'", env={"A": "b c"})
+    )
+    assert words[:2] == ["docker", "run"]
+    assert words[words.index("--gpus") + 1] == '"device=0,1"'
+    assert words[words.index("--cpus") + 1] == "8"
+    assert {"A=b c", "CUDA_VISIBLE_DEVICES=0,1"} <= set(words)
+    assert words[-5:] == ["img:1", "python", "train.py", "--name", "a b"]
