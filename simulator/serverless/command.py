@@ -16,7 +16,7 @@ from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import Episode, as_row, run
-from simulator.serverless.scheduler import SCHEDULER_POLICIES, PolicyScheduler, scheduler_policy
+from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
 from simulator.serverless.template import read_workflows
 
 
@@ -62,7 +62,7 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
     "policy_name",
     default="first_fit",
     show_default=True,
-    help=f"{', '.join(SCHEDULER_POLICIES)}, or an installed one.",
+    help=f"{', '.join(HEURISTICS)}, or any other of the resource manager.",
 )
 @click.option(
     "--memory",

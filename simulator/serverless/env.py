@@ -58,6 +58,8 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         self.raw = RawEnv(arrival_times, templates, config)
         self.memory_choices = tuple(memory_choices)
         self.performance_weight = performance_weight
+        self.episode_seed = 0
+        """What `RawEnv.reset` was seeded with for this episode."""
         self._observer = Observer(self.raw, max(memory_choices))
         self._masks = self._possible_actions()
         self.action_space = spaces.MultiDiscrete([len(self.raw.cluster.nodes), len(self.memory_choices)])
@@ -73,7 +75,8 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
     ) -> tuple[Array, dict[str, Any]]:
         """Starts an episode; the templates are drawn with the seed."""
         super().reset(seed=seed)
-        self.raw.reset(seed=int(self.np_random.integers(2**63)))
+        self.episode_seed = int(self.np_random.integers(2**63))
+        self.raw.reset(seed=self.episode_seed)
         self._observer.look_at_everything()
         return self._observer.observe(), {}
 
@@ -93,7 +96,7 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         Every pair of allowed options is possible: nodes too small for the smallest choice are out, and so
         are choices too large for any node left.
         """
-        return self._masks
+        return self._masks.copy()
 
     def snapshot(self) -> bytes:
         """The episode and the generator of draws; equal snapshots give equal roll-outs."""
@@ -137,5 +140,4 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
                 f"the smallest memory choice, {choices.min()} MiB, is more than every NUMA node has"
             )
         masks: NDArray[np.bool_] = np.concatenate([nodes, choices <= memories[nodes].min()])
-        masks.flags.writeable = False
         return masks

@@ -18,6 +18,9 @@ from simulator.serverless.workflow import Function
 
 SCHEDULER_POLICIES: dict[str, Policy] = {**POLICIES, "data_local": data_local}
 
+HEURISTICS = ("first_fit", "best_fit", "round_robin", "least_loaded", "data_local", "random")
+"""The policies that make sense without GPUs; the others are there all the same."""
+
 
 class Decision(NamedTuple):
     """A NUMA node by position, and MiB."""
