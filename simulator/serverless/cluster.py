@@ -156,9 +156,7 @@ class Cluster:
         node.on_container_creation(container)
         # Everything before has happened: a container that needs no wait can start without a further event.
         started = node.start_next() if container.creation_time <= time else None
-        rent = self.servers[node.server_position].renew_lease_at(time, node)
-        self._expect(node)
-        return rent, started
+        return self._settle(time, node), started
 
     def advance(self, until: float = math.inf) -> Happened | None:
         """Lets the next event up to and including `until` happen; None where there is no such event."""
@@ -178,9 +176,7 @@ class Cluster:
                 started = [begun] if begun is not None else []
             else:
                 ended, started = node.on_container_completion()
-            rent = self.servers[node.server_position].renew_lease_at(time, node)
-            self._expect(node)
-            return time, ended, started, rent
+            return time, ended, started, self._settle(time, node)
         return None
 
     @property
@@ -193,10 +189,14 @@ class Cluster:
         """When the last running or scheduled container is predicted to end; -inf where there is none."""
         return max(server.latest_finished_time for server in self.servers)
 
-    def _expect(self, node: NumaNode) -> None:
-        time, is_start = node.next_event()
-        heapq.heappush(self._events, (time, is_start, node.position, node.version))
+    def _settle(self, time: float, node: NumaNode) -> float:
+        """Rents what the change on the node needs, and notes its next event; returns dollars."""
+        server = self.servers[node.server_position]
+        rent = 0.0 if node.ends_by(server.expiration_time) else server.renew_lease_at(time, node)
+        event_time, is_start = node.next_event()
+        heapq.heappush(self._events, (event_time, is_start, node.position, node.version))
         self.touched.add(node.position)
+        return rent
 
 
 def node_name(location: Location) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from operator import sub, truediv
 
 from resource_manager.allocator import grant
 from resource_manager.cluster import ClusterState
@@ -320,10 +321,8 @@ class NumaNode:
         """Takes what was done since the last event off what remains."""
         seconds = time - self._current_time
         if seconds > 0.0:
-            self._remaining = [
-                left - done if (done := int(speed * seconds)) < left else 0
-                for left, speed in zip(self._remaining, self._speeds, strict=True)
-            ]
+            done = map(int, [speed * seconds for speed in self._speeds])
+            self._remaining = [0 if left < 0 else left for left in map(sub, self._remaining, done)]
         self._current_time = time
 
     def _update_completion_times(self) -> None:
@@ -338,15 +337,13 @@ class NumaNode:
             self._speeds = [c.share * speed // c.memory_req for c in self._running_containers]
         now = self._current_time
         try:
-            self._ends = [
-                now + left / speed for left, speed in zip(self._remaining, self._speeds, strict=True)
-            ]
+            self._ends = [now + seconds for seconds in map(truediv, self._remaining, self._speeds)]
         except ZeroDivisionError:
             self._ends = [
                 now + (left / speed if speed else math.inf if left else 0.0)
                 for left, speed in zip(self._remaining, self._speeds, strict=True)
             ]
-        self._earliest = min(self._ends, default=math.inf)
+        self._earliest = min(self._ends) if self._ends else math.inf
         self._rum.add_record(now, sum(self._speeds), parallelism, self._state_node.free["memory_mib"])
 
     # ---- prediction ----

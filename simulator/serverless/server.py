@@ -52,16 +52,13 @@ class Server:
         return self.cold_start_latency
 
     def renew_lease_at(self, time: float, node: NumaNode) -> float:
-        """Dollars for the hours that cover the node on which something changed at `time`; often 0.
+        """Dollars for the hours that cover the node on which something changed at `time`.
 
-        The other nodes were covered when something last changed on them, and a rent never shrinks.
+        Call it where the node does not end by the expiration. The other nodes were covered when something
+        last changed on them, and a rent never shrinks.
         """
         expiration = self.expiration_time
-        if node.ends_by(expiration):
-            return 0.0
         latest = node.predicted_end()
-        if latest <= expiration:
-            return 0.0
         start = max(time, expiration)
         hours = math.ceil((latest - start) / HOUR_S)
         self.expiration_time = start + hours * HOUR_S

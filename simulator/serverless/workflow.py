@@ -65,12 +65,9 @@ class Workflow:
     __slots__ = (
         "_dag",
         "_functions",
+        "_unfinished",
         "arrival_time",
-        "finished_functions",
-        "pending_functions",
-        "running_functions",
         "source_functions",
-        "submitted_functions",
         "wf_id",
     )
 
@@ -93,10 +90,7 @@ class Workflow:
                 zip(dag.computations, dag.memory_reqs, dag.parallelisms, dag.predecessors, strict=True)
             )
         ]
-        self.pending_functions = set(range(len(self._functions)))
-        self.submitted_functions: set[int] = set()
-        self.running_functions: set[int] = set()
-        self.finished_functions: set[int] = set()
+        self._unfinished = len(self._functions)
 
     def __len__(self) -> int:
         return len(self._functions)
@@ -110,9 +104,32 @@ class Workflow:
         return self._dag
 
     @property
+    def pending_functions(self) -> set[int]:
+        """Functions whose predecessors have not all ended."""
+        return self._in_state(PENDING)
+
+    @property
+    def submitted_functions(self) -> set[int]:
+        """Functions that wait for a decision, or for their container to start."""
+        return self._in_state(SUBMITTED)
+
+    @property
+    def running_functions(self) -> set[int]:
+        """Functions whose container runs."""
+        return self._in_state(RUNNING)
+
+    @property
+    def finished_functions(self) -> set[int]:
+        """Functions that have ended."""
+        return self._in_state(FINISHED)
+
+    def _in_state(self, state: FunctionState) -> set[int]:
+        return {function.fn_id for function in self._functions if function.state is state}
+
+    @property
     def completed(self) -> bool:
         """Whether every function has finished."""
-        return len(self.finished_functions) == len(self._functions)
+        return not self._unfinished
 
     @property
     def completion_time(self) -> float | None:
@@ -132,8 +149,6 @@ class Workflow:
             raise self._misuse(function, PENDING)
         function.state = SUBMITTED
         function.submission_time = time
-        self.pending_functions.discard(fn_id)
-        self.submitted_functions.add(fn_id)
 
     def run_function(self, fn_id: int, time: float) -> None:
         """SUBMITTED becomes RUNNING."""
@@ -142,8 +157,6 @@ class Workflow:
             raise self._misuse(function, SUBMITTED)
         function.state = RUNNING
         function.start_time = time
-        self.submitted_functions.discard(fn_id)
-        self.running_functions.add(fn_id)
 
     def finish_function(self, fn_id: int, time: float) -> list[int]:
         """RUNNING becomes FINISHED; returns the successors whose predecessors have now all finished."""
@@ -153,8 +166,7 @@ class Workflow:
             raise self._misuse(function, RUNNING)
         function.state = FINISHED
         function.completion_time = time
-        self.running_functions.discard(fn_id)
-        self.finished_functions.add(fn_id)
+        self._unfinished -= 1
         ready = []
         for child in self._dag.successors[fn_id]:
             successor = functions[child]
