@@ -1,0 +1,118 @@
+"""How many functions and environment steps a second the serverless simulator does on one core.
+
+`--workflows` names the public DAX files (see docs/simulators/serverless.md); without it, generated
+workflows of the same size and kind are used. Times are processor time, the best of several runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.serverless import ClusterConfig, RawEnv, ServerlessEnv, WorkflowTemplate
+from simulator.serverless.config import NumaNodes, ServerType
+from simulator.serverless.generate import cybershake, montage
+from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, run_episode, scheduler_policy
+from simulator.serverless.template import read_workflows
+
+MEMORY_MIB = 128
+TARGETS = {"spread": 50_000, "congested": 15_000, "environment": 10_000}
+"""Functions or steps a second to reach."""
+
+EIGHT_NODES = ClusterConfig(
+    servers=(
+        ServerType(
+            name="c5.2xlarge",
+            count=4,
+            hourly_rate=0.34,
+            cold_start_latency=0.8,
+            numa_nodes=NumaNodes(count=2, cpu=4, memory=8192),
+        ),
+    )
+)
+
+
+def generated() -> list[WorkflowTemplate]:
+    """A Montage and a CyberShake of about 200 functions, each of 128 MiB and one thread."""
+    random = np.random.default_rng(0)
+    templates = []
+    for name, (count, pairs) in (("montage", montage(65)), ("cybershake", cybershake(98))):
+        runtimes = random.uniform(1e9, 3e10, size=count).astype(int).tolist()
+        edges = tuple((*pair, 8_000_000) for pair in pairs)
+        templates.append(WorkflowTemplate(tuple(runtimes), (MEMORY_MIB,) * count, (1,) * count, edges, name))
+    return templates
+
+
+def best(repeats: int, once: Callable[[], tuple[int, float]]) -> float:
+    """Units of work a second, the best of `repeats`."""
+    return max(count / seconds for count, seconds in (once() for _ in range(repeats)))
+
+
+def raw(
+    templates: list[WorkflowTemplate], workflows: int, config: ClusterConfig, gap_s: float
+) -> tuple[int, float]:
+    """(functions, seconds) of an episode whose decisions go round and round the nodes."""
+    env = RawEnv([gap_s * wf_id for wf_id in range(workflows)], templates, config)
+    env.reset(seed=1)
+    nodes = len(env.cluster.nodes)
+    count, terminated = 0, False
+    began = time.process_time()
+    while not terminated:
+        terminated = env.step_at(count % nodes, MEMORY_MIB).terminated
+        count += 1
+    return count, time.process_time() - began
+
+
+def environment(templates: list[WorkflowTemplate]) -> tuple[int, float]:
+    """(steps, seconds) of an episode with observations, rewards and random actions."""
+    env = ServerlessEnv([float(wf_id) for wf_id in range(5)], templates)
+    env.reset(seed=1)
+    nodes = np.random.default_rng(0).integers(len(env.raw.cluster.nodes), size=5000)
+    actions = np.stack([nodes, np.zeros_like(nodes)], axis=1)
+    count, terminated = 0, False
+    began = time.process_time()
+    while not terminated:
+        _, _, terminated, _, _ = env.step(actions[count])
+        count += 1
+    return count, time.process_time() - began
+
+
+def heuristic(templates: list[WorkflowTemplate], name: str) -> tuple[int, float]:
+    """(functions, seconds) of an episode that a policy of the resource manager decides."""
+    env = RawEnv([float(wf_id) for wf_id in range(5)], templates, ClusterConfig.c5())
+    scheduler = PolicyScheduler(scheduler_policy(name), MEMORY_MIB)
+    began = time.process_time()
+    count = sum(1 for _ in run_episode(env, scheduler, seed=1))
+    return count, time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workflows", type=Path, nargs="*", help="DAX or WfCommons files, or folders")
+    parser.add_argument("--repeats", type=int, default=10)
+    arguments = parser.parse_args()
+    templates = read_workflows(arguments.workflows) if arguments.workflows else generated()
+    c5 = ClusterConfig.c5()
+    rates: dict[str, Any] = {
+        "spread": best(arguments.repeats, lambda: raw(templates, 5, c5, 1.0)),
+        "congested": best(arguments.repeats, lambda: raw(templates, 20, EIGHT_NODES, 0.0)),
+        "environment": best(arguments.repeats, lambda: environment(templates)),
+    }
+    for name, target in TARGETS.items():
+        rates[f"{name}_of_target"] = round(rates[name] / target, 2)
+    few = best(3, lambda: raw(templates, 20, EIGHT_NODES, 400.0))
+    many = best(2, lambda: raw(templates, 200, EIGHT_NODES, 400.0))
+    rates["cost_after_ten_times_as_many"] = round(few / many, 2)
+    for name in HEURISTICS:
+        rates[f"policy_{name}"] = best(3, lambda name=name: heuristic(templates, name))  # type: ignore[misc]
+    print(json.dumps({name: round(rate, 2) for name, rate in rates.items()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
