@@ -1,0 +1,63 @@
+"""The wheel installs into an empty environment with two dependencies, and says what an extra is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that holds the wheel and what it needs, nothing else."""
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is not installed here; make install brings it")
+    folder = tmp_path_factory.mktemp("distribution")
+    run([uv, "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT)])
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "venv", with_pip=False)
+    run([uv, "pip", "install", "--quiet", "--python", str(folder / "venv/bin/python"), str(wheel)])
+    return folder / "venv" / "bin"
+
+
+def run(command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def test_the_core_has_two_dependencies(bare: Path) -> None:
+    listing = "from importlib.metadata import distributions as d; print(*{x.name.lower() for x in d()})"
+    found = set(run([str(bare / "python"), "-c", listing]).stdout.split())
+    assert {"gpu-resource-manager", "pydantic", "redis"} <= found
+    assert found - {"gpu-resource-manager", "pydantic", "redis"} <= {
+        "annotated-types",
+        "pydantic_core",
+        "pydantic-core",
+        "typing-extensions",
+        "typing_extensions",
+        "typing-inspection",
+    }
+
+
+def test_it_allocates(bare: Path) -> None:
+    code = (
+        "from resource_manager import GPUResourceManager as M;"
+        "print(M.from_url('memory://').allocate_resources('t', 4, 32)['gpu_devices'])"
+    )
+    assert run([str(bare / "python"), "-c", code]).stdout == "0,1,2,3\n"
+
+
+@pytest.mark.parametrize(("command", "extra"), [("gpu-manager", "api"), ("gpu-simulate", "simulator")])
+def test_a_command_without_its_extra_names_it(bare: Path, command: str, extra: str) -> None:
+    result = run([str(bare / command), "--help"], code=1)
+    assert result.stderr == (f"{command} needs the extra: pip install 'gpu-resource-manager[{extra}]'\n")
