@@ -128,7 +128,7 @@ class _Gate:
         self.water_per_s = speed / reach
 
     def tasks(self, least_factor: int, by: Callable[[Task], tuple[int, int]]) -> list[tuple[Task, int]]:
-        """(task, level) of the jobs behind, in order, without those no device of this factor may take."""
+        """(task, level) of the jobs behind, in order, but for what no device of this factor may take."""
         return [
             (task, level)
             for ranked, level in zip(self.behind, self.levels, strict=True)
@@ -149,19 +149,21 @@ class _Second:
         self.taken: set[int] = set()
 
     def serve_host(self, host: Device, order: list[_RankedJob]) -> int:
-        """Serves the jobs in order; returns how many were visited before the host was exhausted."""
+        """Serves the jobs in order until the host is exhausted; returns its reach: the last one served."""
         spilled = False
+        reach = 1
         for visited, ranked in enumerate(order, 1):
             for task in sorted(ranked.ready, key=_most_children_first):
                 if task.task_id in self.taken:
                     continue
                 if self.place(task, host, may_create=not spilled):
                     self.taken.add(task.task_id)
+                    reach = visited
                 else:
                     spilled = True
                 if spilled and not self.has_spare(host):
-                    return visited
-        return len(order)
+                    return reach
+        return reach
 
     def serve_behind(
         self, gate: _Gate, tasks: list[tuple[Task, int]], device: Device, rate: int | None = None
