@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import replace
 
 from resource_manager.allocator import grant, release
@@ -15,6 +16,14 @@ from simulator.errors import SimulationError
 
 NEVER_S = 1 << 30
 """The end of a task that cannot end: its device leaves while data is on the way."""
+
+
+Progress = Callable[[int, int], object]
+"""Told, while a policy plans, how much is done of how much."""
+
+
+def no_progress(done: int, of: int) -> None:
+    """Tells nobody."""
 
 
 class Executor:
@@ -214,3 +223,15 @@ class Environment:
 
 def _resources(cpus: int, memory_mib: int) -> dict[str, int]:
     return {"cpus": cpus, "memory_mib": memory_mib}
+
+
+def refuse_impossible(dataset: Dataset) -> None:
+    """Raises `SimulationError` if a task asks for more than any host has: it might never end."""
+    hosts = [dataset.first_capacity(device) for device in dataset.devices if device.kind == "Cloud"]
+    for task in dataset.tasks.values():
+        category = dataset.categories[task.category_id]
+        if not any(category.cpus <= cpus and category.memory_mib <= memory for cpus, memory in hosts):
+            raise SimulationError(
+                f"dataset {dataset.name}: task {task.task_id} asks for {category.cpus} CPUs and "
+                f"{category.memory_mib} MiB, and no host has that"
+            )

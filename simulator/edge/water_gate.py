@@ -6,20 +6,24 @@ import heapq
 from collections.abc import Callable
 from operator import attrgetter
 
-from simulator.edge.dataset import METRIC_PERIOD_S, Dataset, Device, Job, Kind, Task
-from simulator.edge.environment import Environment, Executor
+from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Dataset, Device, Job, Kind, Task
+from simulator.edge.environment import Environment, Executor, Progress, no_progress, refuse_impossible
 
 RESERVE_MARGIN_S = 5
 """A busy executor is waited for if it is free within its category's preparation and this."""
 
 
-def plan_water_gate(dataset: Dataset, kinds: tuple[Kind, ...]) -> Environment:
+def plan_water_gate(
+    dataset: Dataset, kinds: tuple[Kind, ...] = KINDS, *, seed: int = 0, progress: Progress = no_progress
+) -> Environment:
     """Commands second by second until all jobs are done; the environment then holds the plan.
 
     Jobs in the order of their remaining critical path; each second hosts, then base stations, then user
     devices take tasks from the top. A slower device may take a task of a job only if it would end before
-    the hosts get round to that job: the gate. Source: the contest entry `reskipper/6GANA_AIC`.
+    the hosts get round to that job: the gate. It draws nothing, so `seed` changes nothing.
+    Source: the contest entry `reskipper/6GANA_AIC`.
     """
+    refuse_impossible(dataset)
     environment = Environment(dataset, kinds)
     devices = sorted(environment.devices, key=attrgetter("compute_factor"))
     hosts = [device for device in devices if device.kind == "Cloud"]
@@ -44,6 +48,7 @@ def plan_water_gate(dataset: Dataset, kinds: tuple[Kind, ...]) -> Environment:
                         second.serve_behind(gate, tasks, ue, rate)
         reserved = second.reserves
         environment.advance()
+        progress(len(environment.end_s), len(dataset.tasks))
     return environment
 
 

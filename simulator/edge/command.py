@@ -1,0 +1,149 @@
+"""`gpu-simulate edge`: plans a dataset under a policy, or scores a plan."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from simulator.cli import BadInput, common_options, print_json
+from simulator.edge.dataset import KINDS, TIERS, Dataset, Kind
+from simulator.edge.environment import Environment, Progress, no_progress
+from simulator.edge.generate import generate
+from simulator.edge.plan import read_plan, write_plan
+from simulator.edge.published import published_score
+from simulator.edge.scorer import Score, score_plan
+from simulator.edge.tables import read_dataset, write_dataset
+from simulator.edge.timetable import plan_timetable
+from simulator.edge.water_gate import plan_water_gate
+from simulator.report import write_json, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Planner(Protocol):
+    """Carries out a dataset on devices of those kinds, and returns the world with the plan."""
+
+    def __call__(
+        self, dataset: Dataset, kinds: tuple[Kind, ...] = KINDS, *, seed: int = 0, progress: Progress = ...
+    ) -> Environment: ...
+
+
+POLICIES: dict[str, Planner] = {"timetable": plan_timetable, "water_gate": plan_water_gate}
+
+
+@click.command("edge")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Folder with the nine tables of a dataset; without it, one is generated from --seed.",
+)
+@click.option("--jobs", type=click.IntRange(1, 2000), help="Jobs of the generated dataset. [default: 40]")
+@click.option(
+    "--tiers",
+    type=click.Choice(list(TIERS)),
+    help="Devices that the plan may use. [default: host+bs+ue]",
+)
+@click.option("--policy", type=click.Choice(list(POLICIES)), help="How to plan. [default: timetable]")
+@click.option(
+    "--score-only",
+    "plan_folder",
+    metavar="PLAN",
+    type=click.Path(path_type=Path),
+    help="Plan nothing, but score the plan in this folder.",
+)
+@common_options
+def command(
+    data: Path | None,
+    jobs: int | None,
+    tiers: str | None,
+    policy: str | None,
+    plan_folder: Path | None,
+    seed: int,
+    output_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Job graphs on cloud hosts, base stations and user devices: plan them, or score a plan."""
+    if data is not None and jobs is not None:
+        raise BadInput("--jobs is for a generated dataset: leave out --data or --jobs")
+    if plan_folder is not None and (tiers or policy):
+        raise BadInput("--score-only plans nothing: leave out --tiers and --policy")
+    if seed < 0:
+        raise BadInput(f"--seed must be 0 or more, got {seed}")
+    tiers, policy = tiers or "host+bs+ue", policy or "timetable"
+    dataset = generate(seed, jobs=jobs or 40) if data is None else read_dataset(data)
+    began = time.perf_counter()
+    if plan_folder is not None:
+        plan, made_by = read_plan(plan_folder, dataset), str(plan_folder)
+    else:
+        with progress_bar(f"{policy} on {dataset.name}") as progress:
+            plan = POLICIES[policy](dataset, TIERS[tiers], seed=seed, progress=progress).plan
+        made_by = policy
+    score = score_plan(dataset, plan)
+    summary = summarise(score, time.perf_counter() - began)
+    table = beside_published(dataset, made_by, tiers, score)
+    if output_dir is not None:
+        from simulator.edge.figures import save_gantt_charts
+
+        if plan_folder is None:
+            write_plan(plan, output_dir)
+        if data is None:
+            write_dataset(dataset, output_dir / dataset.name)
+        save_gantt_charts(dataset, score, output_dir)
+        write_json(output_dir / "summary.json", summary)
+        write_text(output_dir / "scores.md", table)
+    if as_json:
+        print_json(summary)
+    else:
+        click.echo(table, nl=False)
+        for reason, count in score.failed.items():
+            click.echo(f"commands without effect, {reason}: {count}")
+
+
+def summarise(score: Score, wall_s: float) -> dict[str, float]:
+    return {
+        "score": score.score,
+        "task_rate": score.task_rate,
+        "job_rate": score.job_rate,
+        "mean_jct_s": score.mean_jct_s,
+        "simulated_s": score.simulated_s,
+        "wall_s": round(wall_s, 3),
+        "failed_commands": sum(score.failed.values()),
+    }
+
+
+def beside_published(dataset: Dataset, made_by: str, tiers: str, score: Score) -> str:
+    """A Markdown table: this score beside what is published for the dataset, if it is a public one."""
+    rows = [(made_by, tiers, score.score, score.job_rate, score.mean_jct_s)]
+    lines = [
+        f"| {dataset.name} | tiers | score | jobs done | mean job completion time (s) |",
+        "|---|---|---:|---:|---:|",
+        *(
+            f"| {name} | {used} | {value:.2f} | {rate:.0%} | {jct:.2f} |"
+            for name, used, value, rate, jct in rows
+        ),
+    ]
+    for used in TIERS:
+        published = published_score(dataset.name, used)
+        if published is not None:
+            lines.append(f"| published | {used} | {published:.2f} | 100% | {30_001 - published:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Progress]:
+    """A bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield no_progress
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task(title, total=None)
+        yield lambda done, of: bar.update(line, completed=done, total=of)

@@ -1,0 +1,86 @@
+"""`gpu-simulate edge`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from simulator.cli import main
+from simulator.edge.dataset import TIERS
+from simulator.edge.published import published_score
+from simulator.edge.tables import read_dataset
+
+KEYS = {"score", "task_rate", "job_rate", "mean_jct_s", "simulated_s", "wall_s", "failed_commands"}
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["edge", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("policy", ["water_gate", "timetable"])
+def test_a_plan_is_written_drawn_and_scored_alike(tables: Path, tmp_path: Path, policy: str) -> None:
+    out = tmp_path / "out"
+    planned = call("--data", tables, "--policy", policy, "--output-dir", out, "--json")
+    assert planned.exit_code == 0, planned.output
+    summary = json.loads(planned.stdout)
+    assert summary.keys() == KEYS
+    assert summary["job_rate"] == 1
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert (out / "gantt-host.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "scores.md").read_text().count("\n") == 3
+    again = json.loads(call("--data", tables, "--score-only", out, "--json").stdout)
+    assert {**again, "wall_s": 0} == {**summary, "wall_s": 0}
+
+
+def test_a_generated_dataset_is_written_beside_its_plan(tmp_path: Path) -> None:
+    result = call("--seed", 4, "--jobs", 3, "--policy", "water_gate", "--output-dir", tmp_path)
+    assert result.exit_code == 0
+    assert "| water_gate | host+bs+ue |" in result.stdout
+    assert len(read_dataset(tmp_path / "generated-4").jobs) == 3
+    scored = call("--data", tmp_path / "generated-4", "--score-only", tmp_path, "--json")
+    assert json.loads(scored.stdout) == json.loads((tmp_path / "summary.json").read_text()) | {
+        "wall_s": json.loads(scored.stdout)["wall_s"]
+    }
+
+
+def test_published_scores_stand_beside_a_public_dataset(shared_data: Path) -> None:
+    folder = shared_data / "edge"
+    result = call("--data", folder / "test0", "--score-only", folder / "published_plans" / "test0")
+    assert "29035.78" in result.stdout
+    assert "| published | host+bs+ue | 29312.14 | 100% | 688.86 |" in result.stdout
+    assert "commands without effect, match: no such executor: 957" in result.stdout
+
+
+def test_only_public_datasets_have_a_published_score() -> None:
+    assert [published_score("test9", tiers) for tiers in TIERS] == [21016.49, 24715.19, 25646.48]
+    assert not any(published_score(name, "host") for name in ("test10", "test", "7", "generated-1"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere"], "Error: nowhere: there is no such folder of tables"),
+        (["--data", "{tables}", "--jobs", "3"], "--jobs is for a generated dataset"),
+        (
+            ["--data", "{tables}", "--score-only", "x", "--policy", "timetable"],
+            "leave out --tiers and --polic",
+        ),
+        (["--data", "{tables}", "--score-only", "nowhere"], "nowhere/executor.csv: there is no such table"),
+        (["--data", "{tables}", "--tiers", "ue"], "Invalid value for '--tiers'"),
+        (["--data", "{tables}", "--policy", "magic"], "Invalid value for '--policy'"),
+        (["--seed", "-1"], "--seed must be 0 or more, got -1"),
+        (["--jobs", "0"], "Invalid value for '--jobs'"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    tables: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    out = tmp_path / "out"
+    result = call(*(a.replace("{tables}", str(tables)) for a in arguments), "--output-dir", out)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not result.stdout
+    assert not out.exists()

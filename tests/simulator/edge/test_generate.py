@@ -1,0 +1,32 @@
+"""Generated datasets are what the readers accept, and the same for the same seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.edge.generate import generate
+from simulator.edge.tables import read_dataset, write_dataset
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 3), st.integers(0, 3), st.integers(0, 10))
+def test_what_is_generated_reads_back(
+    tmp_path_factory: object, seed: int, jobs: int, hosts: int, stations: int, ues: int
+) -> None:
+    folder: Path = tmp_path_factory.mktemp("generated")  # type: ignore[attr-defined]
+    made = generate(seed, jobs=jobs, hosts=hosts, stations=stations, ues=ues)
+    write_dataset(made, folder)
+    read = read_dataset(folder)
+    assert (read.jobs, read.tasks, read.devices) == (made.jobs, made.tasks, made.devices)
+    assert (read.categories, len(made.jobs)) == (made.categories, jobs)
+    for name in ("cpus", "memory_mib", "ue_rate", "ue_bs"):
+        assert np.array_equal(getattr(read, name), getattr(made, name)), name
+
+
+def test_the_seed_decides() -> None:
+    assert generate(1).tasks == generate(1).tasks
+    assert generate(1).tasks != generate(2).tasks

@@ -1,0 +1,159 @@
+"""What every policy holds to, on generated datasets, and what it reaches on the public ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resource_manager import allocator
+from simulator.edge.command import POLICIES
+from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, TIERS, Dataset
+from simulator.edge.environment import Environment
+from simulator.edge.generate import generate
+from simulator.edge.published import PUBLISHED_SCORES
+from simulator.edge.scorer import Run, Score, score_plan
+from simulator.edge.tables import read_dataset
+from simulator.edge.timetable import plan_timetable
+from simulator.edge.transfers import transfer_s, upload_s
+from simulator.edge.water_gate import plan_water_gate
+from simulator.errors import SimulationError
+
+datasets = st.builds(
+    generate,
+    st.integers(0, 10_000),
+    jobs=st.integers(1, 6),
+    hosts=st.integers(1, 3),
+    stations=st.integers(0, 3),
+    ues=st.integers(0, 30),
+    tasks_per_job=st.integers(1, 8),
+)
+
+
+class Watched(Environment):
+    """Looks at the leases of every second before the clock moves on."""
+
+    def advance(self) -> None:
+        allocator.check(self.cluster)
+        for state in self.cluster.nodes:
+            assert min(state.free.values()) >= 0, f"{state.name} is overbooked at {self.now}"
+        super().advance()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dataset=datasets, tiers=st.sampled_from(list(TIERS)))
+def test_every_plan_is_sound_and_scored_as_planned(
+    policy: str, dataset: Dataset, tiers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        for module in ("timetable", "water_gate"):
+            patch.setattr(f"simulator.edge.{module}.Environment", Watched)
+        patch.setattr("simulator.edge.timetable.MOST_TRIALS", 3)
+        world = POLICIES[policy](dataset, TIERS[tiers])
+    score = score_plan(dataset, world.plan)
+    assert score.end_s == world.end_s
+    assert not score.failed
+    assert (score.task_rate, score.job_rate) == (1, 1)
+    assert {run.device.kind for run in score.runs} <= set(TIERS[tiers])
+    assert_sound(dataset, score)
+
+
+def assert_sound(dataset: Dataset, score: Score) -> None:
+    """No executor does two things at once, and every completed run took as long as it has to."""
+    by_executor: dict[int, list[Run]] = defaultdict(list)
+    for run in score.runs:
+        by_executor[run.executor_id].append(run)
+    for runs in by_executor.values():
+        runs.sort(key=lambda run: run.matched_s)
+        assert all(a.end_s <= b.matched_s for a, b in itertools.pairwise(runs))
+    completed = {run.task_id: run for run in score.runs if run.completed}
+    for run in completed.values():
+        task = dataset.tasks[run.task_id]
+        assert run.matched_s >= dataset.jobs[task.job_id].arrival_s
+        begin = run.matched_s
+        for parent, size in task.parents:
+            there = max(run.matched_s, completed[parent].end_s)
+            took = transfer_s(dataset, kept_on(dataset, completed[parent]), run.device, there, size)
+            assert took is not None
+            begin = max(begin, there + took)
+        end = begin + task.compute_s * run.device.compute_factor
+        if run.device.kind == "UE":
+            uploaded = upload_s(dataset, run.device, end, task.output_size)
+            assert uploaded is not None
+            end += uploaded[0]
+            assert dataset.is_online(run.device, run.matched_s)
+        assert run.end_s == end
+
+
+def kept_on(dataset: Dataset, run: Run):  # type: ignore[no-untyped-def]
+    """Where the output is: found again from the run alone, by when the upload must have begun."""
+    if run.device.kind != "UE":
+        return run.device
+    task = dataset.tasks[run.task_id]
+    for computed in range(run.end_s, run.matched_s, -1):
+        uploaded = upload_s(dataset, run.device, computed, task.output_size)
+        if uploaded is not None and computed + uploaded[0] == run.end_s:
+            return uploaded[1]
+    raise AssertionError("no upload ends when the task did")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_plan(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.edge.timetable.MOST_TRIALS", 15)
+    first, again = (POLICIES[policy](generate(7, jobs=4), seed=3).plan for _ in range(2))
+    assert first == again
+
+
+def test_more_trials_never_end_worse() -> None:
+    dataset = generate(5, jobs=12, ues=40)
+    few, many = (
+        score_plan(dataset, plan_timetable(dataset, tasks_placed=trials * len(dataset.tasks)).plan)
+        for trials in (2, 20)
+    )
+    assert many.mean_jct_s <= few.mean_jct_s
+
+
+def test_a_task_that_no_host_can_hold_is_refused(tables: Path) -> None:
+    path = tables / "category_table.csv"
+    path.write_text(path.read_text().replace("0,2,2,3", "0,9,2,3"))
+    for plan in POLICIES.values():
+        with pytest.raises(SimulationError, match="task 0 asks for 9 CPUs and 2 MiB, and no host has that"):
+            plan(read_dataset(tables))
+
+
+def test_devices_are_nodes_and_executors_leases(tables: Path) -> None:
+    world = Environment(read_dataset(tables), KINDS)
+    host, category = world.devices[0], world.dataset.categories[0]
+    executor = world.add(category, host)
+    assert world.node(host).free == {"cpus": 6, "memory_mib": 6}
+    assert world.cluster.leases["executor-0"].placement.node == "Cloud-0"
+    while world.now < METRIC_PERIOD_S // 2:
+        world.advance()
+    assert world.node(world.devices[3]).node.resources == {"cpus": 3, "memory_mib": 3}  # BS 0 from 600 on
+    assert not world.node(world.devices[5]).is_open  # the user device is offline
+    world.delete(executor)
+    assert world.node(host).free == {"cpus": 8, "memory_mib": 8}
+    assert not world.cluster.leases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"test{number}" for number in range(7)])
+def test_water_gate_gains_with_every_tier(shared_data: Path, name: str) -> None:
+    dataset = read_dataset(shared_data / "edge" / name)
+    scores = [score_plan(dataset, plan_water_gate(dataset, kinds).plan) for kinds in TIERS.values()]
+    assert [score.job_rate for score in scores] == [1, 1, 1]
+    assert scores[0].score <= scores[1].score <= scores[2].score
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(7))
+def test_timetable_beats_what_is_published(shared_data: Path, number: int) -> None:
+    dataset = read_dataset(shared_data / "edge" / f"test{number}")
+    score = score_plan(dataset, plan_timetable(dataset).plan)
+    assert (score.task_rate, score.job_rate) == (1, 1)
+    assert score.score > PUBLISHED_SCORES["host+bs+ue"][number] + 200
