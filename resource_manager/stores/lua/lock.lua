@@ -4,6 +4,12 @@ local lock, waiters, fencing = KEYS[1], KEYS[2], KEYS[3]
 local step, token = ARGV[1], ARGV[2]
 local life_ms, alive_ms, claim_ms = ARGV[3], ARGV[4], ARGV[5]
 local alive, turn = lock .. ':alive:' .. token, lock .. ':turn:' .. token
+local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+if redis.call('GET', lock .. ':server') ~= server then
+  -- Redis was restarted or failed over: the holder's commits are void by then, so nobody waits for it.
+  redis.call('DEL', lock)
+  redis.call('SET', lock .. ':server', server)
+end
 local holder = redis.call('GET', lock)
 
 if step == 'acquire' then

@@ -1,0 +1,252 @@
+"""Proves from the records of all workers and the store's history that no promise was broken.
+
+The history is the order of commits. Every operation must find its place in that order between the moment
+it was asked for and the moment it was answered (linearizability), every change must be legal on the state
+before it, and what owners believed to hold, by what they were told, must never overlap.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import ResourceManagerError
+from resource_manager.models import Change, Expired, Granted, Lease, Node, Released, Renewed, Request
+from resource_manager.server_clock import CLOCK_TOLERANCE_S
+from tests.faults.worker import LOCK_TIMEOUT_S
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call: when it began and ended (never, if its process died), and what was asked and answered."""
+
+    name: str
+    kind: str
+    task_id: str
+    begin: float
+    asked: dict[str, Any]
+    end: float = math.inf
+    answer: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def token(self) -> int:
+        """The fencing number it is about; 0 if there is none."""
+        return int(self.answer.get("fencing_token", self.asked.get("fencing_token", 0)))
+
+    @property
+    def result(self) -> str:
+        return str(self.answer.get("result", ""))
+
+
+def read_records(folder: Path) -> list[Operation]:
+    operations: dict[str, Operation] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            value = json.loads(line)
+            name = value.pop("operation")
+            if "begin" in value:
+                operations[name] = Operation(
+                    name, value.pop("kind"), value.pop("task_id"), value.pop("begin"), value
+                )
+            else:
+                operations[name].end = value.pop("end")
+                operations[name].answer = value
+    return list(operations.values())
+
+
+def check(
+    nodes: Sequence[Node],
+    operations: Sequence[Operation],
+    history: Sequence[tuple[int, Change]],
+    *,
+    wall_minus_monotonic_s: float,
+    rests: Sequence[tuple[float, float]] = (),
+    may_lose: bool = False,
+) -> list[str]:
+    """Every broken promise, in words; empty if there is none.
+
+    `rests` are the times (steady clock) in which nothing needed to be granted; `may_lose` says that Redis
+    itself was made to lose acknowledged writes, so that answers need not be in the history any more.
+    """
+    replay = _Replay(nodes, history)
+    complaints = replay.complaints
+    complaints += check_beliefs(operations, wall_minus_monotonic_s)
+    if not may_lose:
+        complaints += check_order(operations, replay, rests)
+    return complaints
+
+
+# ---- what owners believe ----
+
+
+def check_beliefs(operations: Iterable[Operation], wall_minus_monotonic_s: float) -> list[str]:
+    """That no GPU is held twice by what owners were told.
+
+    A lease is believed in from the answer that granted it until its release is asked for, a renewal is
+    refused, or its last known end comes, less the tolerance of clocks.
+    """
+    begins: dict[tuple[str, int], float] = {}
+    places: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    known_end: dict[tuple[str, int], float] = defaultdict(lambda: -math.inf)
+    ended: dict[tuple[str, int], float] = defaultdict(lambda: math.inf)
+    for operation in operations:
+        answer = operation.answer
+        lease = (operation.task_id, operation.token)
+        if operation.result == "granted":
+            begins[lease] = min(begins.get(lease, math.inf), operation.end)
+            places[lease] = [(answer["server_name"], gpu_id) for gpu_id in answer["gpu_ids"]]
+        if operation.result in {"granted", "renewed"}:
+            known_end[lease] = max(known_end[lease], answer["expires_at"])
+        if operation.kind == "release":
+            ended[lease] = min(ended[lease], operation.begin)
+        if operation.result == "gone":
+            ended[lease] = min(ended[lease], operation.end)
+    by_gpu: dict[tuple[str, int], list[tuple[float, float, tuple[str, int]]]] = defaultdict(list)
+    for lease, begin in begins.items():
+        until = min(known_end[lease] - CLOCK_TOLERANCE_S - wall_minus_monotonic_s, ended[lease])
+        for gpu in places[lease]:
+            by_gpu[gpu].append((begin, until, lease))
+    complaints = []
+    for gpu, beliefs in by_gpu.items():
+        beliefs.sort()
+        for (_, until, first), (begin, _, second) in pairwise(beliefs):
+            if begin < until:
+                complaints.append(f"{gpu} was held by {first} and {second} for {until - begin:.3f} s")
+    return complaints
+
+
+# ---- the history ----
+
+
+class _Replay:
+    """The history applied step by step: what was legal, and which leases lived at which versions."""
+
+    def __init__(self, nodes: Sequence[Node], history: Sequence[tuple[int, Change]]) -> None:
+        self.complaints: list[str] = []
+        self.cluster = ClusterState(nodes)
+        self.positions: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+        self.lives: dict[tuple[str, int], list[int]] = {}
+        self.ends_at: list[dict[str, float]] = []
+        self.length = len(history)
+        self.states_fitting: list[dict[tuple[int, int], bool]] = [self._fitting()]
+        for position, (version, change) in enumerate(history, 1):
+            self._note(position, change)
+            try:
+                self.cluster.apply(change)
+                allocator.check(self.cluster)
+            except ResourceManagerError as error:
+                self.complaints.append(f"version {version}: {type(change).__name__} is not legal: {error}")
+            self.states_fitting.append(self._fitting())
+
+    def _fitting(self) -> dict[tuple[int, int], bool]:
+        shapes = [(gpus, 4) for gpus in range(2, 9)]
+        return {
+            (gpus, cpus): any(
+                True for _ in self.cluster.candidates(Request("x", gpus, resources={"cpus": cpus}))
+            )
+            for gpus, cpus in shapes
+        }
+
+    def _note(self, position: int, change: Change) -> None:
+        if isinstance(change, Granted):
+            lease = change.lease
+            if any(task == lease.task_id and token >= lease.fencing_token for task, token in self.lives):
+                self.complaints.append(f"the fencing number of {lease.task_id} did not grow")
+            self.lives[lease.task_id, lease.fencing_token] = [position, self.length + 1]
+            self.positions["granted", lease.task_id, lease.fencing_token].append(position)
+        elif isinstance(change, Released | Expired | Renewed):
+            key = (change.task_id, change.fencing_token)
+            kind = type(change).__name__.lower()
+            self.positions[kind, *key].append(position)
+            if not isinstance(change, Renewed) and key in self.lives:
+                self.lives[key][1] = position
+            held: Lease | None = self.cluster.leases.get(change.task_id)
+            if isinstance(change, Expired) and held is not None and held.expires_at > change.at:
+                self.complaints.append(f"{key} expired {held.expires_at - change.at:.3f} s before its end")
+
+
+def check_order(
+    operations: Sequence[Operation], replay: _Replay, rests: Sequence[tuple[float, float]]
+) -> list[str]:
+    """That every operation has a place in the history between its beginning and its end."""
+    complaints: list[str] = []
+    begin_of = [-math.inf] * (replay.length + 2)
+    end_of = [math.inf] * (replay.length + 2)
+    begin_of[0] = end_of[0] = -math.inf
+    asked: dict[str, float] = {}
+    for operation in operations:
+        if operation.kind == "allocate":
+            asked[operation.task_id] = min(asked.get(operation.task_id, math.inf), operation.begin)
+    for (kind, task_id, _), positions in replay.positions.items():
+        for position in positions:
+            if kind == "granted":
+                if task_id not in asked:
+                    complaints.append(f"{task_id} was granted a lease that nobody asked for")
+                begin_of[position] = asked.get(task_id, -math.inf)
+    for operation in operations:
+        complaints += _bound(operation, replay, begin_of, end_of)
+    # A commit comes after all that were asked for later in the history began, and before any later one ended.
+    for position in range(1, replay.length + 1):
+        begin_of[position] = max(begin_of[position], begin_of[position - 1])
+    for position in range(replay.length, 0, -1):
+        end_of[position] = min(end_of[position], end_of[position + 1])
+    for position in range(1, replay.length + 1):
+        if begin_of[position] > end_of[position]:
+            complaints.append(f"change {position} of the history was answered before it can have been made")
+    for operation in operations:
+        first = max(bisect.bisect_left(end_of, operation.begin, 1, replay.length + 1) - 1, 0)
+        last = bisect.bisect_right(begin_of, operation.end, 0, replay.length + 1) - 1
+        if not _explained(operation, replay, first, last, rests):
+            complaints.append(
+                f"{operation.kind} of {operation.task_id} answered {operation.answer}, "
+                f"which no state between changes {first} and {last} explains"
+            )
+    return complaints
+
+
+def _bound(operation: Operation, replay: _Replay, begin_of: list[float], end_of: list[float]) -> list[str]:
+    """Narrows when the change behind an answer can have been committed."""
+    if operation.result not in {"granted", "renewed", "released"}:
+        return []
+    positions = replay.positions.get((operation.result, operation.task_id, operation.token), [])
+    if not positions:
+        lease = f"{operation.task_id} ({operation.token})"
+        return [f"{operation.kind} of {lease} was answered, but is not in the history"]
+    if operation.result == "granted":
+        end_of[positions[0]] = min(end_of[positions[0]], operation.end)
+    elif operation.result == "released":
+        end_of[positions[0]] = min(end_of[positions[0]], operation.end)
+        begin_of[positions[0]] = max(begin_of[positions[0]], operation.begin)
+    return []
+
+
+def _explained(
+    operation: Operation,
+    replay: _Replay,
+    first: int,
+    last: int,
+    rests: Sequence[tuple[float, float]],
+) -> bool:
+    """Whether a state from `first` to `last` gives the answer."""
+    life = replay.lives.get((operation.task_id, operation.token))
+    if operation.result in {"none", "gone"} and operation.end - operation.begin > LOCK_TIMEOUT_S:
+        return True  # it also answers so when the lock was not free in time
+    if operation.result in {"granted", "renewed"}:
+        return life is not None and life[0] <= last and first < life[1]
+    if operation.result == "gone":
+        return life is None or first < life[0] or last >= life[1]
+    if operation.result == "none":
+        if any(operation.begin < until and operation.end > since for since, until in rests):
+            return True
+        shape = (operation.asked["gpus"], operation.asked["cpus"])
+        return any(not replay.states_fitting[position][shape] for position in range(first, last + 1))
+    return True

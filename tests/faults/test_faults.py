@@ -1,0 +1,129 @@
+"""A few seeded runs of the fault matrix, proof that its checker finds bugs, and the checker's own cases.
+
+All seeds: `python -m tests.faults.run --seeds 200`; one again, with its schedule: `--seed 17`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resource_manager.inventory import default_inventory
+from resource_manager.models import Change, Expired, Granted, Lease, Placement, Released, Request
+from tests.faults.checker import Operation, check
+from tests.faults.run import run_seed
+from tests.faults.worker import BUGS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_seed_of_the_matrix_breaks_no_promise(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.complaints == []
+    assert outcome.operations > 50
+    assert outcome.granted > 5
+    assert outcome.faults.total() > 3
+
+
+@pytest.mark.slow
+def test_sixteen_processes_killed_in_the_middle_lose_and_double_nothing() -> None:
+    outcome = run_seed(1, workers=16, seconds=6.0, kinds=("kill worker",))
+    assert outcome.complaints == []
+    assert outcome.faults["kill worker"] > 5
+    assert outcome.lost_leases == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    assert any(run_seed(seed, bug=bug, seconds=3.0).complaints for seed in range(3))
+
+
+# ---- the checker itself, on records made by hand: each promise broken once ----
+
+REQUEST = Request("a", 2, resources={"cpus": 4}, ttl_s=10.0)
+
+
+def lease(task_id: str, token: int, gpu_ids: tuple[int, ...] = (0, 1), at: float = 0.0) -> Lease:
+    request = Request(task_id, len(gpu_ids), resources={"cpus": 4}, ttl_s=10.0)
+    return Lease(request, Placement("gpu-server-0", gpu_ids), token, at, at + 10.0)
+
+
+def told(task_id: str, begin: float, end: float, granted: Lease | None) -> Operation:
+    answer: dict[str, Any] = {"result": "none"}
+    if granted is not None:
+        answer = {
+            "result": "granted",
+            "server_name": granted.placement.node,
+            "gpu_ids": list(granted.placement.gpu_ids),
+            "fencing_token": granted.fencing_token,
+            "expires_at": granted.expires_at,
+        }
+    return Operation(f"{task_id}{begin}", "allocate", task_id, begin, {"gpus": 2, "cpus": 4}, end, answer)
+
+
+def released(task_id: str, token: int, begin: float, end: float, result: str = "released") -> Operation:
+    asked = {"fencing_token": token}
+    return Operation(f"{task_id}{begin}", "release", task_id, begin, asked, end, {"result": result})
+
+
+def complaints(operations: list[Operation], changes: list[Change], servers: int = 1) -> list[str]:
+    history = list(enumerate(changes, 1))
+    return check(default_inventory(servers), operations, history, wall_minus_monotonic_s=0.0)
+
+
+def test_a_good_record_has_no_complaint() -> None:
+    a, b = lease("a", 1), lease("b", 2)
+    operations = [told("a", 0, 1, a), released("a", 1, 2, 3), told("b", 2.5, 4, b)]
+    assert complaints(operations, [Granted(a, 0), Released("a", 1, 2), Granted(b, 3)]) == []
+
+
+def test_a_gpu_granted_twice_is_found() -> None:
+    a, b = lease("a", 1), lease("b", 2)
+    found = complaints([told("a", 0, 1, a), told("b", 2, 3, b)], [Granted(a, 0), Granted(b, 2)])
+    assert any("not legal" in complaint for complaint in found)
+    assert any("was held by" in complaint for complaint in found)
+
+
+def test_an_answer_that_is_not_in_the_history_is_found() -> None:
+    found = complaints([told("a", 0, 1, lease("a", 1))], [])
+    assert any("not in the history" in complaint for complaint in found)
+
+
+def test_a_release_that_never_happened_is_found() -> None:
+    a = lease("a", 1)
+    found = complaints([told("a", 0, 1, a), released("a", 1, 2, 3)], [Granted(a, 0)])
+    assert any("release of a" in complaint for complaint in found)
+
+
+def test_an_order_against_the_clock_is_found() -> None:
+    a, b = lease("a", 1), lease("b", 2, (2, 3))
+    operations = [told("a", 5, 6, a), told("b", 1, 2, b)]
+    found = complaints(operations, [Granted(a, 0), Granted(b, 0)])
+    assert any("before it can have been made" in complaint for complaint in found)
+
+
+def test_a_refusal_that_no_state_explains_is_found() -> None:
+    assert complaints([told("a", 0, 1, None)], []), "an empty server has room"
+    full = lease("b", 1, tuple(range(8)))
+    assert complaints([told("b", 0, 1, full), told("a", 2, 3, None)], [Granted(full, 0)]) == []
+
+
+def test_a_lease_ended_before_its_time_is_found() -> None:
+    a = lease("a", 1)
+    found = complaints([told("a", 0, 1, a)], [Granted(a, 0), Expired("a", 1, 4.0)])
+    assert any("before its end" in complaint for complaint in found)
+
+
+def test_a_lost_lease_is_found() -> None:
+    a = lease("a", 1)
+    found = complaints([told("a", 0, 1, a), released("a", 1, 2, 3, "gone")], [Granted(a, 0)])
+    assert any("no state" in complaint for complaint in found)
+
+
+def test_a_fencing_number_given_out_twice_is_found() -> None:
+    a, again = lease("a", 1), lease("a", 1)
+    operations = [told("a", 0, 1, a), released("a", 1, 2, 3), told("a", 4, 5, again)]
+    found = complaints(operations, [Granted(a, 0), Released("a", 1, 2), Granted(again, 4)])
+    assert any("did not grow" in complaint for complaint in found)
