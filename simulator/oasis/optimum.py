@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.milp import Maximisation, Solution
 from simulator.oasis.model import Instance, Job, Units
-from simulator.oasis.packing import ServerType, capacity_rows, most_on, pack, server_types
+from simulator.oasis.packing import ServerType, capacity_rows, most_on, overfull_weights, pack, server_types
 from simulator.oasis.planner import Share, best_schedule, book
 from simulator.oasis.prices import fit_prices
 
@@ -31,12 +31,16 @@ Plan = Mapping[str, tuple[Share, ...]]
 """Job id -> where it runs; a job that is left out is refused."""
 
 
+Crowd = tuple[str, int, tuple[int, ...]]
+"""Role, server type and counts by job that do not pack onto the servers of that type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimum:
     """The best plan found; `bound` is no lower than the best possible utility.
 
     `proven`: the plan is optimal (to a millionth). `gap` is (bound - utility) / utility. `cuts` counts the
-    sets of completions that fitted by server type and not server by server.
+    times that a solution fitted by server type and not server by server.
     """
 
     plan: Plan
@@ -147,14 +151,18 @@ class Programme:
     def _add_capacity(self, role: str, index: int, kind: ServerType) -> None:
         demands = [demand_of(job, role) for job in self.jobs]
         for row in capacity_rows(kind, demands):
-            for slot in range(self.instance.slots):
-                terms = {
-                    self.count[key]: coefficient
-                    for job, coefficient in zip(self.jobs, row, strict=True)
-                    if coefficient and (key := (job.job_id, role, index, slot)) in self.count
-                }
-                if len(terms) > 1:
-                    self.model.constrain(terms, at_most=len(kind.servers))
+            self._limit(role, index, row)
+
+    def _limit(self, role: str, index: int, weights: Sequence[float]) -> None:
+        """In no slot do the counts on a server type, so weighted, exceed its number of servers."""
+        for slot in range(self.instance.slots):
+            terms = {
+                self.count[key]: weight
+                for job, weight in zip(self.jobs, weights, strict=True)
+                if weight and (key := (job.job_id, role, index, slot)) in self.count
+            }
+            if len(terms) > 1:
+                self.model.constrain(terms, at_most=len(self.types[role][index].servers))
 
     def completions(self, solution: Solution) -> Completions:
         return {job_id: slot for (job_id, slot), column in self.finish.items() if solution.whole(column)}
@@ -168,33 +176,51 @@ class Programme:
         }
         self.model.constrain(terms, at_most=len(completions) - 1)
 
-    def lay_out(self, solution: Solution, completions: Completions, deadline: float) -> Plan | None:
-        """The solution's counts server by server; None if some slot's could not be packed in time."""
+    def lay_out(self, solution: Solution, completions: Completions, deadline: float) -> Plan | list[Crowd]:
+        """The solution's counts server by server, or those that could not be packed in time."""
         chosen = [job for job in self.jobs if job.job_id in completions]
         plan: dict[str, list[Share]] = {job.job_id: [] for job in chosen}
         left = {job.job_id: job.work for job in chosen}
+        crowds: dict[Crowd, None] = {}
         for slot in range(self.instance.slots):
-            workers, servers = {}, {}
+            workers = {
+                job.job_id: self._counts(solution, job, WORKER, slot, left[job.job_id]) for job in chosen
+            }
+            servers = {
+                job.job_id: self._counts(solution, job, PS, slot, job.ps_for[sum(workers[job.job_id])])
+                for job in chosen
+            }
             for job in chosen:
-                # The programme may count more than is needed, where nothing else wants it.
-                workers[job.job_id] = self._counts(solution, job, WORKER, slot, left[job.job_id])
-                total = sum(workers[job.job_id])
-                left[job.job_id] -= total
-                servers[job.job_id] = self._counts(solution, job, PS, slot, job.ps_for[total])
+                left[job.job_id] -= sum(workers[job.job_id])
             for role, counts in ((WORKER, workers), (PS, servers)):
+                demands = [demand_of(job, role) for job in self.jobs]
                 for index, kind in enumerate(self.types[role]):
-                    wanted = [counts[job.job_id][index] for job in chosen]
-                    if not any(wanted):
+                    wanted = tuple(
+                        counts[job.job_id][index] if job.job_id in counts else 0 for job in self.jobs
+                    )
+                    if not any(wanted) or (role, index, wanted) in crowds:
                         continue
-                    demands = [demand_of(job, role) for job in chosen]
                     packed = pack(kind, wanted, demands, deadline - time.monotonic())
                     if packed is None:
-                        return None
-                    for job, on_servers in zip(chosen, packed, strict=True):
-                        plan[job.job_id] += (
-                            Share(slot, role, server, count) for server, count in on_servers.items()
-                        )
-        return {job_id: tuple(shares) for job_id, shares in plan.items()}
+                        crowds[role, index, wanted] = None
+                        continue
+                    for job, on_servers in zip(self.jobs, packed, strict=True):
+                        if on_servers:
+                            plan[job.job_id] += (
+                                Share(slot, role, server, count) for server, count in on_servers.items()
+                            )
+        return list(crowds) or {job_id: tuple(shares) for job_id, shares in plan.items()}
+
+    def thin_out(self, crowds: Sequence[Crowd], deadline: float) -> bool:
+        """Rules such crowds out in every slot; whether a row was found that does."""
+        found = False
+        for role, index, wanted in crowds:
+            demands = [demand_of(job, role) for job in self.jobs]
+            weights = overfull_weights(self.types[role][index], wanted, demands, deadline)
+            if weights is not None:
+                self._limit(role, index, weights)
+                found = True
+        return found
 
     def _counts(self, solution: Solution, job: Job, role: str, slot: int, most: int) -> list[int]:
         """The solution's count by server type, cut to `most` in all."""
@@ -247,16 +273,21 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
             break
         completions = programme.completions(solution)
         found = programme.lay_out(solution, completions, deadline)
-        decided = found is not None
-        if found is None:
-            found, decided = lay_out_by_server(instance, jobs, completions, deadline)
-        if found is not None:
-            plan = max(plan, found, key=lambda each: worth(instance, each))
-            proven = solution.optimal
-        if found is not None or not decided or not solution.optimal:
-            break
-        programme.cut_off(completions)
-        cuts += 1
+        if isinstance(found, list):
+            if solution.optimal and programme.thin_out(found, deadline):
+                cuts += 1
+                continue
+            by_server, decided = lay_out_by_server(instance, jobs, completions, deadline)
+            if by_server is None:
+                if not (decided and solution.optimal):
+                    break
+                programme.cut_off(completions)
+                cuts += 1
+                continue
+            found = by_server
+        plan = max(plan, found, key=lambda each: worth(instance, each))
+        proven = solution.optimal
+        break
     utility = worth(instance, plan)
     return Optimum(plan, utility, max(bound, utility), proven, time.monotonic() - started, cuts)
 
@@ -270,7 +301,7 @@ def lay_out_by_server(
     if not solution.values:
         return None, solution.infeasible
     plan = programme.lay_out(solution, completions, deadline)
-    return plan, plan is not None
+    return (None, False) if isinstance(plan, list) else (plan, True)
 
 
 def plan_online(instance: Instance, jobs: Sequence[Job]) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from simulator.oasis.model import RESOURCES, Amounts, Units, to_units
 
 MOST_PARTS = 8
 """Rounding rows are tried for a server cut into 1 to this many parts."""
+
+
+SLACK = 1e-6
+"""What a weight of content may be above 1 by rounding; the weights are divided by it in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +151,47 @@ def pack_exactly(
         if solution.whole(column):
             packed[index][server] = solution.whole(column)
     return packed
+
+
+def overfull_weights(
+    kind: ServerType, counts: Sequence[int], demands: Sequence[Units], deadline: float
+) -> list[float] | None:
+    """Weights by demand under which no server holds more than 1, but the counts more than all servers can.
+
+    These are the dual prices of the cutting-stock programme (Gilmore and Gomory 1961), found by adding one
+    violated server content at a time. None if there are no such weights or the time is over: then the
+    counts may still not pack, but no linear row says why.
+    """
+    present = [index for index, count in enumerate(counts) if count]
+    single = [int(how_many(np.array(kind.capacity, dtype=float), demands[index])) for index in present]
+    if not all(single):
+        return None
+    dual = Maximisation()
+    for index, most in zip(present, single, strict=True):
+        dual.constrain({dual.add(1.0, counts[index], integer=False): float(most)}, at_most=1.0)
+    while (left_s := deadline - time.monotonic()) > 0:
+        found = dual.solve(left_s)
+        if not found.values or found.objective <= len(kind.servers) * (1 + SLACK):
+            return None
+        heaviest = Maximisation()
+        for weight, most in zip(found.values, single, strict=True):
+            heaviest.add(most, weight)
+        for r, total in enumerate(kind.capacity):
+            terms = {
+                column: demands[index][r] / total for column, index in enumerate(present) if demands[index][r]
+            }
+            if terms:
+                heaviest.constrain(terms, at_most=1.0)
+        content = heaviest.solve(deadline - time.monotonic())
+        if not content.values:
+            return None
+        if content.bound <= 1 + SLACK:
+            weights = [0.0] * len(counts)
+            for column, index in enumerate(present):
+                weights[index] = found.values[column] / max(1.0, content.bound)
+            return weights
+        dual.constrain(
+            {column: float(content.whole(column)) for column in range(len(present)) if content.whole(column)},
+            at_most=1.0,
+        )
+    return None
