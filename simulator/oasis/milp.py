@@ -7,7 +7,7 @@ that is kept, a known solution can be given to start from, and the dual bound is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,10 @@ class Maximisation:
             coefficients,
         )
 
-    def solve(self, time_limit_s: float, start: Sequence[float] | None = None) -> Solution:
-        """The best solution within the time; `start` is one known already, a value a column."""
+    def solve(self, time_limit_s: float, *, relaxed: bool = False) -> Solution:
+        """The best solution within the time; `relaxed` lets integer columns take any value."""
         self._highs.setOptionValue("time_limit", max(0.0, time_limit_s) + self._highs.getRunTime())
-        if start is not None:
-            known = highspy.HighsSolution()
-            known.col_value = list(start)
-            self._highs.setSolution(known)
+        self._highs.setOptionValue("solve_relaxation", relaxed)
         self._highs.run()
         status = self._highs.getModelStatus()
         optimal = status == highspy.HighsModelStatus.kOptimal

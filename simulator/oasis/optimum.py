@@ -24,6 +24,13 @@ WORTHLESS = 1e-7
 
 TIME_LIMIT_S = 300.0
 
+QUICK_TRY_S = 3.0
+"""Most programmes are solved in this time; one that is not is tightened first."""
+
+TIGHTENING_ROUNDS = 3
+TIGHTENING_SHARE = 0.2
+"""At most this share of the time goes into tightening."""
+
 Completions = dict[str, int]
 """Job id -> the slot it is finished in."""
 
@@ -31,7 +38,7 @@ Plan = Mapping[str, tuple[Share, ...]]
 """Job id -> where it runs; a job that is left out is refused."""
 
 
-Crowd = tuple[str, int, tuple[int, ...]]
+Crowd = tuple[str, int, tuple[float, ...]]
 """Role, server type and counts by job that do not pack onto the servers of that type."""
 
 
@@ -164,6 +171,25 @@ class Programme:
             if len(terms) > 1:
                 self.model.constrain(terms, at_most=len(self.types[role][index].servers))
 
+    def tighten(self, deadline: float) -> None:
+        """Rules out what the relaxed programme would crowd onto servers, round by round."""
+        for _ in range(TIGHTENING_ROUNDS):
+            relaxed = self.model.solve(deadline - time.monotonic(), relaxed=True)
+            if not relaxed.values:
+                return
+            crowds: dict[Crowd, None] = {}
+            for role, types in self.types.items():
+                for index in range(len(types)):
+                    for slot in range(self.instance.slots):
+                        columns = [self.count.get((job.job_id, role, index, slot)) for job in self.jobs]
+                        wanted = tuple(
+                            0.0 if column is None else round(relaxed.values[column], 6) for column in columns
+                        )
+                        if sum(amount > 0 for amount in wanted) > 1:
+                            crowds[role, index, wanted] = None
+            if not self.thin_out(list(crowds), deadline):
+                return
+
     def completions(self, solution: Solution) -> Completions:
         return {job_id: slot for (job_id, slot), column in self.finish.items() if solution.whole(column)}
 
@@ -266,9 +292,14 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
     plan, proven, cuts = plan_online(instance, jobs), not jobs, 0
     bound = math.fsum(job.utility(job.shortest_duration) for job in jobs)
     programme = Programme(instance, jobs)
+    tightened = False
     while jobs and (left_s := deadline - time.monotonic()) > 0:
-        solution = programme.model.solve(left_s)
+        solution = programme.model.solve(left_s if tightened else min(left_s, QUICK_TRY_S))
         bound = min(bound, solution.bound)
+        if not solution.optimal and not tightened:
+            tightened = True
+            programme.tighten(time.monotonic() + TIGHTENING_SHARE * time_limit_s)
+            continue
         if not solution.values:
             break
         completions = programme.completions(solution)

@@ -154,7 +154,7 @@ def pack_exactly(
 
 
 def overfull_weights(
-    kind: ServerType, counts: Sequence[int], demands: Sequence[Units], deadline: float
+    kind: ServerType, counts: Sequence[float], demands: Sequence[Units], deadline: float
 ) -> list[float] | None:
     """Weights by demand under which no server holds more than 1, but the counts more than all servers can.
 
