@@ -156,7 +156,8 @@ class Cluster:
         node.on_container_creation(container)
         # Everything before has happened: a container that needs no wait can start without a further event.
         started = node.start_next() if container.creation_time <= time else None
-        return self._settle(time, node), started
+        heapq.heappush(self._events, self._next_event(node))
+        return self._rent(time, node), started
 
     def advance(self, until: float = math.inf) -> Happened | None:
         """Lets the next event up to and including `until` happen; None where there is no such event."""
@@ -169,14 +170,15 @@ class Cluster:
                 continue
             if time > until or time == math.inf:
                 return None
-            heapq.heappop(events)
             ended: Container | None = None
             if is_start:
                 begun = node.start_next()
                 started = [begun] if begun is not None else []
             else:
                 ended, started = node.on_container_completion()
-            return time, ended, started, self._settle(time, node)
+            rent = self._rent(time, node)
+            heapq.heapreplace(events, self._next_event(node))  # nothing has come before it meanwhile
+            return time, ended, started, rent
         return None
 
     @property
@@ -189,14 +191,15 @@ class Cluster:
         """When the last running or scheduled container is predicted to end; -inf where there is none."""
         return max(server.latest_finished_time for server in self.servers)
 
-    def _settle(self, time: float, node: NumaNode) -> float:
-        """Rents what the change on the node needs, and notes its next event; returns dollars."""
-        server = self.servers[node.server_position]
-        rent = 0.0 if node.ends_by(server.expiration_time) else server.renew_lease_at(time, node)
-        event_time, is_start = node.next_event()
-        heapq.heappush(self._events, (event_time, is_start, node.position, node.version))
+    def _rent(self, time: float, node: NumaNode) -> float:
+        """Dollars for the hours that what changed on the node at `time` needs, mostly none."""
         self.touched.add(node.position)
-        return rent
+        server = self.servers[node.server_position]
+        return 0.0 if node.ends_by(server.expiration_time) else server.renew_lease_at(time, node)
+
+    def _next_event(self, node: NumaNode) -> tuple[float, bool, int, int]:
+        time, is_start = node.next_event()
+        return time, is_start, node.position, node.version
 
 
 def node_name(location: Location) -> str:

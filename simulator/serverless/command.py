@@ -14,10 +14,11 @@ from simulator.report import write_json, write_text
 from simulator.serverless.arrivals import parse_arrivals
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import MemoryAllocationError
+from simulator.serverless.generate import SHAPES, generate_workflow
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import Episode, as_row, run
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
-from simulator.serverless.template import read_workflows
+from simulator.serverless.template import WorkflowTemplate, read_workflows
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]
@@ -40,16 +41,14 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
 @click.command()
 @click.option(
     "--workflows",
-    "workflow_paths",
+    "sources",
     multiple=True,
     required=True,
-    type=click.Path(exists=True, path_type=Path),
-    metavar="DIR|FILE",
-    help="DAX or WfCommons files, or folders of them; may be repeated, and more may follow as arguments.",
+    metavar="DIR|FILE|SHAPE:SIZE",
+    help="DAX or WfCommons files, folders of them, or a generated shape like montage:20 "
+    f"({', '.join(SHAPES)}); more may follow as arguments.",
 )
-@click.argument(
-    "more_workflows", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[DIR|FILE]..."
-)
+@click.argument("more_sources", nargs=-1, metavar="[DIR|FILE|SHAPE:SIZE]...")
 @click.option(
     "--cluster",
     "cluster_path",
@@ -76,8 +75,8 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
 )
 @common_options
 def command(
-    workflow_paths: tuple[Path, ...],
-    more_workflows: tuple[Path, ...],
+    sources: tuple[str, ...],
+    more_sources: tuple[str, ...],
     cluster_path: Path | None,
     arrivals: str,
     policy_name: str,
@@ -93,7 +92,7 @@ def command(
         raise MemoryAllocationError(
             f"--memory {memory_mib}: every NUMA node has less; the largest has {config.largest_memory} MiB"
         )
-    templates = read_workflows((*workflow_paths, *more_workflows), config.single_core_speed)
+    templates = _templates((*sources, *more_sources), seed, config.single_core_speed)
     env = RawEnv(parse_arrivals(arrivals, seed), templates, config)
     scheduler = PolicyScheduler(scheduler_policy(policy_name, seed), memory_mib)
     episode = _run_with_progress(env, scheduler, seed)
@@ -108,6 +107,17 @@ def command(
         print_json(asdict(episode.summary))
     else:
         _print_table(episode, policy_name)
+
+
+def _templates(sources: tuple[str, ...], seed: int, single_core_speed: int) -> list[WorkflowTemplate]:
+    templates: list[WorkflowTemplate] = []
+    for source in sources:
+        shape, _, size = source.partition(":")
+        if shape in SHAPES and size.isdecimal() and not Path(source).exists():
+            templates.append(generate_workflow(shape, int(size), seed, single_core_speed))
+        else:
+            templates += read_workflows([source], single_core_speed)
+    return templates
 
 
 def _run_with_progress(env: RawEnv, scheduler: PolicyScheduler, seed: int) -> Episode:

@@ -90,6 +90,8 @@ class WorkflowTemplate:
         from simulator.serverless.wfcommons import read_wfcommons
 
         path = Path(path)
+        if not path.exists():
+            raise WorkflowError("no such file or folder", path=path)
         if path.suffix in {".dax", ".xml"}:
             return read_dax(path, single_core_speed)
         if path.suffix == ".json":

@@ -60,6 +60,16 @@ def test_a_chain_in_numbers(chain: Path) -> None:
     assert summary["rent"] == 0.085
 
 
+def test_a_generated_shape_needs_no_file() -> None:
+    result = simulate("--workflows", "montage:5", "chain:3", "--arrivals", "0,1", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["functions"] in {6, 23, 40}
+    assert simulate("--workflows", "chain:3", "--seed", 1).stdout.splitlines()[1].split() == [
+        "functions",
+        "3",
+    ]
+
+
 def test_plots_are_written(chain: Path, tmp_path: Path) -> None:
     result = simulate("--workflows", chain, "--arrivals", "poisson:1:5", "--output-dir", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
@@ -91,6 +101,9 @@ def test_equal_seeds_give_equal_logs(shared_data: Path, tmp_path: Path) -> None:
         (("--memory", "99999"), "every NUMA node has less"),
         (("--policy", "magic"), "unknown policy"),
         (("--cluster", "absent.yaml"), "absent.yaml"),
+        (("--workflows", "absent.dax"), "absent.dax: no such file"),
+        (("--workflows", "ring:3"), "ring:3: no such file"),
+        (("--workflows", "chain:0"), "1 or more"),
     ],
 )
 def test_bad_options_are_one_line_and_status_2(chain: Path, arguments: tuple[str, str], words: str) -> None:
