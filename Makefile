@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test test-e2e bench demo up clean
+.PHONY: install lock lint test test-e2e bench bench-peers demo up clean
 
 install: $(STAMP)
 
@@ -35,6 +35,9 @@ test-e2e: install
 
 bench: install
 	$(BIN)/gpu-manager bench
+
+bench-peers: install
+	$(BIN)/python benchmarks/peers.py
 
 demo: install
 	$(BIN)/python -m demo
