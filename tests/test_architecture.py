@@ -14,7 +14,7 @@ LAYERS = (
     ("cluster",),
     ("policies", "queueing", "reservations", "admission"),
     ("allocator", "explain", "estimates"),
-    ("schemas", "views"),
+    ("schemas", "views", "history"),
     ("outage", "server_clock"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),

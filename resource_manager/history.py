@@ -1,0 +1,176 @@
+"""A recorded history as lines of JSON: the state before its first change, then the changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from resource_manager import schemas
+from resource_manager.cluster import Snapshot
+from resource_manager.errors import CorruptStateError
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Restored,
+    Waiting,
+)
+
+PAGE = 1000
+
+
+class Recorded(Protocol):
+    """What has a state and a history: the manager, or a client of its API."""
+
+    def snapshot(self) -> dict[str, Any]: ...
+
+    def history(self, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The state before the first change, and the changes in order.
+
+    `forgotten` counts changes left out because they are about leases or waits from before the history.
+    """
+
+    before: Snapshot
+    changes: tuple[Change, ...]
+    forgotten: int = 0
+
+
+def collect(source: Recorded) -> History:
+    """All that the source still knows, back to the last time it was reset."""
+    now = schemas.snapshot_from_dict(source.snapshot())
+    entries: list[dict[str, Any]] = []
+    while page := source.history(entries[-1]["version"] if entries else 0, PAGE):
+        entries += [entry for entry in page if entry["version"] <= now.version]
+        if page[-1]["version"] >= now.version or not entries:
+            break
+    start = len(entries)
+    while start and entries[start - 1]["version"] == now.version - (len(entries) - start):
+        start -= 1
+    return before_changes(now, [change_of(entry) for entry in entries[start:]])
+
+
+def change_of(entry: Mapping[str, Any]) -> Change:
+    """The change in an entry of `history`; raises `CorruptStateError`."""
+    return schemas.change_from_dict({key: value for key, value in entry.items() if key != "version"})
+
+
+def before_changes(now: Snapshot, changes: list[Change]) -> History:
+    """The history that led to `now`: the changes taken back, as far as they tell what was before."""
+    granted = {(c.lease.task_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
+    queued = {c.request.task_id for c in changes if isinstance(c, Queued)}
+    leases = tuple(lease for lease in now.leases if (lease.task_id, lease.fencing_token) not in granted)
+    waiting = [entry for entry in now.waiting if entry.task_id not in queued]
+    waiting += _waited_before(changes)
+    sequence = now.sequence - sum(isinstance(c, Queued) for c in changes)
+    kept, forgotten = _known(changes, leases, waiting)
+    nodes = next((c.nodes for c in changes if isinstance(c, InventoryChanged)), now.nodes)
+    tokens = [c.lease.fencing_token for c in changes if isinstance(c, Granted)]
+    version = now.version - len(changes)
+    before = Snapshot(
+        version=version,
+        fencing=min(tokens) - 1 if tokens else now.fencing,
+        sequence=sequence,
+        nodes=nodes,
+        leases=leases,
+        waiting=tuple(
+            replace(entry, sequence=entry.sequence or sequence - len(waiting) + place)
+            for place, entry in enumerate(waiting, start=1)
+        ),
+        drained=_drained_before(now, changes) if version else (),
+    )
+    return History(before, tuple(kept), forgotten)
+
+
+def _waited_before(changes: list[Change]) -> list[Waiting]:
+    """Those who waited already when the first change was made, as their grants tell.
+
+    Who was granted at once beside a queue was never in it, though the grant names a time of queueing.
+    """
+    seen: set[str] = set()
+    found: list[Waiting] = []
+    for change in changes:
+        if isinstance(change, Queued):
+            seen.add(change.request.task_id)
+        elif isinstance(change, Granted):
+            lease = change.lease
+            if lease.queued_at is not None and lease.queued_at < changes[0].at and lease.task_id not in seen:
+                found.append(Waiting(lease.request, lease.queued_at, 0))
+            seen.discard(lease.task_id)
+        elif isinstance(change, Cancelled):
+            seen.discard(change.task_id)
+    return sorted(found, key=lambda entry: entry.queued_at)
+
+
+def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]:
+    """Servers that were drained: still so, or restored before anything else was heard of them."""
+    first: dict[str, Change] = {}
+    for change in changes:
+        if isinstance(change, Granted):
+            first.setdefault(change.lease.placement.node, change)
+        elif isinstance(change, Drained | Restored):
+            first.setdefault(change.node, change)
+    still = [entry for entry in now.drained if entry.node not in first]
+    return (*still, *(Drained(node, c.at) for node, c in first.items() if isinstance(c, Restored)))
+
+
+def _known(
+    changes: Iterable[Change], leases: Iterable[Lease], waiting: Iterable[Waiting]
+) -> tuple[list[Change], int]:
+    """The changes whose lease or wait is known, and how many are not."""
+    live = {(lease.task_id, lease.fencing_token) for lease in leases}
+    queue = {entry.task_id for entry in waiting}
+    kept: list[Change] = []
+    forgotten = 0
+    for change in changes:
+        if isinstance(change, Granted):
+            live.add((change.lease.task_id, change.lease.fencing_token))
+            queue.discard(change.lease.task_id)
+        elif isinstance(change, Queued):
+            queue.add(change.request.task_id)
+        elif isinstance(change, Released | Expired | Renewed | Quarantined):
+            key = (change.task_id, change.fencing_token)
+            if key not in live:
+                forgotten += 1
+                continue
+            if isinstance(change, Released | Expired):
+                live.remove(key)
+        elif isinstance(change, Cancelled):
+            if change.task_id not in queue:
+                forgotten += 1
+                continue
+            queue.remove(change.task_id)
+        kept.append(change)
+    return kept, forgotten
+
+
+def to_lines(history: History) -> Iterator[str]:
+    """The lines of a history file, without their ends."""
+    yield json.dumps({"snapshot": schemas.snapshot_to_dict(history.before)}, ensure_ascii=False)
+    for version, change in enumerate(history.changes, start=history.before.version + 1):
+        entry = {"version": version, **schemas.change_to_dict(change)}
+        yield json.dumps(entry, ensure_ascii=False)
+
+
+def snapshot_of(first: Mapping[str, Any]) -> Snapshot:
+    """The state in the first line of a history file; raises `CorruptStateError`."""
+    value = first.get("snapshot")
+    if not isinstance(value, dict):
+        raise CorruptStateError('the first line of a history is {"snapshot": {…}}, the state before it')
+    return schemas.snapshot_from_dict(value)
+
+
+__all__ = ["History", "before_changes", "change_of", "collect", "snapshot_of", "to_lines"]

@@ -1,0 +1,118 @@
+"""From the record of a replay to figures: waiting, completion, allocation, occupancy, fragmentation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from simulator.replay.replay import Record, Sample, Stay
+
+MILLI = 1000
+
+
+def summarise(record: Record) -> dict[str, Any]:
+    """The figures of one replay; times in seconds, shares in percent, means over time where of the cluster.
+
+    Waiting counts jobs that started; completion those that also ended.
+    """
+    stays = list(record.stays.values())
+    started = [stay for stay in stays if stay.started_at is not None]
+    waits = sorted(wait_s(stay) for stay in started)
+    completions = [stay.ended_at - stay.job.submitted_at for stay in stays if stay.ended_at is not None]
+    ends = [stay.ended_at for stay in stays if stay.ended_at is not None]
+    first = min((stay.job.submitted_at for stay in stays), default=0.0)
+    return {
+        "jobs": len(stays),
+        "started": len(started),
+        "ended": len(ends),
+        "cancelled": sum(stay.cancelled for stay in stays),
+        "mean_wait_s": _rounded(_mean(waits)),
+        "p50_wait_s": _rounded(quantile(waits, 0.5)),
+        "p95_wait_s": _rounded(quantile(waits, 0.95)),
+        "max_wait_s": _rounded(waits[-1] if waits else None),
+        "mean_jct_s": _rounded(_mean(completions)),
+        "makespan_s": _rounded(max(ends) - first if ends else None),
+        **over_time(record),
+    }
+
+
+def wait_s(stay: Stay) -> float:
+    """How long a job that started has waited."""
+    assert stay.started_at is not None
+    return max(stay.started_at - stay.job.submitted_at, 0.0)
+
+
+def over_time(record: Record) -> dict[str, float | None]:
+    """Means over time from the first to the last thing that happened."""
+    total = gpu_milli(record)
+    nodes = len(record.workload.start.nodes)
+    used = _time_mean(record.samples, [sample.used_milli for sample in record.samples])
+    busy = _time_mean(record.samples, [sample.busy_nodes for sample in record.samples])
+    lost = _time_mean(record.samples, [sample.fragmented_milli for sample in record.samples])
+    queue = _time_mean(record.samples, [sample.waiting for sample in record.samples])
+    return {
+        "allocated_percent": _share(used, total),
+        "peak_allocated_percent": _share(max((s.used_milli for s in record.samples), default=0), total),
+        "occupied_nodes_percent": _share(busy, nodes),
+        "frag_ratio_percent": _share(lost, total - used),
+        "mean_queue_length": _rounded(queue),
+    }
+
+
+def gpu_milli(record: Record) -> int:
+    """What the servers of the start have."""
+    return MILLI * sum(len(node.gpus) for node in record.workload.start.nodes)
+
+
+def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[float]], float, float]:
+    """(node names, share of GPU milli in use by node and time bin, first and last second)."""
+    import numpy as np
+
+    samples = record.samples
+    start, end = (samples[0].at, samples[-1].at) if samples else (0.0, 0.0)
+    nodes = {node.name: place for place, node in enumerate(record.workload.start.nodes)}
+    sizes = np.array([max(len(node.gpus), 1) * MILLI for node in record.workload.start.nodes])
+    width = max(end - start, 1e-9) / bins
+    edges = start + width * np.arange(bins)
+    used = np.zeros((len(nodes), bins))
+    for stay in record.stays.values():
+        if stay.placement is None or stay.started_at is None or stay.placement.node not in nodes:
+            continue
+        until = end if stay.ended_at is None else stay.ended_at
+        overlap = np.minimum(edges + width, until) - np.maximum(edges, stay.started_at)
+        milli = stay.job.request.gpus * stay.job.request.gpu_milli
+        used[nodes[stay.placement.node]] += np.clip(overlap, 0, None) * milli
+    shares = used / (width * sizes[:, None])
+    return list(nodes), shares.tolist(), start, end
+
+
+def quantile(ascending: Sequence[float], share: float) -> float | None:
+    """The value below which that share of the sorted values lies (nearest rank)."""
+    if not ascending:
+        return None
+    return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _time_mean(samples: Sequence[Sample], values: Sequence[float]) -> float:
+    """The mean of a quantity that keeps each value until the next sample."""
+    if len(samples) < 2:
+        return values[0] if values else 0.0
+    span = samples[-1].at - samples[0].at
+    area = sum(
+        value * (later.at - sample.at)
+        for value, sample, later in zip(values[:-1], samples[:-1], samples[1:], strict=True)
+    )
+    return area / span
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(100 * part / whole, 2) if whole else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

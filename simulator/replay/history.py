@@ -1,0 +1,152 @@
+"""A recorded history as a workload: what came from outside, apart from what was decided about it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from resource_manager.errors import CorruptStateError
+from resource_manager.history import History, change_of, collect, snapshot_of
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Queued,
+    Released,
+    Request,
+    Restored,
+)
+from simulator.errors import InputError
+from simulator.replay.table import read_json_lines
+from simulator.replay.workload import End, Job, Moment, Workload
+
+REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "unix://")
+
+
+def read_history(source: str) -> History:
+    """The history in a file of `gpu-manager history --export`, or in the Redis at a URL.
+
+    Raises `InputError` with file, line and reason, or `StoreError`.
+    """
+    if source.startswith(REDIS_SCHEMES):
+        from resource_manager.manager import GPUResourceManager
+
+        with GPUResourceManager.from_url(source) as manager:
+            return collect(manager)
+    path = Path(source)
+    rows = read_json_lines(path)
+    first = next(rows, None)
+    if first is None:
+        raise InputError("there is no history", path=path)
+    row = first
+    try:
+        before = snapshot_of(first.values)
+        changes: list[Change] = []
+        for row in rows:
+            changes.append(change_of(row.values))
+    except CorruptStateError as error:
+        raise row.fail(str(error)) from error
+    return History(before, tuple(changes))
+
+
+def workload_of(history: History, name: str) -> Workload:
+    """Arrivals with the time each job ran, and what operators did; the grants are left to the replay.
+
+    A commit of the manager is a run of changes made at one time whose grants come last. A task id that
+    comes again gets a number, so that both can live at once where the replay is slower than the record.
+    """
+    changes = _rename(history)
+    ends = _ends(changes)
+    leases = {c.lease.task_id: c.lease for c in changes if isinstance(c, Granted)}
+    before = replace(
+        history.before,
+        leases=tuple(_endless(lease) for lease in history.before.leases),
+        waiting=tuple(
+            replace(entry, request=_endless_request(entry.request)) for entry in history.before.waiting
+        ),
+    )
+
+    def job(request: Request, at: float) -> Job:
+        lease = leases.get(request.task_id)
+        runtime_s = math.inf
+        if lease is not None and lease.task_id in ends:
+            runtime_s = max(ends[lease.task_id] - lease.granted_at, 0.0)
+        return Job(_endless_request(request), at, runtime_s, lease)
+
+    queued = {entry.task_id for entry in history.before.waiting}
+    moments: list[Moment] = []
+    granting = True
+    for change in changes:
+        is_grant = isinstance(change, Granted)
+        if not moments or change.at != moments[-1].at or (granting and not is_grant):
+            moments.append(Moment(change.at))
+        granting = is_grant
+        moment = moments[-1]
+        if isinstance(change, Queued):
+            queued.add(change.request.task_id)
+            moment.arrivals.append(job(change.request, change.at))
+        elif isinstance(change, Granted):
+            if change.lease.task_id not in queued:
+                moment.arrivals.append(job(change.lease.request, change.at))
+        elif isinstance(change, Released | Expired):
+            moment.outside.append(End(change.task_id))
+        elif isinstance(change, Cancelled | Drained | Restored | InventoryChanged):
+            moment.outside.append(change)
+    held = [
+        Job(lease.request, lease.granted_at, ends.get(lease.task_id, math.inf) - lease.granted_at, lease)
+        for lease in before.leases
+    ]
+    waited = [job(entry.request, entry.queued_at) for entry in before.waiting]
+    return Workload(name, before, tuple(moments), (*held, *waited))
+
+
+def _ends(changes: Iterable[Change]) -> dict[str, float]:
+    """When each task ended."""
+    return {change.task_id: change.at for change in changes if isinstance(change, Released | Expired)}
+
+
+def _endless_request(request: Request) -> Request:
+    """The request with a life that only its recorded end limits."""
+    return replace(request, ttl_s=math.inf)
+
+
+def _endless(lease: Lease) -> Lease:
+    return replace(lease, request=_endless_request(lease.request), expires_at=math.inf, quarantined=False)
+
+
+def _rename(history: History) -> list[Change]:
+    """The changes with a number behind each task id that was used before."""
+    uses: Counter[str] = Counter(lease.task_id for lease in history.before.leases)
+    uses.update(entry.task_id for entry in history.before.waiting)
+    waiting = {entry.task_id for entry in history.before.waiting}
+
+    def name(task_id: str) -> str:
+        return task_id if uses[task_id] <= 1 else f"{task_id}#{uses[task_id]}"
+
+    renamed: list[Change] = []
+    for change in history.changes:
+        if isinstance(change, Queued):
+            uses[change.request.task_id] += 1
+            waiting.add(change.request.task_id)
+            request = replace(change.request, task_id=name(change.request.task_id))
+            renamed.append(replace(change, request=request))
+        elif isinstance(change, Granted):
+            task_id = change.lease.task_id
+            if task_id not in waiting:
+                uses[task_id] += 1
+            waiting.discard(task_id)
+            request = replace(change.lease.request, task_id=name(task_id))
+            renamed.append(replace(change, lease=replace(change.lease, request=request)))
+        elif isinstance(change, Released | Expired | Cancelled):
+            waiting.discard(change.task_id)
+            renamed.append(replace(change, task_id=name(change.task_id)))
+        else:
+            renamed.append(change)
+    return renamed

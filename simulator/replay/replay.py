@@ -1,0 +1,209 @@
+"""Plays a workload through the allocator under a placement policy and a queue order."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Cancelled, Change, Granted, Placement, Queued, Released
+from resource_manager.policies import Policy
+from resource_manager.policies.fgd import Fragmentation
+from resource_manager.queueing import Order
+from simulator.replay.workload import End, Job, Moment, Workload
+
+Progress = Callable[[int, int], None]
+"""(done, total) -> nothing."""
+
+MOMENTS_PER_REPORT = 64
+
+
+@dataclass(slots=True)
+class Stay:
+    """One job in a replay: when it came, started and ended, and where it ran; times in seconds."""
+
+    job: Job
+    started_at: float | None = None
+    ended_at: float | None = None
+    placement: Placement | None = None
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster after all that happened at one time."""
+
+    at: float
+    used_milli: int
+    busy_nodes: int
+    waiting: int
+    fragmented_milli: float
+
+
+@dataclass(slots=True)
+class Record:
+    """What a replay did: every job, and the cluster over time."""
+
+    workload: Workload
+    stays: dict[str, Stay] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+
+class Replay:
+    """One run; the same workload, policy and order give the same record."""
+
+    def __init__(self, workload: Workload, policy: Policy, order: Order) -> None:
+        self._policy = policy
+        self._order = order
+        self.cluster = ClusterState.from_snapshot(workload.start)
+        self.record = Record(workload)
+        self._ends: list[tuple[float, int, str]] = []
+        self._tickets = count()
+        self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
+        self._of_node: list[tuple[int, int, float]] = []
+        """Used milli, whether busy, and fragmented milli of each node when it was last looked at."""
+        self._totals: list[float] = []
+        self._mark = -1
+        for job in workload.present:
+            self.record.stays[job.request.task_id] = stay = Stay(job)
+            lease = self.cluster.leases.get(job.request.task_id)
+            if lease is not None:
+                stay.started_at, stay.placement = lease.granted_at, lease.placement
+
+    def run(self, progress: Progress = lambda done, total: None) -> Record:
+        """Plays the workload to its end, and on until nothing more can end."""
+        moments = self.record.workload.moments
+        for done, moment in enumerate(moments):
+            self._end_before(moment.at)
+            self._play(moment)
+            if not done % MOMENTS_PER_REPORT:
+                progress(done, len(moments))
+        self._end_before(math.inf)
+        progress(len(moments), len(moments))
+        return self.record
+
+    def _end_before(self, time: float) -> None:
+        """Ends what ends up to that time, at one time together: capacity is freed before anyone arrives."""
+        while self._ends and self._ends[0][0] <= time:
+            now = self._ends[0][0]
+            over: list[Change] = []
+            while self._ends and self._ends[0][0] == now:
+                task_id = heapq.heappop(self._ends)[2]
+                lease = self.cluster.leases.get(task_id)
+                if lease is not None:
+                    over.append(Released(task_id, lease.fencing_token, now))
+            self._commit(allocator.settle(self.cluster, over, self._policy, self._order, now), now)
+
+    def _play(self, moment: Moment) -> None:
+        now = moment.at
+        changes = [change for thing in moment.outside if (change := self._outside(thing, now))]
+        if changes:
+            # An inventory cannot be tried together with the grants that it makes possible.
+            for change in changes:
+                self._note(change, now)
+                self.cluster.apply(change)
+            changes = []
+            if self.cluster.waiting:
+                changes = allocator.grant_waiting(self.cluster, self._policy, self._order, now)
+            self._commit(changes, now)
+        for job in moment.arrivals:
+            self.record.stays[job.request.task_id] = Stay(job)
+        if moment.arrivals:
+            self._arrive(moment)
+
+    def _arrive(self, moment: Moment) -> None:
+        """As the manager does: at once while nobody waits, then through the queue, all together."""
+        now = moment.at
+        requests = [job.request for job in moment.arrivals]
+        while requests and not self.cluster.waiting:
+            request = requests.pop(0)
+            granted = allocator.allocate(self.cluster, request, self._policy, now)
+            self._commit(granted or [Queued(request, now)], now)
+        if requests:
+            queued: list[Change] = [Queued(request, now) for request in requests]
+            self._commit(allocator.settle(self.cluster, queued, self._policy, self._order, now), now)
+
+    def _outside(self, thing: object, now: float) -> Change | None:
+        """The change that a recorded thing makes here; None if it is about a job that is not so far."""
+        if isinstance(thing, End):
+            lease = self.cluster.leases.get(thing.task_id)
+            stay = self.record.stays[thing.task_id]
+            if lease is None or not _as_recorded(stay):
+                return None
+            return Released(thing.task_id, lease.fencing_token, now)
+        if isinstance(thing, Cancelled):
+            if thing.task_id in self.cluster.waiting:
+                return thing
+            lease = self.cluster.leases.get(thing.task_id)
+            return None if lease is None else Released(thing.task_id, lease.fencing_token, now)
+        return thing  # type: ignore[return-value]
+
+    def _commit(self, changes: list[Change], now: float) -> None:
+        for change in changes:
+            self.cluster.apply(change)
+            self._note(change, now)
+        self._sample(now)
+
+    def _note(self, change: Change, now: float) -> None:
+        stays = self.record.stays
+        if isinstance(change, Granted):
+            task_id = change.lease.task_id
+            stay = stays[task_id]
+            stay.started_at, stay.placement = now, change.lease.placement
+            if not _as_recorded(stay) and stay.job.runtime_s < math.inf:
+                heapq.heappush(self._ends, (now + stay.job.runtime_s, next(self._tickets), task_id))
+        elif isinstance(change, Released):
+            stays[change.task_id].ended_at = now
+        elif isinstance(change, Cancelled):
+            stays[change.task_id].cancelled = True
+
+    def _sample(self, now: float) -> None:
+        cluster = self.cluster
+        changed = cluster.changed_since(self._mark) if self._mark >= 0 else None
+        if changed is None:
+            self._of_node = [(0, 0, 0.0)] * len(cluster.nodes)
+            self._totals = [0, 0, 0.0]
+            changed = list(range(len(cluster.nodes)))
+        self._mark = cluster.mark
+        for index in set(changed):
+            node = cluster.nodes[index]
+            used = 1000 * len(node.gpu_free) - node.free_milli
+            figures = (used, int(bool(node.leases)), self._fragmentation.of_node(node))
+            for place, (new, old) in enumerate(zip(figures, self._of_node[index], strict=True)):
+                self._totals[place] += new - old
+            self._of_node[index] = figures
+        used_milli, busy_nodes, fragmented_milli = self._totals
+        sample = Sample(now, int(used_milli), int(busy_nodes), len(cluster.waiting), fragmented_milli)
+        samples = self.record.samples
+        if samples and samples[-1].at == now:
+            samples[-1] = sample
+        else:
+            samples.append(sample)
+
+
+def _as_recorded(stay: Stay) -> bool:
+    recorded = stay.job.recorded
+    return recorded is not None and recorded.granted_at == stay.started_at
+
+
+def differences(record: Record) -> list[str]:
+    """Where the replay decided otherwise than its recording: a line for each such job."""
+    found: list[str] = []
+    for task_id, stay in record.stays.items():
+        was = stay.job.recorded
+        recorded = None if was is None else (was.granted_at, was.placement)
+        replayed = None if stay.started_at is None else (stay.started_at, stay.placement)
+        if recorded != replayed:
+            found.append(f"{task_id}: recorded {_words(recorded)}, replayed {_words(replayed)}")
+    return found
+
+
+def _words(decision: tuple[float, Placement | None] | None) -> str:
+    at, placement = decision or (0.0, None)
+    if placement is None:
+        return "not started"
+    return f"{placement.node} {list(placement.gpu_ids)} at {at:.6g}"

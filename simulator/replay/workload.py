@@ -1,0 +1,185 @@
+"""A workload: a state to start from, and what happens from outside in the order of time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resource_manager.cluster import ClusterState, Snapshot, could_ever_fit
+from resource_manager.errors import InvalidRequestError
+from resource_manager.models import (
+    MILLI_PER_GPU,
+    Cancelled,
+    Drained,
+    Gpu,
+    InventoryChanged,
+    Lease,
+    Node,
+    Request,
+    Restored,
+)
+from simulator.errors import InputError
+from simulator.replay.table import Row, read_csv, read_json, read_json_lines
+
+NODE_COLUMNS = ("node", "gpus")
+JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that arrives, and how long it runs once it has started.
+
+    `runtime_s` is infinite for one that was still running at the end of its recording. `recorded` is the
+    lease that it got there, if any.
+    """
+
+    request: Request
+    submitted_at: float
+    runtime_s: float
+    recorded: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The recorded end of a job; it counts only if the job started when it did in the recording."""
+
+    task_id: str
+
+
+Outside = Drained | Restored | InventoryChanged | Cancelled | End
+"""What happens beside arrivals."""
+
+
+@dataclass(slots=True)
+class Moment:
+    """Things that happen together: first those that end or change servers, then the arrivals."""
+
+    at: float
+    outside: list[Outside] = field(default_factory=list)
+    arrivals: list[Job] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The state at the start, the jobs that hold leases or wait in it, and the moments in order of time."""
+
+    name: str
+    start: Snapshot
+    moments: tuple[Moment, ...]
+    present: tuple[Job, ...] = ()
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every job, those of the start first."""
+        return [*self.present, *(job for moment in self.moments for job in moment.arrivals)]
+
+
+def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
+    """A workload of the user's own, from CSV files or JSON (a list of objects, or one object a line).
+
+    Raises `InputError` with file, line and reason. The columns are in docs/simulators/replay.md.
+    """
+    nodes = _read_nodes(nodes_path)
+    jobs = [_job(row) for row in _rows(jobs_path, JOB_COLUMNS)]
+    if not jobs:
+        raise InputError("there is no job", path=jobs_path)
+    types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
+    shapes: set[tuple[object, ...]] = set()
+    names: set[str] = set()
+    for row, job in zip(_rows(jobs_path, JOB_COLUMNS), jobs, strict=True):
+        request = job.request
+        if request.task_id in names:
+            raise row.fail(f"job {request.task_id!r} is there twice")
+        names.add(request.task_id)
+        if request.shape in shapes:
+            continue
+        shapes.add(request.shape)
+        for gpu_type in request.gpu_types:
+            if gpu_type not in types:
+                raise row.fail(
+                    f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(types))}"
+                )
+        if not any(could_ever_fit(node, request) for node in nodes):
+            raise row.fail(f"job {request.task_id!r} is larger than any node")
+    jobs.sort(key=lambda job: job.submitted_at)
+    return Workload(
+        jobs_path.stem,
+        ClusterState(nodes).snapshot(),
+        tuple(Moment(job.submitted_at, arrivals=[job]) for job in jobs),
+    )
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    if path.suffix not in (".json", ".jsonl"):
+        return read_csv(path, columns)
+    return _json_rows(path, columns)
+
+
+def _json_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    if path.suffix == ".jsonl":
+        rows = list(read_json_lines(path))
+    else:
+        value = read_json(path)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise InputError("not a list of objects", path=path)
+        rows = [Row(item, path, place) for place, item in enumerate(value, start=1)]
+    for row in rows:
+        for name in columns:
+            if name not in row.values:
+                raise row.fail(f"{name} is missing in {json.dumps(dict(row.values))[:80]}")
+        yield row
+
+
+def _read_nodes(path: Path) -> list[Node]:
+    nodes: dict[str, Node] = {}
+    for row in _rows(path, NODE_COLUMNS):
+        name = row.text("node")
+        if not name or name in nodes:
+            raise row.fail(f"the name {name!r} is empty or there twice")
+        vendor = row.text("vendor") or "nvidia"
+        gpus = tuple(Gpu(gpu_id, row.text("gpu_type"), vendor) for gpu_id in range(row.whole("gpus")))
+        nodes[name] = Node(name, len(nodes), _amounts(row), gpus, vendor=vendor if gpus else "")
+    if not nodes:
+        raise InputError("there is no node", path=path)
+    return list(nodes.values())
+
+
+def _amounts(row: Row) -> dict[str, float]:
+    """The divisible resources of a row; whole amounts stay integers."""
+    amounts: dict[str, float] = {}
+    for name in ("cpus", "memory_mib"):
+        amount = row.number(name, 0.0)
+        if amount:
+            amounts[name] = int(amount) if amount.is_integer() else amount
+    return amounts
+
+
+def _job(row: Row) -> Job:
+    expected = row.text("expected_runtime_s")
+    runtime_s = row.number("runtime_s")
+    gpus = row.whole("gpus")
+    try:
+        request = Request(
+            row.text("job"),
+            gpus,
+            row.whole("gpu_milli", MILLI_PER_GPU) if gpus else MILLI_PER_GPU,
+            _amounts(row),
+            tuple(filter(None, row.text("gpu_types").split("|"))),
+            row.text("vendor"),
+            priority=_signed(row, "priority"),
+            team=row.text("team"),
+            expected_runtime_s=row.number("expected_runtime_s") if expected else runtime_s,
+        )
+    except InvalidRequestError as error:
+        raise row.fail(str(error)) from error
+    return Job(request, row.number("submit_s"), runtime_s)
+
+
+def _signed(row: Row, column: str) -> int:
+    text = row.text(column) or "0"
+    try:
+        return int(text)
+    except ValueError:
+        raise row.fail(f"{column} is {text!r}, not a whole number") from None
