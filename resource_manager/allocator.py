@@ -166,15 +166,22 @@ def serve(
 ) -> Iterator[tuple[Waiting, Placement]]:
     """Who of the queue starts now, and where; the caller applies each grant before it asks for the next.
 
-    The first request that does not fit holds up all behind it, unless the order may backfill.
+    The first request that does not fit holds up all behind it, unless the order may backfill: then each
+    that waits gets its place in time once somebody behind it could start.
     """
     reservations: Reservations | None = None
+    without_place: list[Request] = []
     for waiting in order(cluster, now):
         request = waiting.request
         placement = choose(cluster, request, policy)
         if placement is not None and not order.admits(cluster, request, placement, waiting.queued_at, now):
             continue
-        if placement is not None and reservations is not None:
+        if placement is not None and (reservations is not None or without_place):
+            if reservations is None:
+                reservations = Reservations(cluster, now)
+            if not all(map(reservations.reserve, without_place)):
+                return
+            without_place.clear()
             placement = reservations.without_delay(request, placement)
         if placement is not None:
             yield waiting, placement
@@ -183,10 +190,7 @@ def serve(
         elif blocks(cluster, request):
             if not order.backfill:
                 return
-            if reservations is None:
-                reservations = Reservations(cluster, now)
-            if not reservations.reserve(request):
-                return
+            without_place.append(request)
 
 
 def blocks(cluster: ClusterState, request: Request) -> bool:

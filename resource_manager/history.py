@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from resource_manager import schemas
@@ -30,7 +33,7 @@ PAGE = 1000
 
 
 class Recorded(Protocol):
-    """What has a state and a history: the manager, or a client of its API."""
+    """What has a state and a history, such as the manager."""
 
     def snapshot(self) -> dict[str, Any]: ...
 
@@ -165,6 +168,18 @@ def to_lines(history: History) -> Iterator[str]:
         yield json.dumps(entry, ensure_ascii=False)
 
 
+def write_file(history: History, path: Path) -> None:
+    """Writes the lines into a file, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in to_lines(history))
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
 def snapshot_of(first: Mapping[str, Any]) -> Snapshot:
     """The state in the first line of a history file; raises `CorruptStateError`."""
     value = first.get("snapshot")
@@ -173,4 +188,4 @@ def snapshot_of(first: Mapping[str, Any]) -> Snapshot:
     return schemas.snapshot_from_dict(value)
 
 
-__all__ = ["History", "before_changes", "change_of", "collect", "snapshot_of", "to_lines"]
+__all__ = ["History", "before_changes", "change_of", "collect", "snapshot_of", "to_lines", "write_file"]

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterator
 
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.cluster import ClusterState, NodeState, accepted_gpu_ids, could_ever_fit
+from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request
 
 MAX_RESERVATIONS = 32
 """So many requests that do not fit get a place in time; whoever comes after them does not overtake."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A request on GPUs of a node from `start` to `end`, in seconds of the store's clock."""
-
-    request: Request
-    gpu_ids: tuple[int, ...]
-    start: float
-    end: float
-
-
 class Reservations:
-    """Running leases and reserved starts over time, by each request's `expected_runtime_s`.
+    """What is free on each node from now on, by the `expected_runtime_s` of leases and reserved requests.
 
     A runtime that is not known is endless. A lease past its expected end is thought to end at any moment.
     """
@@ -33,83 +23,171 @@ class Reservations:
         self._cluster = cluster
         self._now = now
         self._count = 0
-        self._holds: dict[str, list[Hold]] = {node.name: [] for node in cluster.nodes}
-        for lease in cluster.leases.values():
-            end = max(lease.granted_at + _runtime_s(lease.request), now)
-            hold = Hold(lease.request, lease.placement.gpu_ids, -math.inf, end)
-            self._holds[lease.placement.node].append(hold)
+        self._timelines: dict[str, _Timeline] = {}
 
     def reserve(self, request: Request) -> bool:
         """Gives the request the earliest start that delays nobody; False if there is none to be told."""
         if self._count == MAX_RESERVATIONS:
             return False
-        starts = ((self._earliest(node, request), node) for node in self._cluster.nodes if node.is_open)
-        start, best = min(starts, key=lambda found: found[0], default=(math.inf, None))
-        if best is None or start == math.inf:
+        start, best = math.inf, None
+        for node in self._cluster.nodes:
+            if not node.is_open or request.required_node not in (None, node.name):
+                continue
+            at = self._timeline(node).earliest(request, start)
+            if at < start:
+                start, best = at, node
+                if start == self._now:
+                    break
+        if best is None:
             return False
+        timeline = self._timeline(best)
         end = start + _runtime_s(request)
-        gpu_ids = self._least_free(best, start, end).pick_gpus(request)
-        self._holds[best.name].append(Hold(request, gpu_ids, start, end))
+        gpu_ids = timeline.choose(request, timeline.least_free(start, end))
+        timeline.hold(request, gpu_ids or (), start, end)
         self._count += 1
         return True
 
     def started(self, request: Request, placement: Placement) -> None:
         """Takes note of a request that starts now."""
-        hold = Hold(request, placement.gpu_ids, -math.inf, self._now + _runtime_s(request))
-        self._holds[placement.node].append(hold)
+        timeline = self._timeline(self._cluster.by_name[placement.node])
+        timeline.hold(request, placement.gpu_ids, self._now, self._now + _runtime_s(request))
 
     def without_delay(self, request: Request, placement: Placement) -> Placement | None:
         """The placement, or another for a start now, that keeps every reservation; None if there is none."""
         wanted = self._cluster.by_name[placement.node]
+        end = self._now + _runtime_s(request)
         for node in (wanted, *self._cluster.candidates(request)):
-            room = self._least_free(node, self._now, self._now + _runtime_s(request))
-            for gpu_id, milli in node.gpu_free.items():
-                room.gpu_free[gpu_id] = min(room.gpu_free[gpu_id], milli)
-            _count_whole(room)
-            if not room.fits(request):
+            timeline = self._timeline(node)
+            # What is free now counts too: a lease past its expected end is not over.
+            room = timeline.least_free(self._now, end).meet(_Room(node.gpu_free, node.free))
+            gpu_ids = timeline.choose(request, room)
+            if gpu_ids is None:
                 continue
-            if node is wanted and all(
-                room.gpu_free[gpu_id] >= request.gpu_milli for gpu_id in placement.gpu_ids
-            ):
+            if node is wanted and all(room.gpus[gpu_id] >= request.gpu_milli for gpu_id in placement.gpu_ids):
                 return placement
-            return Placement(node.name, room.pick_gpus(request))
+            return Placement(node.name, gpu_ids)
         return None
 
-    def _earliest(self, node: NodeState, request: Request) -> float:
-        holds = self._holds[node.name]
-        ends = {hold.end for hold in holds if self._now < hold.end < math.inf}
-        for start in (self._now, *sorted(ends)):
-            if self._least_free(node, start, start + _runtime_s(request)).fits(request):
+    def _timeline(self, node: NodeState) -> _Timeline:
+        timeline = self._timelines.get(node.name)
+        if timeline is None:
+            timeline = self._timelines[node.name] = _Timeline(node, self._now)
+        return timeline
+
+
+class _Room:
+    """What is free on a node at once, by GPU id and by resource."""
+
+    __slots__ = ("amounts", "gpus")
+
+    def __init__(self, gpus: dict[int, int], amounts: dict[str, Amount]) -> None:
+        self.gpus = gpus
+        self.amounts = amounts
+
+    def meet(self, other: _Room) -> _Room:
+        """What is free in both."""
+        amounts, more = self.amounts, other.amounts
+        return _Room(
+            {gpu_id: min(milli, other.gpus[gpu_id]) for gpu_id, milli in self.gpus.items()},
+            {name: min(amount, more.get(name, 0)) for name, amount in amounts.items()},
+        )
+
+    def less(self, request: Request, gpu_ids: tuple[int, ...]) -> _Room:
+        """What is free once the request holds its part."""
+        gpus, amounts = dict(self.gpus), dict(self.amounts)
+        for gpu_id in gpu_ids:
+            if gpu_id in gpus:
+                gpus[gpu_id] -= request.gpu_milli
+        for name, amount in request.resources.items():
+            amounts[name] = amounts.get(name, 0) - amount
+        return _Room(gpus, amounts)
+
+
+class _Timeline:
+    """One node's room over time: `rooms[i]` holds from `times[i]` to `times[i + 1]`, the last for ever."""
+
+    def __init__(self, node: NodeState, now: float) -> None:
+        self._node = node
+        self._accepted: dict[tuple[object, ...], set[int] | None] = {}
+        self._times = [now]
+        self._rooms = [
+            _Room({gpu.gpu_id: MILLI_PER_GPU for gpu in node.node.gpus}, dict(node.node.resources))
+        ]
+        for lease in node.leases.values():
+            end = max(lease.granted_at + _runtime_s(lease.request), now)
+            self.hold(lease.request, lease.placement.gpu_ids, now, end)
+
+    def hold(self, request: Request, gpu_ids: tuple[int, ...], start: float, end: float) -> None:
+        """Takes the request's part from start to end."""
+        for place in range(self._cut(start), self._cut(end) if end < math.inf else len(self._times)):
+            self._rooms[place] = self._rooms[place].less(request, gpu_ids)
+
+    def earliest(self, request: Request, before: float) -> float:
+        """The first moment before `before` from which the request has room for all its time, or infinity."""
+        if self._usable(request) is None:
+            return math.inf
+        runtime_s = _runtime_s(request)
+        for start in self._times:
+            if start >= before:
+                break
+            least: _Room | None = None
+            for room in self._between(start, start + runtime_s):
+                least = room if least is None else least.meet(room)
+                if self.choose(request, least) is None:
+                    break
+            else:
                 return start
         return math.inf
 
-    def _least_free(self, node: NodeState, start: float, end: float) -> NodeState:
-        """The node with what is free at every moment from start to end."""
-        holds = [hold for hold in self._holds[node.name] if hold.start < end and hold.end > start]
-        room = NodeState(node.node, node.index)
-        empty_gpus, empty = dict(room.gpu_free), dict(room.free)
-        for moment in {start, *(hold.start for hold in holds if hold.start > start)}:
-            gpu_free, free = dict(empty_gpus), dict(empty)
-            for hold in _active(holds, moment):
-                for gpu_id in hold.gpu_ids:
-                    if gpu_id in gpu_free:
-                        gpu_free[gpu_id] -= hold.request.gpu_milli
-                for name, amount in hold.request.resources.items():
-                    free[name] = free.get(name, 0) - amount
-            for gpu_id, milli in gpu_free.items():
-                room.gpu_free[gpu_id] = min(room.gpu_free[gpu_id], milli)
-            for name, amount in free.items():
-                room.free[name] = min(room.free.get(name, 0), amount)
-        _count_whole(room)
-        return room
+    def least_free(self, start: float, end: float) -> _Room:
+        """What is free at every moment from start to end; both are on or after the beginning."""
+        rooms = self._between(start, end)
+        least = next(rooms)
+        for room in rooms:
+            least = least.meet(room)
+        return least
 
+    def choose(self, request: Request, room: _Room) -> tuple[int, ...] | None:
+        """GPUs for the request in that room, or None: the lowest, for a share the tightest."""
+        for name, amount in request.resources.items():
+            if room.amounts.get(name, 0) < amount:
+                return None
+        usable = self._usable(request)
+        if usable is None:
+            return None
+        if not request.gpus:
+            return ()
+        milli, gpus = request.gpu_milli, room.gpus
+        ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli and gpu_id in usable]
+        if len(ids) < request.gpus:
+            return None
+        return (min(ids, key=gpus.__getitem__),) if milli != MILLI_PER_GPU else tuple(ids[: request.gpus])
 
-def _active(holds: Iterable[Hold], moment: float) -> Iterable[Hold]:
-    return (hold for hold in holds if hold.start <= moment < hold.end)
+    def _usable(self, request: Request) -> set[int] | None:
+        """GPUs of the type and vendor that the request takes; None if it could not even fit an empty node."""
+        if request.shape not in self._accepted:
+            node = self._node.node
+            fits = could_ever_fit(node, request)
+            self._accepted[request.shape] = accepted_gpu_ids(node, request) if fits else None
+        return self._accepted[request.shape]
 
+    def _between(self, start: float, end: float) -> Iterator[_Room]:
+        place = bisect_left(self._times, start)
+        if place == len(self._times) or self._times[place] != start:
+            place -= 1
+        yield self._rooms[place]
+        for later in range(place + 1, len(self._times)):
+            if self._times[later] >= end:
+                return
+            yield self._rooms[later]
 
-def _count_whole(room: NodeState) -> None:
-    room.whole_free = sum(milli == MILLI_PER_GPU for milli in room.gpu_free.values())
+    def _cut(self, time: float) -> int:
+        """The place of the room that begins at that time; divides one if need be."""
+        place = bisect_left(self._times, time)
+        if place == len(self._times) or self._times[place] != time:
+            self._times.insert(place, time)
+            self._rooms.insert(place, self._rooms[place - 1])
+        return place
 
 
 def _runtime_s(request: Request) -> float:

@@ -15,6 +15,7 @@ from resource_manager import __version__
 from resource_manager.cli import tables
 from resource_manager.cli.target import BAD_INPUT, DONE, REFUSED, Failure, Target, exit_codes, print_json
 from resource_manager.errors import UnknownNodeError
+from resource_manager.history import collect, write_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -275,11 +276,24 @@ def restore(target: Target, server: str, as_json: bool) -> None:
 @main.command()
 @click.option("--after", type=click.IntRange(min=0), default=0, help="Version to begin after.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all that is kept into this file, for gpu-simulate replay --history.",
+)
 @json_option
 @click.pass_obj
 @exit_codes
-def history(target: Target, after: int, limit: int, as_json: bool) -> None:
+def history(target: Target, after: int, limit: int, export: Path | None, as_json: bool) -> None:
     """The changes that are kept, the oldest first."""
+    if export is not None:
+        if target.url:
+            raise Failure("--export reads the store itself: leave out --url", BAD_INPUT)
+        recorded = collect(target.manager)
+        write_file(recorded, export)
+        written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}
+        print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
+        return
     changes = target.manager.history(after=after, limit=limit)
     print_json(changes) if as_json else tables.console().print(tables.history_table(changes))
 

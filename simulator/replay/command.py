@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from resource_manager.policies import get_policy
+from resource_manager.policies.random import seeded
+from resource_manager.queueing import get_order
+from simulator import metrics
 from simulator.cli import BadInput, common_options, print_json
-from simulator.replay import muri, openb
-from simulator.report import write_json, write_text
+from simulator.replay import muri, openb, plots
+from simulator.replay.comparison import Case, pictures, read
+from simulator.replay.options import Progress, progress_bar, source_of, workload_options, write_table
+from simulator.replay.replay import Record, Replay, against_record
+from simulator.report import write_json
 
 
 @click.command("replay")
-@click.option("--trace", type=click.Choice(["openb", "muri"]), help="The kind of trace.")
-@click.option("--data", type=click.Path(path_type=Path), help="Folder of the trace.")
-@click.option("--pods", default="default", show_default=True, help="openb: the pod list.")
-@click.option("--jobs", "jobs", help="muri: the trace, such as trace1.")
-@click.option("--order", default="srtf", show_default=True, help="Queue order.")
+@workload_options(["openb", "muri", "csv", "json"])
 @click.option("--policy", default="first_fit", show_default=True, help="Placement policy.")
+@click.option("--order", help="Queue order, also with +backfill; default fifo, and srtf for muri.")
 @click.option(
     "--curve", type=click.Path(dir_okay=False, path_type=Path), help="openb: write the curve as CSV."
 )
@@ -31,65 +32,85 @@ def command(
     trace: str | None,
     data: Path | None,
     pods: str,
+    nodes: Path | None,
     jobs: str | None,
-    order: str,
+    history: str | None,
+    quotas: tuple[tuple[str, float], ...],
     policy: str,
+    order: str | None,
     curve: Path | None,
     seed: int,
     output_dir: Path | None,
     as_json: bool,
 ) -> None:
     """Replays a recorded workload through the resource manager's own allocator."""
-    if data is None:
-        raise BadInput("--data is missing: the folder of the trace")
-    if trace == "muri":
-        if jobs is None or order not in muri.ORDERS:
-            raise BadInput(f"muri takes --jobs and --order, one of {', '.join(muri.ORDERS)}")
-        with progress_bar("running jobs") as progress:
-            report(muri.replay(muri.read_jobs(data, jobs), order, progress), as_json)
-        return
-    read = openb.read_trace(data, pods, seed)
-    with progress_bar("placing pods") as progress:
-        summary, rows = openb.replay(read, policy, seed, progress)
-    if curve is not None:
-        write_table(curve, openb.CURVE_COLUMNS, rows)
+    if curve is not None and trace != "openb":
+        raise BadInput("--curve goes with --trace openb; others write theirs into --output-dir")
+    with progress_bar("replaying") as progress:
+        if trace == "muri":
+            summary = _muri(data, jobs, order or "srtf", progress)
+        else:
+            source = source_of(trace, data, pods, nodes, jobs, history)
+            case = Case(source, policy, order or "fifo", seed, quotas)
+            if trace == "openb":
+                summary = _openb(case, progress, curve, output_dir)
+            else:
+                summary = _timed(case, progress, output_dir)
     if output_dir is not None:
         write_json(output_dir / "summary.json", summary)
-        write_table(output_dir / "curve.csv", openb.CURVE_COLUMNS, rows)
     report(summary, as_json)
 
 
-@contextmanager
-def progress_bar(what: str) -> Iterator[openb.Progress]:
-    """A bar with rate and time left on standard error, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None, rate="")
-
-        def update(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, completed=done, total=total, rate=f"{speed:,.0f}/s" if speed else "")
-
-        yield update
+def _muri(data: Path | None, jobs: str | None, order: str, progress: Progress) -> dict[str, Any]:
+    if data is None or jobs is None:
+        raise BadInput("--trace muri needs --data, the folder, and --jobs, the trace such as trace1")
+    if order not in muri.ORDERS:
+        raise BadInput(f"--trace muri knows --order {' and '.join(muri.ORDERS)}, not {order!r}")
+    return muri.replay(muri.read_jobs(data, jobs), order, progress)
 
 
-def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Writes a CSV file, whole or not at all."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+def _openb(case: Case, progress: Progress, curve: Path | None, output_dir: Path | None) -> dict[str, Any]:
+    folder, pods = case.source.paths
+    trace = openb.read_trace(Path(folder), pods, case.seed)
+    summary, rows = openb.replay(trace, case.policy, case.seed, progress)
+    if curve is not None:
+        write_table(curve, openb.CURVE_COLUMNS, rows)
+    if output_dir is not None:
+        write_table(output_dir / "curve.csv", openb.CURVE_COLUMNS, rows)
+        columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+        plots.save([{"case": {"name": case.name}, "curve": columns}], output_dir)
+    return summary
+
+
+def _timed(case: Case, progress: Progress, output_dir: Path | None) -> dict[str, Any]:
+    chosen = seeded(case.seed) if case.policy == "random" else get_policy(case.policy)
+    order = get_order(case.order, dict(case.quotas))
+    workload = read(case.source)
+    started = time.perf_counter()
+    record = Replay(workload, chosen, order).run(progress)
+    wall_s = time.perf_counter() - started
+    summary = {"policy": case.policy, "order": case.order, **metrics.summarise(record)}
+    if case.source.kind == "history":
+        summary["recorded"] = against_record(record)
+    summary["wall_s"] = round(wall_s, 3)
+    if output_dir is not None:
+        _write(case, record, output_dir)
+    return summary
+
+
+def _write(case: Case, record: Record, output_dir: Path) -> None:
+    """Every job as a row, and the pictures."""
+    columns = ("job", "team", "submitted_s", "started_s", "ended_s", "wait_s", "node", "gpu_ids")
+    rows = []
+    for task_id, stay in record.stays.items():
+        place = stay.placement
+        wait = None if stay.started_at is None else metrics.wait_s(stay)
+        where = ("", "") if place is None else (place.node, " ".join(map(str, place.gpu_ids)))
+        times = (stay.job.submitted_at, stay.started_at, stay.ended_at, wait)
+        rows.append((task_id, stay.job.request.team, *times, *where))
+    write_table(output_dir / "jobs.csv", columns, rows)
+    if record.samples:
+        plots.save([{"case": {"name": case.name}, **pictures(record)}], output_dir)
 
 
 def report(summary: dict[str, Any], as_json: bool) -> None:
@@ -99,5 +120,8 @@ def report(summary: dict[str, Any], as_json: bool) -> None:
         return
     width = max(map(len, summary))
     for name, value in summary.items():
-        shown = f"{value:,}" if isinstance(value, int | float) else value
+        if isinstance(value, dict):
+            shown = ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, list))
+        else:
+            shown = f"{value:,}" if isinstance(value, int | float) else str(value)
         click.echo(f"{name:<{width}}  {shown}")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
@@ -200,6 +201,30 @@ def differences(record: Record) -> list[str]:
         if recorded != replayed:
             found.append(f"{task_id}: recorded {_words(recorded)}, replayed {_words(replayed)}")
     return found
+
+
+def against_record(record: Record, longest: int = 20) -> dict[str, Any]:
+    """How the replay's decisions compare to the recorded ones, and who would have started earlier.
+
+    `started_earlier` names those who gain most, with the seconds gained.
+    """
+    moved = [
+        (task_id, stay.started_at - stay.job.recorded.granted_at)
+        for task_id, stay in record.stays.items()
+        if stay.job.recorded is not None and stay.started_at is not None
+    ]
+    earlier = sorted((shift, task_id) for task_id, shift in moved if shift < 0)
+    different = len(differences(record))
+    return {
+        "decisions": len(record.stays),
+        "same": len(record.stays) - different,
+        "different": different,
+        "earlier": len(earlier),
+        "later": sum(shift > 0 for _, shift in moved),
+        "started_earlier": [
+            {"task_id": task_id, "earlier_s": round(-shift, 3)} for shift, task_id in earlier[:longest]
+        ],
+    }
 
 
 def _words(decision: tuple[float, Placement | None] | None) -> str:

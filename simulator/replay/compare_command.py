@@ -1,0 +1,138 @@
+"""`gpu-simulate compare`: policies and queue orders side by side on one workload."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from resource_manager.history import write_file
+from simulator import sweep
+from simulator.cli import common_options, print_json
+from simulator.replay import comparison
+from simulator.replay.history import REDIS_SCHEMES, read_history
+from simulator.replay.options import progress_bar, source_of, workload_options
+from simulator.replay.page import render, shown
+from simulator.report import write_json, write_text
+
+
+def _list(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    if not names:
+        raise click.BadParameter("names nothing")
+    return names
+
+
+def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
+    if value is None:
+        return None
+    try:
+        seeds: list[int] = []
+        for part in value.split(","):
+            first, _, last = part.partition("-")
+            seeds += range(int(first), int(last or first) + 1)
+    except ValueError:
+        seeds = []
+    if not seeds:
+        raise click.BadParameter(f"{value!r} is not a list of seeds such as 42-46 or 3,5,8")
+    return seeds
+
+
+@click.command("compare")
+@workload_options(["openb", "csv", "json"])
+@click.option("--policies", callback=_list, default="first_fit,best_fit,fgd", show_default=True)
+@click.option("--orders", callback=_list, default="fifo", show_default=True, help="Also with +backfill.")
+@click.option("--seeds", callback=_seeds, help="Many runs: 42-46 or 3,5,8. Without it, one with --seed.")
+@click.option("--workers", type=click.IntRange(1), help="Processes; by default one a core.")
+@click.option("--dask", help="Run on the Dask cluster at this address instead.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML page with everything."
+)
+@common_options
+def command(
+    trace: str | None,
+    data: Path | None,
+    pods: str,
+    nodes: Path | None,
+    jobs: str | None,
+    history: str | None,
+    quotas: tuple[tuple[str, float], ...],
+    policies: list[str],
+    orders: list[str],
+    seeds: list[int] | None,
+    workers: int | None,
+    dask: str | None,
+    report: Path | None,
+    seed: int,
+    output_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Runs every policy under every order on one workload, in parallel, and says how they differ.
+
+    With --output-dir an interrupted comparison goes on where it stopped: finished runs are kept there.
+    """
+    if history is not None and history.startswith(REDIS_SCHEMES):
+        history = _keep(history, output_dir)  # every run must see the same one
+    source = source_of(trace, data, pods, nodes, jobs, history)
+    seeds = seeds or [seed]
+    comparison.check(source, policies, orders, seeds)
+    cases = comparison.cases(source, policies, orders, seeds, quotas)
+    executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))
+    with executor as pool, progress_bar("comparing") as progress:
+        results = sweep.sweep(
+            comparison.run_case,
+            cases,
+            pool,
+            folder=None if output_dir is None else output_dir / "runs",
+            progress=progress,
+        )
+    table, said = comparison.rows(results), comparison.findings(results)
+    summary = {"rows": table, "findings": said, "runs": [_head(result) for result in results]}
+    title = f"Comparison on {pods if trace == 'openb' else Path(jobs or history or '').name}"
+    if output_dir is not None:
+        write_json(output_dir / "summary.json", summary)
+        report = report or output_dir / "report.html"
+    if report is not None:
+        write_text(report, render(title, results))
+    if as_json:
+        print_json(summary)
+    else:
+        print_rows(table, said)
+
+
+def _keep(url: str, output_dir: Path | None) -> str:
+    """Reads the history at the URL into a file and returns its name."""
+    folder = Path(tempfile.mkdtemp(prefix="history-")) if output_dir is None else output_dir
+    path = folder / "history.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(read_history(url), path)
+    return str(path)
+
+
+def _head(result: dict[str, Any]) -> dict[str, Any]:
+    return {**result["case"], **result["summary"]}
+
+
+def print_rows(table: list[dict[str, Any]], said: list[str]) -> None:
+    """The table and the findings on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [
+        name
+        for name in table[0]
+        if name in ("name", "runs", "mean_wait_s", "p95_wait_s", "max_wait_s", "mean_jct_s", "placed")
+        or name.endswith("_percent")
+        or name == "pods_per_s"
+    ]
+    shape = Table()
+    for name in columns:
+        shape.add_column(name.replace("_", " "), justify="left" if name == "name" else "right")
+    for row in table:
+        shape.add_row(*(shown(row.get(name)) for name in columns))
+    console = Console()
+    console.print(shape)
+    for line in said:
+        console.print(line, highlight=False)

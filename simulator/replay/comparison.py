@@ -1,0 +1,251 @@
+"""Policies and queue orders side by side on one workload: the runs, a row for each, and what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from resource_manager.policies import get_policy
+from resource_manager.policies.fgd import Fragmentation
+from resource_manager.policies.random import seeded
+from resource_manager.queueing import get_order
+from simulator import metrics
+from simulator.errors import InputError
+from simulator.replay import openb
+from simulator.replay.history import read_history, workload_of
+from simulator.replay.replay import Record, Replay
+from simulator.replay.workload import Workload, read_workload
+
+CURVE_POINTS = 240
+WAITS_KEPT = 400
+FORMAT = 1
+"""Version of a kept result; a result of another version is run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the workload is: `openb` (folder, pod list), `jobs` (nodes, jobs) or `history` (file or URL)."""
+
+    kind: str
+    paths: tuple[str, ...]
+
+    def fingerprint(self) -> list[object]:
+        """Names the files and changes with them."""
+        found: list[object] = [self.kind, *self.paths]
+        for text in self.paths:
+            path = Path(text)
+            files = sorted(path.glob("*/*")) if path.is_dir() else [path] if path.is_file() else []
+            found += [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run of a comparison."""
+
+    source: Source
+    policy: str
+    order: str
+    seed: int
+    quotas: tuple[tuple[str, float], ...] = ()
+
+    def fingerprint(self) -> str:
+        """All that decides the result, as text."""
+        return json.dumps(
+            [FORMAT, self.source.fingerprint(), self.policy, self.order, self.seed, self.quotas]
+        )
+
+    @property
+    def name(self) -> str:
+        return self.policy if self.source.kind == "openb" else f"{self.policy}, {self.order}"
+
+
+def cases(
+    source: Source,
+    policies: Sequence[str],
+    orders: Sequence[str],
+    seeds: Sequence[int],
+    quotas: tuple[tuple[str, float], ...] = (),
+) -> list[Case]:
+    """Every combination that can differ: openb knows no order; elsewhere a seed matters to random alone."""
+    found: list[Case] = []
+    for policy in policies:
+        for order in orders[:1] if source.kind == "openb" else orders:
+            some = seeds if source.kind == "openb" or policy == "random" else seeds[:1]
+            found += [Case(source, policy, order, seed, quotas) for seed in some]
+    return found
+
+
+def check(source: Source, policies: Sequence[str], orders: Sequence[str], seeds: Sequence[int]) -> None:
+    """Raises an error about a name or a file before any run starts."""
+    for order in orders:
+        get_order(order)
+    if source.kind == "openb":
+        for seed in seeds:
+            trace = openb.read_trace(Path(source.paths[0]), source.paths[1], seed)
+        fragmentation = Fragmentation.of(trace.pods)
+        for policy in policies:
+            openb.policy_for(policy, fragmentation, 0)
+        return
+    for policy in policies:
+        get_policy(policy)
+    read(source)
+
+
+def read(source: Source) -> Workload:
+    """The workload, read once a process unless its files change."""
+    return _read(source, json.dumps(source.fingerprint()))
+
+
+@lru_cache(maxsize=2)
+def _read(source: Source, fingerprint: str) -> Workload:
+    if source.kind == "history":
+        return workload_of(read_history(source.paths[0]), "history")
+    if source.kind == "jobs":
+        return read_workload(Path(source.paths[0]), Path(source.paths[1]))
+    raise InputError(f"unknown kind of workload {source.kind!r}")
+
+
+@lru_cache(maxsize=2)
+def _read_openb(folder: str, pods: str, seed: int) -> openb.Trace:
+    return openb.read_trace(Path(folder), pods, seed)
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """The figures, curves and waits of one run, as JSON values."""
+    head = {"name": case.name, **{key: value for key, value in asdict(case).items() if key != "source"}}
+    if case.source.kind == "openb":
+        trace = _read_openb(*case.source.paths, case.seed)
+        summary, rows = openb.replay(trace, case.policy, case.seed)
+        columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+        return {"case": head, "summary": summary, "curve": columns}
+    record = play(read(case.source), case.policy, case.order, case.seed, dict(case.quotas))
+    return {"case": head, "summary": metrics.summarise(record), **pictures(record)}
+
+
+def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[str, float]) -> Record:
+    """One replay of a workload that takes time."""
+    chosen = seeded(seed) if policy == "random" else get_policy(policy)
+    return Replay(workload, chosen, get_order(order, quotas)).run()
+
+
+def pictures(record: Record) -> dict[str, Any]:
+    """What a report draws, thinned to what can be seen."""
+    total = metrics.gpu_milli(record) or 1
+    samples = record.samples
+    step = max(math.ceil(len(samples) / CURVE_POINTS), 1)
+    first = samples[0].at if samples else 0.0
+    thin = samples[::step] + samples[-1:]
+    waits = sorted(metrics.wait_s(stay) for stay in record.stays.values() if stay.started_at is not None)
+    step = max(math.ceil(len(waits) / WAITS_KEPT), 1)
+    nodes, shares, start, end = metrics.busy_shares(record)
+    return {
+        "curve": {
+            "at_s": [sample.at - first for sample in thin],
+            "allocated_percent": [100 * sample.used_milli / total for sample in thin],
+            "frag_ratio_percent": [
+                100 * sample.fragmented_milli / max(total - sample.used_milli, 1) for sample in thin
+            ],
+            "waiting": [sample.waiting for sample in thin],
+        },
+        "waits_s": waits[::step] + waits[-1:],
+        "heat": {"nodes": nodes, "shares": shares, "start_s": start - first, "end_s": end - first},
+    }
+
+
+def rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each policy and order: the mean of every figure over its seeds."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(result["case"]["name"], []).append(result)
+    table = []
+    for name, group in groups.items():
+        row: dict[str, Any] = {"name": name, "runs": len(group)}
+        for key, value in group[0]["summary"].items():
+            values = [result["summary"][key] for result in group]
+            if isinstance(value, int | float) and all(item is not None for item in values):
+                row[key] = round(fmean(values), 3)
+        table.append(row)
+    return table
+
+
+def findings(results: Sequence[dict[str, Any]]) -> list[str]:
+    """A plain sentence for each policy or order, against the first one, with the figure that explains it."""
+    table = rows(results)
+    if len(table) < 2:
+        return []
+    first, others = table[0], table[1:]
+    if "pods" in first:
+        return [_placing(row, first, results) for row in others]
+    return [_waiting(row, first) for row in others]
+
+
+def _placing(row: dict[str, Any], first: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
+    gain = row["allocated_percent"] - first["allocated_percent"]
+    lost, lost_first = (_fragmented(results, name) for name in (row["name"], first["name"]))
+    if abs(gain) < 0.005:
+        return f"{row['name']} places as much as {first['name']}."
+    much = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
+    fact = (
+        f"when 90 % of the load has arrived, {lost:.1f} % of its idle GPU capacity is of no use to the usual "
+        f"tasks, {lost_first:.1f} % of that of {first['name']}"
+    )
+    link = "because" if (gain > 0) == (lost < lost_first) else "although"
+    return f"{row['name']} places {much} than {first['name']}, {link} {fact}."
+
+
+def _fragmented(results: Sequence[dict[str, Any]], name: str) -> float:
+    """The fragmentation ratio at 90 % of arrived load, the mean over seeds."""
+    return fmean(r["curve"]["frag_ratio_percent"][90] for r in results if r["case"]["name"] == name)
+
+
+def _waiting(row: dict[str, Any], first: dict[str, Any]) -> str:
+    wait, wait_first = row.get("mean_wait_s"), first.get("mean_wait_s")
+    if wait is None or wait_first is None:
+        started, started_first = row["started"], first["started"]
+        return f"{row['name']} starts {started:g} of {row['jobs']:g} jobs, {first['name']} {started_first:g}."
+    if math.isclose(wait, wait_first, rel_tol=1e-3, abs_tol=1e-3):
+        return f"Jobs wait as long under {row['name']} as under {first['name']}: {_seconds(wait)} on average."
+    shorter = wait < wait_first
+    change = abs(wait - wait_first) / wait_first if wait_first else math.inf
+    share = f"{100 * change:.0f} % " if change < 10 else ""
+    much = f"{share}{'shorter' if shorter else 'longer'}"
+    text = (
+        f"Jobs wait {much} under {row['name']} than under {first['name']}: {_seconds(wait)} instead of "
+        f"{_seconds(wait_first)} on average"
+    )
+    return f"{text}, {_reason(row, first, shorter)}."
+
+
+def _reason(row: dict[str, Any], first: dict[str, Any], shorter: bool) -> str:
+    """The measured difference that goes with it: what was in use, what lay in pieces, or who waited."""
+    used, used_first = row["allocated_percent"], first["allocated_percent"]
+    if used is not None and abs(used - used_first) >= 0.5:
+        link = "because" if (used > used_first) == shorter else "although"
+        return (
+            f"{link} {used:.1f} % of the GPUs are in use over time, {used_first:.1f} % under {first['name']}"
+        )
+    lost, lost_first = row.get("frag_ratio_percent"), first.get("frag_ratio_percent")
+    if lost is not None and lost_first is not None and abs(lost - lost_first) >= 0.5:
+        link = "because" if (lost < lost_first) == shorter else "although"
+        return (
+            f"{link} {lost:.1f} % of the idle capacity is of no use, {lost_first:.1f} % under {first['name']}"
+        )
+    longest, longest_first = row["max_wait_s"], first["max_wait_s"]
+    return (
+        f"because others wait instead: the longest wait is {_seconds(longest)}, "
+        f"{_seconds(longest_first)} under {first['name']}"
+    )
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if value >= 2 * size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value:.1f} s"

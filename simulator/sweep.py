@@ -1,0 +1,108 @@
+"""Many runs over any `concurrent.futures.Executor`: processes here, Dask on a cluster; resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+from simulator.errors import SimulationError
+from simulator.report import write_json
+
+
+class Case(Protocol):
+    """One run: it can be pickled, and equal fingerprints give equal results."""
+
+    def fingerprint(self) -> str: ...
+
+
+Result = dict[str, Any]
+"""What a run returns: JSON values."""
+
+Progress = Callable[[int, int], None]
+
+
+def sweep(
+    run: Callable[[Any], Result],
+    cases: Sequence[Case],
+    executor: Executor,
+    *,
+    folder: Path | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[Result]:
+    """The results of `run` on every case, in the order of the cases, whatever the executor.
+
+    With a folder, each result is written there as soon as it is known, and a later sweep of the same
+    cases runs only what is missing. `run` must be a function of a module. An error of a run ends the
+    sweep; what was finished is kept.
+    """
+    results: dict[int, Result] = {}
+    if folder is not None:
+        for place, case in enumerate(cases):
+            kept = _read(_file(folder, case))
+            if kept is not None:
+                results[place] = kept
+    progress(len(results), len(cases))
+    pending: dict[Future[Result], int] = {
+        executor.submit(run, case): place for place, case in enumerate(cases) if place not in results
+    }
+    try:
+        for future in as_completed(pending):
+            place = pending[future]
+            results[place] = future.result()
+            if folder is not None:
+                write_json(_file(folder, cases[place]), results[place])
+            progress(len(results), len(cases))
+    finally:
+        for future in pending:
+            future.cancel()
+    return [results[place] for place in range(len(cases))]
+
+
+def _file(folder: Path, case: Case) -> Path:
+    return folder / f"{hashlib.sha256(case.fingerprint().encode()).hexdigest()[:24]}.json"
+
+
+def _read(path: Path) -> Result | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:  # not ours or spoilt: run it again
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@contextmanager
+def processes(workers: int | None = None) -> Iterator[Executor]:
+    """An executor over so many processes of this machine, but no more than one a core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers == 1:
+        with ThreadPoolExecutor(1) as alone:  # no other process to start and to send things to
+            yield alone
+        return
+    # A process that has threads must not be forked; a fresh one imports what it needs.
+    with ProcessPoolExecutor(min(workers or cores, cores), mp_context=get_context("forkserver")) as pool:
+        yield pool
+
+
+@contextmanager
+def dask(address: str) -> Iterator[Executor]:
+    """An executor over the Dask cluster at that address; raises `SimulationError` if it cannot be reached."""
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise SimulationError("Dask is not installed: pip install 'gpu-resource-manager[dask]'") from error
+    try:
+        client: Any = Client(address, timeout="5s", set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise SimulationError(f"no Dask scheduler at {address}: {error}") from error
+    with client:
+        executor: Executor = client.get_executor()
+        yield executor

@@ -1,0 +1,204 @@
+"""Comparisons: the same results over any executor, resumable, with a page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from simulator import sweep
+from simulator.cli import main
+from simulator.replay import comparison
+from simulator.replay.comparison import Source
+
+NODES = "node,gpus,cpus\na,4,16\nb,2,16\n"
+JOBS = "job,submit_s,runtime_s,gpus,cpus,team\n" + "".join(
+    f"j{i},{i * 20},{50 + 37 * i % 200},{1 + i * 7 % 4},1,{'red' if i % 3 else 'blue'}\n" for i in range(40)
+)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "jobs.csv").write_text(JOBS)
+    return tmp_path
+
+
+def source(own: Path) -> Source:
+    return Source("jobs", (str(own / "nodes.csv"), str(own / "jobs.csv")))
+
+
+def some_cases(own: Path) -> list[comparison.Case]:
+    return comparison.cases(source(own), ["first_fit", "random"], ["fifo", "srtf+backfill"], [1, 2])
+
+
+def test_cases_differ(own: Path) -> None:
+    """A seed makes a difference to random alone."""
+    found = [(case.policy, case.order, case.seed) for case in some_cases(own)]
+    assert found == [
+        ("first_fit", "fifo", 1),
+        ("first_fit", "srtf+backfill", 1),
+        ("random", "fifo", 1),
+        ("random", "fifo", 2),
+        ("random", "srtf+backfill", 1),
+        ("random", "srtf+backfill", 2),
+    ]
+
+
+def test_every_executor_gives_the_same(own: Path) -> None:
+    cases = some_cases(own)
+    expected = [comparison.run_case(case) for case in cases]
+    with ThreadPoolExecutor(2) as threads:
+        assert sweep.sweep(comparison.run_case, cases, threads) == expected
+    with sweep.processes(2) as processes:
+        assert sweep.sweep(comparison.run_case, cases, processes) == expected
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same(own: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    cases = some_cases(own)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+        ) as cluster,
+        sweep.dask(cluster.scheduler_address) as executor,
+    ):
+        assert sweep.sweep(comparison.run_case, cases, executor) == [comparison.run_case(c) for c in cases]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    number: int
+
+    def fingerprint(self) -> str:
+        return str(self.number)
+
+
+class Breaks:
+    """A run that counts its calls and fails at one of them."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.seen: list[int] = []
+
+    def __call__(self, case: Numbered) -> dict[str, Any]:
+        self.seen.append(case.number)
+        if case.number == self.at:
+            raise RuntimeError("power cut")
+        return {"square": case.number**2}
+
+
+@pytest.fixture
+def one_by_one() -> Executor:
+    return ThreadPoolExecutor(1)
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path: Path, one_by_one: Executor) -> None:
+    cases = [Numbered(number) for number in range(6)]
+    first = Breaks(at=3)
+    with pytest.raises(RuntimeError, match="power cut"):
+        sweep.sweep(first, cases, one_by_one, folder=tmp_path)
+    done = len(list(tmp_path.glob("*.json")))
+    assert 0 < done <= 3
+    second = Breaks(at=None)
+    results = sweep.sweep(second, cases, one_by_one, folder=tmp_path)
+    assert results == [{"square": number**2} for number in range(6)]
+    assert len(second.seen) == 6 - done
+    one_by_one.shutdown()
+
+
+def test_a_spoilt_result_is_run_again(tmp_path: Path, one_by_one: Executor) -> None:
+    run = Breaks(at=None)
+    sweep.sweep(run, [Numbered(2)], one_by_one, folder=tmp_path)
+    next(tmp_path.glob("*.json")).write_text("{half")
+    assert sweep.sweep(run, [Numbered(2)], one_by_one, folder=tmp_path) == [{"square": 4}]
+    assert run.seen == [2, 2]
+    one_by_one.shutdown()
+
+
+def compare(own: Path, *more: str) -> Result:
+    arguments = ["compare", "--trace", "csv", "--nodes", str(own / "nodes.csv")]
+    return CliRunner().invoke(main, [*arguments, "--jobs", str(own / "jobs.csv"), "--workers", "1", *more])
+
+
+def test_command_writes_one_page(own: Path) -> None:
+    out = own / "out"
+    more = ("--policies", "first_fit,fgd", "--orders", "fifo,fair_share", "--output-dir", str(out), "--json")
+    result = compare(own, *more)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert [row["name"] for row in summary["rows"]] == [
+        "first_fit, fifo",
+        "first_fit, fair_share",
+        "fgd, fifo",
+        "fgd, fair_share",
+    ]
+    assert len(summary["findings"]) == 3
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 5
+    assert 'src="http' not in page
+    assert all(f"<li>{line.replace('&', '&amp;')}</li>" in page for line in summary["findings"])
+    again = compare(own, *more)
+    assert json.loads(again.stdout) == summary
+    assert len(list((out / "runs").glob("*.json"))) == 4
+
+
+def test_a_changed_file_is_run_again(own: Path, one_by_one: Executor) -> None:
+    cases = some_cases(own)[:1]
+    jobs = []
+    for text in (JOBS, JOBS + "more,900,10,1,1,red\n"):
+        (own / "jobs.csv").write_text(text)
+        results = sweep.sweep(comparison.run_case, cases, one_by_one, folder=own / "runs")
+        jobs.append(results[0]["summary"]["jobs"])
+    assert jobs == [40, 41]
+    one_by_one.shutdown()
+
+
+def row(name: str, **figures: float) -> dict[str, Any]:
+    return {
+        "case": {"name": name},
+        "summary": figures,
+        "curve": {"frag_ratio_percent": [figures.get("lost", 0)] * 131},
+    }
+
+
+def test_findings_give_the_reason_only_where_it_is_one() -> None:
+    first = row("first_fit", pods=1, allocated_percent=93.1, lost=74.1)
+    better = row("fgd", pods=1, allocated_percent=95.4, lost=50.0)
+    odd = row("odd", pods=1, allocated_percent=94.1, lost=80.0)
+    assert comparison.findings([first, better, odd]) == [
+        "fgd places 2.3 points more than first_fit, because when 90 % of the load has arrived, 50.0 % of its "
+        "idle GPU capacity is of no use to the usual tasks, 74.1 % of that of first_fit.",
+        "odd places 1.0 points more than first_fit, although when 90 % of the load has arrived, 80.0 % of "
+        "its idle GPU capacity is of no use to the usual tasks, 74.1 % of that of first_fit.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--policies", "first_fit,worst"], "unknown policy 'worst'"),
+        (["--orders", "lifo"], "unknown queue order 'lifo'"),
+        (["--seeds", "5-1"], "is not a list of seeds"),
+        (["--quotas", "red=2"], "is not a list of shares"),
+    ],
+)
+def test_bad_input_runs_nothing(own: Path, more: list[str], message: str) -> None:
+    result = compare(own, *more, "--output-dir", str(own / "out"), "--json")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert not (own / "out").exists()
+
+
+@pytest.mark.slow
+def test_an_absent_dask_cluster_is_named(own: Path) -> None:
+    result = compare(own, "--dask", "tcp://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert "no Dask scheduler at tcp://127.0.0.1:1" in result.stderr

@@ -1,0 +1,143 @@
+"""A recorded history, replayed under the policy that was live, gives every recorded decision back."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from resource_manager import GPUResourceManager
+from resource_manager.cli.commands import main as gpu_manager
+from resource_manager.history import collect, to_lines
+from resource_manager.policies import POLICIES, get_policy
+from resource_manager.queueing import get_order
+from simulator.cli import main
+from simulator.replay.history import read_history, workload_of
+from simulator.replay.replay import Replay, differences
+
+ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share")
+PAIRS = [(policy, ORDERS[place % len(ORDERS)]) for place, policy in enumerate(sorted(POLICIES))]
+PAIRS += [("first_fit", order) for order in ORDERS]
+
+
+def live_through(manager: GPUResourceManager, seed: int, steps: int = 200) -> None:
+    """Everything that users and operators do, at random; task ids come again."""
+    draw = random.Random(seed)
+    for step in range(steps):
+        kind = draw.random()
+        running, waiting = manager.leases(), manager.queue()
+        if kind < 0.35:
+            options: dict[str, Any] = {
+                "team": draw.choice("abc"),
+                "priority": draw.randrange(3),
+                "expected_runtime_s": draw.choice([None, 5.0, 60.0, 600.0]),
+            }
+            task_id = f"s{draw.randrange(1 + step // 2)}"
+            if not any(entry["task_id"] == task_id for entry in running + waiting):
+                manager.submit(task_id, draw.choice([2, 2, 4, 8]), draw.randrange(1, 30), **options)
+        elif kind < 0.5:
+            manager.allocate_resources(f"d{step}", 2, 4, draw.choice([None, 1, 2]))
+        elif kind < 0.55:
+            wanted = [{"task_id": f"b{step}-{i}", "required_gpus": 2, "required_cpus": 2} for i in range(3)]
+            manager.allocate_batch(wanted)
+        elif kind < 0.9 and running:
+            manager.release_resources(draw.choice(running)["task_id"], outcome="SUCCESS")
+        elif kind < 0.94 and waiting:
+            manager.cancel(draw.choice(waiting)["task_id"])
+        elif kind < 0.97:
+            manager.drain(draw.randrange(1, 4), reason="test")
+        else:
+            manager.restore(draw.randrange(1, 4))
+
+
+def record(url: str, policy: str, order: str, path: Path, seed: int = 1) -> int:
+    with GPUResourceManager.from_url(url, policy=policy, order=order) as manager:
+        live_through(manager, seed)
+        lines = list(to_lines(collect(manager)))
+    path.write_text("\n".join(lines) + "\n")
+    return len(lines) - 1
+
+
+@pytest.mark.parametrize(("policy", "order"), PAIRS)
+def test_replay_gives_the_recorded_decisions(tmp_path: Path, policy: str, order: str) -> None:
+    path = tmp_path / "history.jsonl"
+    assert record("memory://", policy, order, path) > 100
+    workload = workload_of(read_history(str(path)), "history")
+    replayed = Replay(workload, get_policy(policy), get_order(order)).run()
+    assert differences(replayed) == []
+    assert sum(stay.started_at is not None for stay in replayed.stays.values()) > 40
+
+
+def test_from_redis(tmp_path: Path, redis_url: str) -> None:
+    """The command reads the store itself; the exported file and the store say the same."""
+    record(redis_url, "best_fit", "fifo", tmp_path / "same.jsonl")
+    path = tmp_path / "history.jsonl"
+    exported = CliRunner().invoke(
+        gpu_manager, ["--store", redis_url, "history", "--export", str(path), "--json"]
+    )
+    assert exported.exit_code == 0, exported.output
+    assert path.read_text() == (tmp_path / "same.jsonl").read_text()
+    summaries = []
+    for source in (redis_url, str(path)):
+        arguments = ["replay", "--history", source, "--policy", "best_fit", "--order", "fifo", "--json"]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        summaries.append({**json.loads(result.stdout), "wall_s": 0})
+    assert summaries[0] == summaries[1]
+    recorded = summaries[0]["recorded"]
+    assert recorded["different"] == 0
+    assert recorded["same"] == recorded["decisions"] > 40
+
+
+def test_another_policy_decides_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    record("memory://", "first_fit", "fifo", path)
+    result = CliRunner().invoke(
+        main, ["replay", "--history", str(path), "--policy", "least_loaded", "--json"]
+    )
+    recorded = json.loads(result.stdout)["recorded"]
+    assert recorded["different"] > 0
+    assert recorded["earlier"] >= len(recorded["started_earlier"])
+
+
+def test_a_history_that_lost_its_beginning(tmp_path: Path) -> None:
+    """What is left is replayed; leases from before that ended since are not known and left out."""
+    with GPUResourceManager.from_url("memory://") as manager:
+        live_through(manager, 3)
+        whole = manager.history(limit=10_000)
+        manager.history = (
+            lambda after=0, limit=1000: [  # type: ignore[method-assign]
+                entry for entry in whole if entry["version"] > max(after, 60)
+            ][:limit]
+        )
+        history = collect(manager)
+    assert history.before.version == 60
+    assert len(history.changes) + history.forgotten == len(whole) - 60
+    replayed = Replay(workload_of(history, "history"), get_policy("first_fit"), get_order("fifo")).run()
+    assert len(replayed.stays) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no history"),
+        ('{"change":"granted"}\n', ':1: the first line of a history is {"snapshot": {…}}'),
+        ('{"snapshot":{"format":99}}\n', ":1: the snapshot was written in format 99"),
+        ("{broken\n", ":1: not JSON"),
+        ("SNAPSHOT\n{}\n", ":2: not a change"),
+        ('SNAPSHOT\n{"change":"released","task_id":"x"}\n', ":2: not a released change: fencing_token"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with GPUResourceManager.from_url("memory://") as manager:
+        first = next(to_lines(collect(manager)))
+    path = tmp_path / "history.jsonl"
+    path.write_text(text.replace("SNAPSHOT", first))
+    result = CliRunner().invoke(main, ["replay", "--history", str(path), "--json"])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,158 @@
+"""A user's own workload: read strictly, replayed by hand-checked rules."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from resource_manager.policies.first_fit import first_fit
+from resource_manager.queueing import get_order
+from simulator import metrics
+from simulator.cli import main
+from simulator.replay.replay import Record, Replay
+from simulator.replay.workload import read_workload
+
+NODES = "node,gpus,gpu_type,cpus,memory_mib\na,2,T4,8,1000\nb,1,A100,8,1000\n"
+JOBS = """job,submit_s,runtime_s,gpus,gpu_milli,cpus,gpu_types,team,priority
+x,0,100,2,,1,,red,
+y,10,50,1,,1,A100,blue,
+z,20,10,2,,1,,red,
+s,30,20,1,500,1,,blue,5
+"""
+
+
+def files(folder: Path, nodes: str = NODES, jobs: str = JOBS) -> tuple[Path, Path]:
+    (folder / "nodes.csv").write_text(nodes)
+    (folder / "jobs.csv").write_text(jobs)
+    return folder / "nodes.csv", folder / "jobs.csv"
+
+
+def play(folder: Path, order: str) -> Record:
+    return Replay(read_workload(*files(folder)), first_fit, get_order(order)).run()
+
+
+def starts(record: Record) -> dict[str, float | None]:
+    return {task_id: stay.started_at for task_id, stay in record.stays.items()}
+
+
+def test_fifo_by_hand(tmp_path: Path) -> None:
+    """x holds a until 100, y holds b until 60; z needs two GPUs and waits, and s waits behind it."""
+    record = play(tmp_path, "fifo")
+    assert starts(record) == {"x": 0, "y": 10, "z": 100, "s": 100}
+    placement = record.stays["s"].placement
+    assert placement is not None
+    assert placement.node == "b"
+
+
+def test_backfill_by_hand(tmp_path: Path) -> None:
+    """From 60 b is free: s runs there for 20 s and delays z, whose place is on a, by nothing."""
+    assert starts(play(tmp_path, "fifo+backfill")) == {"x": 0, "y": 10, "z": 100, "s": 60}
+
+
+def test_priority_by_hand(tmp_path: Path) -> None:
+    """s is more urgent than z, and takes b as soon as y is over."""
+    assert starts(play(tmp_path, "priority")) == {"x": 0, "y": 10, "z": 100, "s": 60}
+
+
+def test_figures_by_hand(tmp_path: Path) -> None:
+    """Waits are 0, 0, 80 and 70 s; of 3 GPUs over 120 s: 2 x 100, 1 x 50, 2 x 10 and 0.5 x 20 s."""
+    summary = metrics.summarise(play(tmp_path, "fifo"))
+    assert summary["mean_wait_s"] == 37.5
+    assert summary["max_wait_s"] == 80
+    assert summary["p50_wait_s"] == 0
+    assert summary["mean_jct_s"] == (100 + 50 + 90 + 90) / 4
+    assert summary["makespan_s"] == 120
+    assert summary["allocated_percent"] == pytest.approx(100 * (200 + 50 + 20 + 10) / 360, abs=0.01)
+    assert summary["peak_allocated_percent"] == 100
+    assert summary["occupied_nodes_percent"] == pytest.approx(100 * (110 + 50 + 20) / 240, abs=0.01)
+
+
+def test_busy_shares_add_up(tmp_path: Path) -> None:
+    nodes, shares, start, end = metrics.busy_shares(play(tmp_path, "fifo"), bins=12)
+    assert nodes == ["a", "b"]
+    assert (start, end) == (0, 120)
+    assert sum(shares[0]) * 10 * 2 == pytest.approx(200 + 20)
+    assert sum(shares[1]) * 10 == pytest.approx(50 + 10)
+
+
+def test_json_is_the_same_workload(tmp_path: Path) -> None:
+    nodes, jobs = files(tmp_path)
+    expected = read_workload(nodes, jobs)
+    for name, path in (("nodes", nodes), ("jobs", jobs)):
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for suffix in ("json", "jsonl"):
+        found = read_workload(tmp_path / f"nodes.{suffix}", tmp_path / f"jobs.{suffix}")
+        assert (found.start, found.moments) == (expected.start, expected.moments)
+
+
+def replay(folder: Path, *more: str) -> Result:
+    arguments = ["replay", "--trace", "csv", "--nodes", str(folder / "nodes.csv")]
+    return CliRunner().invoke(main, [*arguments, "--jobs", str(folder / "jobs.csv"), "--json", *more])
+
+
+def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
+    files(tmp_path)
+    result = replay(
+        tmp_path, "--policy", "fgd", "--order", "srtf+backfill", "--output-dir", str(tmp_path / "o")
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["started"] == 4
+    with (tmp_path / "o" / "jobs.csv").open() as file:
+        assert [row["job"] for row in csv.DictReader(file)] == ["x", "y", "z", "s"]
+    assert len(list((tmp_path / "o").glob("*.png"))) == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("runtime_s", "run_time", "jobs.csv:1: the column runtime_s is missing"),
+        ("y,10,50", "y,10,-50", "jobs.csv:3: runtime_s is -50, not a finite number of 0 or more"),
+        ("y,10,50", "y,nan,50", "jobs.csv:3: submit_s is nan, not a finite number of 0 or more"),
+        ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node"),
+        ("A100", "H100", "jobs.csv:3: no node has a GPU of type 'H100'; known are A100, T4"),
+        ("1,500", "2,500", "jobs.csv:5: a share asks for one GPU"),
+        ("y,10", "x,10", "jobs.csv:3: job 'x' is there twice"),
+        ("blue,5", "blue,high", "jobs.csv:5: priority is 'high', not a whole number"),
+        ("z,20,10,2", "z,20,10,two", "jobs.csv:4: gpus is 'two', not a whole number"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    files(tmp_path, jobs=JOBS.replace(old, new))
+    result = replay(tmp_path, "--output-dir", str(tmp_path / "o"))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name one workload"),
+        (["--trace", "csv"], "--trace csv needs --nodes and --jobs"),
+        (["--trace", "openb"], "--trace openb needs --data"),
+        (["--trace", "muri", "--jobs", "trace1"], "--trace muri needs --data"),
+        (["--trace", "json", "--nodes", "n.csv", "--jobs", "j.csv"], "does not go with the file n.csv"),
+        (["--history", "absent.jsonl"], "absent.jsonl: cannot be read: No such file"),
+        (["--history", "redis://localhost:1/0"], "localhost:1"),
+    ],
+)
+def test_missing_options_are_named(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["replay", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_unknown_order_is_named(tmp_path: Path) -> None:
+    files(tmp_path)
+    result = replay(tmp_path, "--order", "lifo")
+    assert result.exit_code == 2
+    assert "unknown queue order 'lifo'" in result.stderr
