@@ -67,6 +67,7 @@ class Routes:
                 endpoint=f"page_{route.handler.__name__}" if route.page else route.handler.__name__,
                 view_func=_view(route),
                 methods=[route.method],
+                provide_automatic_options=False,
             )
 
 

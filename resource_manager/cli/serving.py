@@ -52,6 +52,7 @@ tokens_file_option = click.option(
 )
 @click.option("--insecure", is_flag=True, help="Let everyone who can reach the address do everything.")
 @click.option("--behind-https", is_flag=True, help="Session cookies go over HTTPS only.")
+@click.option("--trusted-proxy", help="Address of the proxy in front, whose X-Forwarded-For is believed.")
 @click.option(
     "--log-format", type=click.Choice(["json", "text"]), help="Default: text on a terminal, else json."
 )
@@ -71,6 +72,7 @@ def serve(
     airflow_url: str | None,
     insecure: bool,
     behind_https: bool,
+    trusted_proxy: str | None,
     log_format: str | None,
     log_level: str,
     tokens_file: Path | None,
@@ -92,7 +94,7 @@ def serve(
         manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
     )
     app = create_app(service, secure_cookies=behind_https)
-    _serve(app, service, host, port, threads + max_streams)
+    _serve(app, service, host, port, threads + max_streams, trusted_proxy)
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:
@@ -117,8 +119,12 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _serve(app: object, service: Service, host: str, port: int, threads: int) -> None:
+def _serve(
+    app: object, service: Service, host: str, port: int, threads: int, trusted_proxy: str | None
+) -> None:
     from waitress.server import create_server
+
+    from resource_manager.api.limits import MAX_BODY_BYTES
 
     server = create_server(
         app,
@@ -126,8 +132,13 @@ def _serve(app: object, service: Service, host: str, port: int, threads: int) ->
         port=port,
         threads=threads,
         ident="gpu-manager",
+        connection_limit=threads + 256,
         channel_request_lookahead=1,
+        # The app answers bodies above its own, smaller limit; far larger ones are not even read.
+        max_request_body_size=8 * MAX_BODY_BYTES,
         clear_untrusted_proxy_headers=True,
+        trusted_proxy=trusted_proxy,
+        trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else None,
     )
     address = f"http://{server.effective_host}:{server.effective_port}"
     logger.info("serving at %s", address, extra={"address": address})

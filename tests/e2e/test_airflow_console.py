@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -13,16 +16,43 @@ import pytest
 from demo.stack import Stack
 from tests.e2e import browser as b
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 USERS = "olga:op,ursula:user,vera:viewer"
 WISH = {"required_gpus": 4, "required_cpus": 16}
 
 
+class ApiServer(Stack):
+    """Airflow's API server alone, with its Redis: what serves the console."""
+
+    def __enter__(self) -> Self:
+        self.home.mkdir(parents=True, exist_ok=True)
+        program = str(Path(sys.executable).parent / "airflow")
+        try:
+            self.start_redis()
+            subprocess.run([program, "db", "migrate"], env=self.environment, check=True, capture_output=True)
+            self.spawn("airflow", [program, "api-server"])
+            self._wait_for_answer()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_for_answer(self) -> None:
+        ends = time.monotonic() + 300
+        while time.monotonic() < ends:
+            try:
+                httpx.get(f"{self.url}/api/v2/version", timeout=10).raise_for_status()
+                return
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        raise AssertionError(f"Airflow does not answer; see {self.home / 'airflow.log'}")
+
+
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("airflow")
-    with Stack(home, settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}) as stack:
+    with ApiServer(home, settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}) as stack:
         yield stack
 
 

@@ -1,0 +1,28 @@
+"""The table of roles in the documentation is the code's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from resource_manager.api import console, routes
+from resource_manager.api.tokens import Role
+
+PAGE = Path(__file__).parents[2] / "docs" / "service.md"
+
+
+def role_table() -> list[str]:
+    rows = []
+    for route in [*routes.routes.all, *console.routes.all]:
+        path = re.sub(r"<(?:int:)?(\w+)>", r"<id>", route.path)
+        may = ["yes" if route.role is None else ""]
+        may += ["yes" if route.role is None or role >= route.role else "" for role in Role]
+        rows.append(f"| `{route.method} {path}` | {' | '.join(may)} |".replace("  ", " "))
+    return rows
+
+
+def test_the_table_of_roles_is_right() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    written = re.search(r"<!-- roles.*?-->\n(.*?)<!-- /roles -->", text, re.DOTALL)
+    assert written is not None
+    assert written[1].strip().splitlines()[2:] == role_table()
