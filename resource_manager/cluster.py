@@ -303,9 +303,11 @@ class ClusterState:
     def trial(self) -> Iterator[None]:
         """Everything applied inside is undone at the end: for deciding several steps without committing.
 
-        An inventory cannot be tried.
+        An inventory cannot be tried, and `expired` knows nothing inside of what was there before: what a
+        trial adds to the deadlines is dropped with it, so that trying often does not fill them.
         """
         before = (self.version, self.fencing, self.sequence, self.last_node)
+        deadlines, self._deadlines = self._deadlines, []
         outer = self._undo
         undo: list[Callable[[], None]] = []
         self._undo = undo
@@ -315,6 +317,7 @@ class ClusterState:
             self._undo = outer
             for step in reversed(undo):
                 step()
+            self._deadlines = deadlines
             self.version, self.fencing, self.sequence, self.last_node = before
 
     # ---- how each change moves the state ----

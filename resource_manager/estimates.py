@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
 
@@ -75,19 +75,19 @@ def estimate_starts(
             cluster.apply(Queued(request, now))
         ends: list[tuple[float, int, Confidence, str, int]] = []
 
-        def expect_end(lease: Lease, began: float, at: float) -> None:
-            end, confidence = expected_end(lease, began, at, runtime_of)
+        def expect_end(lease: Lease, at: float) -> None:
+            end, confidence = expected_end(lease, at, runtime_of)
             if end < math.inf:
                 heapq.heappush(ends, (end, next(ticket), confidence, lease.task_id, lease.fencing_token))
 
         for lease in cluster.leases.values():
             if not lease.quarantined:
-                expect_end(lease, lease.granted_at, now)
+                expect_end(lease, now)
         at, confidence = now, Confidence.GOOD
         for _ in range(MAX_STEPS):
             for lease in _grant(cluster, policy, order, at):
                 starts[lease.task_id] = Start(at, lease.placement.node, confidence)
-                expect_end(lease, at, at)
+                expect_end(lease, at)
             if not cluster.waiting or not ends:
                 break
             at, _, sure, task_id, fencing_token = heapq.heappop(ends)
@@ -98,16 +98,15 @@ def estimate_starts(
     return starts
 
 
-def expected_end(lease: Lease, began: float, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence]:
+def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence]:
     """When a lease should end, never before now."""
     runtime = runtime_of(lease.request)
     if runtime is None:
-        life = lease.request.ttl_s
-        return (max(lease.expires_at if began == lease.granted_at else began + life, now), Confidence.POOR)
-    end = began + runtime.seconds
+        return max(lease.expires_at, now), Confidence.POOR
+    end = lease.granted_at + runtime.seconds
     if end > now:
         return end, runtime.confidence
-    return now + max(OVERDUE_SHARE * (now - began), 1.0), Confidence.POOR
+    return now + max(OVERDUE_SHARE * (now - lease.granted_at), 1.0), Confidence.POOR
 
 
 def _grant(cluster: ClusterState, policy: Policy, order: Order, at: float) -> list[Lease]:
@@ -115,8 +114,6 @@ def _grant(cluster: ClusterState, policy: Policy, order: Order, at: float) -> li
     granted: list[Lease] = []
     for waiting, placement in allocator.serve(cluster, policy, order, at):
         change = allocator.grant(cluster, waiting.request, placement, at)
-        # Without an end of its own: the state keeps a list of those, and a trial must leave nothing in it.
-        change = replace(change, lease=replace(change.lease, expires_at=math.inf))
         cluster.apply(change)
         granted.append(change.lease)
     return granted

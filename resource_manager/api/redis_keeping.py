@@ -47,8 +47,13 @@ class RedisReplies:
         self._client = client
 
     def claim(self, key: str, value: str, keep_s: int) -> str | None:
+        driver, name = self._client.driver, self._name(key)
         with self._client.reporting():
-            return _text(self._client.driver.set(self._name(key), value, nx=True, ex=keep_s, get=True))
+            while not driver.set(name, value, nx=True, ex=keep_s):
+                found = _text(driver.get(name))
+                if found is not None:  # else it ran out between the two calls: claim it
+                    return found
+            return None
 
     def put(self, key: str, value: str, keep_s: int) -> None:
         with self._client.reporting():

