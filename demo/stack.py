@@ -216,10 +216,14 @@ class AirflowApi:
         return self.call("GET", path)["value"]
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
-        """The task's log as text."""
+        """The task's log as text, with the message of the error that ended it."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self.call("GET", f"{path}?map_index={map_index}&full_content=true")["content"]
-        return "\n".join(str(line["event"]) if isinstance(line, dict) else str(line) for line in content)
+        lines = []
+        for line in content:
+            lines.append(str(line["event"]))
+            lines += [str(error["exc_value"]) for error in line.get("error_detail") or []]
+        return "\n".join(lines)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,9 +93,9 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: str = "CANCELLED") 
     job, detail = RunningJob.of(entry), "it had no job"
     if job is not None:
         try:
-            launcher = job.open()
-            was = launcher.status(job.key).state
-            launcher.stop(job.key)
+            with closing(job.open()) as launcher:
+                was = launcher.status(job.key).state
+                launcher.stop(job.key)
         except LauncherError as error:
             return Action(task_id, "kept", f"its job may still run: {error}")
         detail = "its job was stopped" if was is JobState.RUNNING else "its job was gone"

@@ -70,6 +70,9 @@ class Launcher(Protocol):
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         """Ends the job, politely for `grace_s`, and forgets it; returns only once it is really gone."""
 
+    def close(self) -> None:
+        """Lets go of the connection; the jobs go on."""
+
 
 def job_key(task_id: str, fencing_token: int) -> str:
     """The name of a lease's job: readable, safe as a file or container name, unique by lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from resource_manager.launchers.devices import job_environment
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30
+STARTER_PATIENCE_S = 5.0
 DEVICE_FILES = {
     "amd": ("/dev/kfd", "/dev/dri"),
     "ascend": ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
@@ -61,13 +63,32 @@ class DockerLauncher:
             raise LauncherError("the docker launcher needs an image")
         with self._reporting(f"job {job.key} could not be started"):
             try:
-                self._create(job)
+                created = self._create(job)
             except self._docker.errors.ImageNotFound:
                 self._pull(job.image)
-                self._create(job)
-            self._api.start(job.key)
+                created = self._create(job)
+            if created or self._is_left_unstarted(job.key):
+                self._api.start(job.key)
 
-    def _create(self, job: Job) -> None:
+    def _is_left_unstarted(self, key: str) -> bool:
+        """Whether whoever created the container seems to have died before it started it.
+
+        Starting one that has ended would run the job again, so the other starter gets time.
+        """
+        deadline = time.monotonic() + STARTER_PATIENCE_S
+        while True:
+            try:
+                state = self._api.inspect_container(key)["State"]
+                if state["Status"] != "created" or state["Error"]:
+                    return False
+            except self._docker.errors.NotFound:  # its name is taken, the rest is still being made
+                state = None
+            if time.monotonic() > deadline:
+                return state is not None
+            time.sleep(0.1)
+
+    def _create(self, job: Job) -> bool:
+        """Whether the container was made now; False if this lease has one already."""
         environment = job_environment(job, renumbered=job.vendor != "amd")
         if job.vendor == "ascend":
             environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))
@@ -82,8 +103,10 @@ class DockerLauncher:
                 host_config=self._api.create_host_config(**options),
             )
         except self._docker.errors.APIError as error:
-            if error.status_code != 409:  # 409: this lease has its container already
-                raise
+            if error.status_code == 409:
+                return False
+            raise
+        return True
 
     def _host_options(self, job: Job) -> dict[str, Any]:
         """All GPUs in one device request, since the engine takes only the first of several."""
@@ -149,6 +172,9 @@ class DockerLauncher:
                 self._api.remove_container(key, force=True, v=True)
         except self._docker.errors.NotFound:
             return
+
+    def close(self) -> None:
+        self._api.close()
 
     @contextmanager
     def _reporting(self, what: str) -> Iterator[None]:

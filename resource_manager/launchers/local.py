@@ -55,3 +55,6 @@ class LocalLauncher:
             directory_job.stop(self.root, key, grace_s)
         except (OSError, RuntimeError) as error:
             raise LauncherError(str(error)) from error
+
+    def close(self) -> None:
+        """There is no connection."""

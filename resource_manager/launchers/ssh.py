@@ -70,6 +70,11 @@ class SSHLauncher:
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         self._ask("stop", key=key, grace_s=grace_s)
 
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
     def _ask(self, act: str, **arguments: Any) -> dict[str, Any]:
         """Lets the server's python3 do it; the program and its secrets travel on standard input."""
         call = json.dumps({"do": act, "root": self.root, **arguments})
@@ -85,7 +90,7 @@ class SSHLauncher:
             answer, complaint = output.read().decode(), problems.read().decode()
             exit_code = output.channel.recv_exit_status()
         except Exception as error:  # paramiko has several unrelated ones
-            self._client = None
+            self.close()
             reason = str(error) or type(error).__name__
             raise LauncherUnreachableError(f"server {self._host} does not answer by ssh: {reason}") from error
         if exit_code == 127:

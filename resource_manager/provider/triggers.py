@@ -214,6 +214,10 @@ class JobTrigger(_Trigger):
                 self.log.info("%s", line)
                 self._last_line = line if line.strip() else self._last_line
 
+    async def cleanup(self) -> None:
+        if self._launcher is not None:
+            await asyncio.to_thread(self._launcher.close)
+
     async def _renew(self) -> bool:
         """Keeps the lease; where it is gone, ends the job, since its GPUs may be someone else's now."""
         job = self.job

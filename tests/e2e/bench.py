@@ -194,6 +194,9 @@ class Run:
     def mark(self, state):
         self.bench.api.call("PATCH", f"{self.path}/taskInstances/job", {"new_state": state})
 
+    def mark_run(self, state):
+        self.bench.api.call("PATCH", self.path, {"state": state})
+
     def clear(self):
         self.bench.api.call(
             "POST",

@@ -1,14 +1,32 @@
 """What breaks, and what becomes of the jobs and their GPUs; docs/airflow.md has the table of outcomes."""
 
+import os
+import shutil
 import signal
+import subprocess
 import time
+from itertools import pairwise
 
 import psutil
 import pytest
 
 from tests.e2e.bench import TTL_S, wait_for
 
+IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+def containers():
+    """The job containers that the engine knows."""
+    listing = ["docker", "ps", "--all", "--quiet", "--filter", "label=gpu-manager.dag_id"]
+    return subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
+
+
+needs_docker = pytest.mark.skipif(
+    shutil.which("docker") is None
+    or subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode != 0,
+    reason=f"needs a Docker engine with the image {IMAGE}",
+)
 
 
 def job_processes(bench):
@@ -31,6 +49,20 @@ def test_what_waits_starts_within_seconds_of_the_release(bench):
     second.wait_until("success")
     assert "waiting for GPUs: place 1 in the queue, no server has room for 8 GPUs" in second.log()
     assert "beat on 0,1,2,3,4,5,6,7 of here" in second.log()
+
+
+def test_a_freed_gpu_runs_the_next_process_soon(bench, record_property):
+    """By the jobs' own clocks: from the release to the first line that the next job writes."""
+    runs = [bench.run("local_job", seconds=10) for _ in range(4)]
+    for run in runs:
+        run.wait_until("success", 300)
+    history = bench.manager.history(limit=100_000)
+    released = {change["task_id"]: change["at"] for change in history if change["change"] == "released"}
+    runs.sort(key=lambda run: run.beats()[0]["at"])
+    took = [second.beats()[0]["at"] - released[first.lease_id] for first, second in pairwise(runs)]
+    record_property("release_to_next_process_s", took)
+    print("release to next process, seconds:", [round(seconds, 1) for seconds in took])
+    assert min(took) > 0
 
 
 def test_the_process_of_a_job_is_killed(bench):
@@ -123,6 +155,7 @@ def test_a_task_is_cleared_while_it_waits(bench):
 def test_a_dag_run_is_deleted_while_it_trains(bench):
     run = bench.run("local_job", seconds=120)
     run.wait_until_training()
+    run.mark_run("failed")  # Airflow deletes no run that goes on
     run.delete()
     wait_for(lambda: not job_processes(bench), TTL_S + 30, "the end of the job")
 
@@ -160,6 +193,20 @@ def test_an_ssh_job_of_a_task_marked_failed_is_stopped(bench):
     run.wait_until_training()
     run.mark("failed")
     wait_for(lambda: not job_processes(bench), TTL_S + 30, "the end of the job")
+
+
+@needs_docker
+def test_a_container_runs_beside_no_other_through_clear_and_mark(bench):
+    run = bench.run("docker_job", seconds=20)
+    run.wait_until_training()
+    run.clear()
+    run.wait_until("success")
+    assert len(run.processes()) == 1
+    assert "beat on 0,1,2,3,4,5,6,7 of by-docker" in run.log()
+    other = bench.run("docker_job", seconds=120)
+    other.wait_until_training()
+    other.mark("failed")
+    wait_for(lambda: not containers(), TTL_S + 30, "the end of the container")
 
 
 def test_what_can_never_be_granted_fails_at_once(bench):

