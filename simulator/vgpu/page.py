@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from simulator.vgpu.simulation import GATES
+from simulator.vgpu.records import GATES
 
 TEXTS = {
     "en": {

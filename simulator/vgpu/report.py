@@ -12,8 +12,8 @@ from simulator.vgpu.metrics import collect, histogram, summarise, values_of
 from simulator.vgpu.page import render_page
 from simulator.vgpu.plots import Labels, draw_all
 from simulator.vgpu.pool import build_nodes
+from simulator.vgpu.records import Outcome, Run
 from simulator.vgpu.scenario import as_tables
-from simulator.vgpu.simulation import Outcome, Run
 
 
 def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], bucket: float) -> list[Path]:

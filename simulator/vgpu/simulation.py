@@ -4,91 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from simulator.vgpu.pool import DIMENSIONS, Amounts, Ledger
+from simulator.vgpu.pool import Amounts, Ledger
+from simulator.vgpu.records import SHORT_DIMENSIONS, Decision, Outcome, Run, Utilisation
 from simulator.vgpu.scenario import Scenario
-from simulator.vgpu.tick import COMPLETED, RUNNING, Rules, State, Waiting, advance, compiled
+from simulator.vgpu.state import Pack, as_array, as_list, empty_state, nobody_waiting
+from simulator.vgpu.tick import COMPLETED, RUNNING, Rules, advance, compiled
 from simulator.vgpu.workload import Task, demand_series, generate
 
 DROP_AFTER_DEADLINES = 1.5
 PRESSURE_SHARE, PRESSURE_S = 0.1, 0.05
-GATES = ("memory", "bandwidth", "compute")
-SHORT_DIMENSIONS = ("compute", "memory", "bandwidth")
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the sandbox and the arbitration did to one task in one tick; amounts by dimension."""
-
-    tick: int
-    task_id: str
-    node: str
-    quota: Amounts
-    demand: Amounts
-    allowed: Amounts
-    granted: Amounts
-    tokens: float
-    scale: float
-    progress: float
 
 
 Observer = Callable[[Decision], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one task ended. `state` is completed, overtime (dropped past 1.5 deadlines), unfinished (cut off
-    by the end of the run) or never_started; times are seconds, None where it never started."""
-
-    task_id: str
-    profile: str
-    state: str
-    node: str | None
-    arrival_s: float
-    start_s: float | None
-    end_s: float
-    ideal_duration_s: float
-    slo_met: bool
-    limiter_events: dict[str, int]
-
-    @property
-    def duration_s(self) -> float | None:
-        return None if self.start_s is None else self.end_s - self.start_s
-
-    @property
-    def interference_ratio(self) -> float | None:
-        """Actual over ideal duration, from start to end."""
-        return None if self.start_s is None else (self.end_s - self.start_s) / self.ideal_duration_s
-
-    @property
-    def slowdown(self) -> float | None:
-        """Actual over ideal duration, the wait in the queue included."""
-        return None if self.start_s is None else (self.end_s - self.arrival_s) / self.ideal_duration_s
-
-
-@dataclass(frozen=True, slots=True)
-class Utilisation:
-    """A node's use of one dimension over all ticks, as shares of its capacity."""
-
-    mean: float
-    std: float
-    peak: float
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Everything one run yields."""
-
-    scenario: Scenario
-    seed: int
-    tasks: tuple[Task, ...]
-    outcomes: tuple[Outcome, ...]
-    utilisation: dict[str, dict[str, Utilisation]]
 
 
 def simulate(
@@ -138,11 +66,12 @@ class Simulation:
         self.width = max(1, len(tasks))
         self.rules = rules_of(scenario)
         self.advance = compiled() if use_numba else advance
-        self.pack = as_array if use_numba else as_list
-        self.state = self._empty_state()
+        self.pack: Pack = as_array if use_numba else as_list
+        demand_ticks = sum(min(life, scenario.ticks) for life in self.life_ticks)
+        self.state = empty_state(self.ledger, tasks, self.width, demand_ticks, self.pack)
         names = [profile.name for profile in scenario.profiles]
         self.kind = [names.index(task.profile.name) for task in tasks]
-        self.demanded = self._nobody_waiting()
+        self.demanded = nobody_waiting(self.ledger, self.pack)
 
     def run(self) -> None:
         """Runs every tick of the scenario."""
@@ -341,90 +270,6 @@ class Simulation:
                     float(state.used_peak[3 * node + d]) / capacity,
                 )
         return shares
-
-    def _nobody_waiting(self) -> Waiting:
-        scheduling, profiles = self.scenario.scheduling, self.scenario.profiles
-        booked = np.array([self.ledger.booked(profile) for profile in profiles], dtype=np.float64)
-        nodes = self.ledger.cluster.nodes
-        accepts = [int(state.node.vendor in each.vendors) for state in nodes for each in profiles]
-        return Waiting(
-            watched=False,
-            interval=1 if scheduling.retry_every_tick else scheduling.interval_ticks,
-            by_max=scheduling.admission == "max",
-            count=self.pack(np.zeros(len(profiles), dtype=np.int64)),
-            compute=self.pack(booked[:, 0].copy()),
-            memory=self.pack(booked[:, 1].copy()),
-            bandwidth=self.pack(booked[:, 2].copy()),
-            accepts=self.pack(np.array(accepts, dtype=np.int64)),
-        )
-
-    def _empty_state(self) -> State:
-        nodes, tasks = len(self.nodes), len(self.tasks)
-        totals = [
-            np.array([state.node.resources[name] for state in self.ledger.cluster.nodes], dtype=np.float64)
-            for name in DIMENSIONS
-        ]
-        demand = sum(min(life, self.scenario.ticks) for life in self.life_ticks)
-        workload = np.array([task.profile.workload_tflop for task in self.tasks], dtype=np.float64)
-        means = [
-            np.array([task.profile.demand[d] for task in self.tasks], dtype=np.float64) for d in range(3)
-        ]
-        pack = self.pack
-
-        def reals(count: int) -> Any:
-            return pack(np.zeros(count))
-
-        def whole(count: int) -> Any:
-            return pack(np.zeros(count, dtype=np.int64))
-
-        return State(
-            node_compute=pack(totals[0]),
-            node_memory=pack(totals[1]),
-            node_bandwidth=pack(totals[2]),
-            running=whole(nodes),
-            slots=whole(nodes * self.width),
-            order=whole(self.width),
-            used=reals(3 * nodes),
-            used_squared=reals(3 * nodes),
-            used_peak=reals(3 * nodes),
-            quota_compute=reals(tasks),
-            quota_memory=reals(tasks),
-            quota_bandwidth=reals(tasks),
-            demand_origin=whole(tasks),
-            pressure_tick=whole(tasks),
-            drop_tick=whole(tasks),
-            workload=pack(workload),
-            mean_compute=pack(means[0]),
-            mean_memory=pack(means[1]),
-            mean_bandwidth=pack(means[2]),
-            tokens=reals(tasks),
-            scale=pack(np.ones(tasks)),
-            adjust_tick=whole(tasks),
-            allowed_compute=reals(tasks),
-            allowed_memory=reals(tasks),
-            allowed_bandwidth=reals(tasks),
-            granted_compute=reals(tasks),
-            granted_memory=reals(tasks),
-            granted_bandwidth=reals(tasks),
-            memory_events=whole(tasks),
-            bandwidth_events=whole(tasks),
-            compute_events=whole(tasks),
-            progress=reals(tasks),
-            outcome=whole(tasks),
-            demand_compute=reals(demand),
-            demand_memory=reals(demand),
-            demand_bandwidth=reals(demand),
-        )
-
-
-def as_array(array: NDArray[Any]) -> Any:
-    """What the compiled tick works on."""
-    return array
-
-
-def as_list(array: NDArray[Any]) -> Any:
-    """What the interpreted tick works on: Python reads a list far faster than an array."""
-    return array.tolist()
 
 
 ENDED = ("unfinished", "completed", "overtime")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import get_context
 
+from simulator.vgpu.records import Run
 from simulator.vgpu.scenario import Scenario
-from simulator.vgpu.simulation import Run, simulate
+from simulator.vgpu.simulation import simulate
 
 
 @dataclass(frozen=True, slots=True)

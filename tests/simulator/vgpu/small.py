@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.vgpu.records import Decision, Run
 from simulator.vgpu.scenario import Card, Guard, PoolNode, Sandbox, Scenario, Scheduling
-from simulator.vgpu.simulation import Decision, Run, simulate
+from simulator.vgpu.simulation import simulate
 from simulator.vgpu.workload import Fluctuation, Profile, Task
 
 STEADY = Fluctuation((0, 0), (0, 0), (0, 0), (1, 1), (0, 0), (0, 0))

@@ -175,6 +175,7 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
         ('base = "A3"\ntasks = "4"', "tasks: input should be a valid integer, got '4'"),
         ('base = "A7"', "unknown scenario 'A7'"),
         ('base = "mine.toml"', "leads back to itself"),
+        ('base = "A1"\nname = "../x"', "name: a scenario is called like its file"),
         ("base = 3", "base: must be the name of a scenario, got 3"),
         (
             'base = "A1"\n[cards.A100]\nmemory_gb = -80',

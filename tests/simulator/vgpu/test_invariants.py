@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from resource_manager import allocator
 from simulator.vgpu.pool import Ledger
+from simulator.vgpu.records import Decision, Run
 from simulator.vgpu.scenario import Scenario, load_scenario, scenario_names
-from simulator.vgpu.simulation import Decision, Run, Simulation, simulate
+from simulator.vgpu.simulation import Simulation, simulate
 from simulator.vgpu.workload import demand_series, generate
 
 from .small import scenario, task

@@ -1,0 +1,79 @@
+"""What a run yields: decisions, outcomes of tasks and utilisation of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.vgpu.pool import Amounts
+from simulator.vgpu.scenario import Scenario
+from simulator.vgpu.workload import Task
+
+GATES = ("memory", "bandwidth", "compute")
+SHORT_DIMENSIONS = ("compute", "memory", "bandwidth")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the sandbox and the arbitration did to one task in one tick; amounts by dimension."""
+
+    tick: int
+    task_id: str
+    node: str
+    quota: Amounts
+    demand: Amounts
+    allowed: Amounts
+    granted: Amounts
+    tokens: float
+    scale: float
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one task ended. `state` is completed, overtime (dropped past 1.5 deadlines), unfinished (cut off
+    by the end of the run) or never_started; times are seconds, None where it never started."""
+
+    task_id: str
+    profile: str
+    state: str
+    node: str | None
+    arrival_s: float
+    start_s: float | None
+    end_s: float
+    ideal_duration_s: float
+    slo_met: bool
+    limiter_events: dict[str, int]
+
+    @property
+    def duration_s(self) -> float | None:
+        return None if self.start_s is None else self.end_s - self.start_s
+
+    @property
+    def interference_ratio(self) -> float | None:
+        """Actual over ideal duration, from start to end."""
+        return None if self.start_s is None else (self.end_s - self.start_s) / self.ideal_duration_s
+
+    @property
+    def slowdown(self) -> float | None:
+        """Actual over ideal duration, the wait in the queue included."""
+        return None if self.start_s is None else (self.end_s - self.arrival_s) / self.ideal_duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """A node's use of one dimension over all ticks, as shares of its capacity."""
+
+    mean: float
+    std: float
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything one run yields."""
+
+    scenario: Scenario
+    seed: int
+    tasks: tuple[Task, ...]
+    outcomes: tuple[Outcome, ...]
+    utilisation: dict[str, dict[str, Utilisation]]

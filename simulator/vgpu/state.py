@@ -1,0 +1,99 @@
+"""The tick's state at the start of a run, as lists for the interpreted and arrays for the compiled tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.vgpu.pool import DIMENSIONS, Ledger
+from simulator.vgpu.tick import State, Waiting
+from simulator.vgpu.workload import Task
+
+Pack = Callable[[NDArray[Any]], Any]
+
+
+def as_array(array: NDArray[Any]) -> Any:
+    """What the compiled tick works on."""
+    return array
+
+
+def as_list(array: NDArray[Any]) -> Any:
+    """What the interpreted tick works on: Python reads a list far faster than an array."""
+    return array.tolist()
+
+
+def empty_state(ledger: Ledger, tasks: Sequence[Task], width: int, demand_ticks: int, pack: Pack) -> State:
+    """The state before the first tick: `width` slots a node, room for `demand_ticks` ticks of demand."""
+    nodes, count = len(ledger.cluster.nodes), len(tasks)
+    totals = [
+        np.array([state.node.resources[name] for state in ledger.cluster.nodes], dtype=np.float64)
+        for name in DIMENSIONS
+    ]
+    workload = np.array([task.profile.workload_tflop for task in tasks], dtype=np.float64)
+    means = [np.array([task.profile.demand[d] for task in tasks], dtype=np.float64) for d in range(3)]
+
+    def reals(length: int) -> Any:
+        return pack(np.zeros(length))
+
+    def whole(length: int) -> Any:
+        return pack(np.zeros(length, dtype=np.int64))
+
+    return State(
+        node_compute=pack(totals[0]),
+        node_memory=pack(totals[1]),
+        node_bandwidth=pack(totals[2]),
+        running=whole(nodes),
+        slots=whole(nodes * width),
+        order=whole(width),
+        used=reals(3 * nodes),
+        used_squared=reals(3 * nodes),
+        used_peak=reals(3 * nodes),
+        quota_compute=reals(count),
+        quota_memory=reals(count),
+        quota_bandwidth=reals(count),
+        demand_origin=whole(count),
+        pressure_tick=whole(count),
+        drop_tick=whole(count),
+        workload=pack(workload),
+        mean_compute=pack(means[0]),
+        mean_memory=pack(means[1]),
+        mean_bandwidth=pack(means[2]),
+        tokens=reals(count),
+        scale=pack(np.ones(count)),
+        adjust_tick=whole(count),
+        allowed_compute=reals(count),
+        allowed_memory=reals(count),
+        allowed_bandwidth=reals(count),
+        granted_compute=reals(count),
+        granted_memory=reals(count),
+        granted_bandwidth=reals(count),
+        memory_events=whole(count),
+        bandwidth_events=whole(count),
+        compute_events=whole(count),
+        progress=reals(count),
+        outcome=whole(count),
+        demand_compute=reals(demand_ticks),
+        demand_memory=reals(demand_ticks),
+        demand_bandwidth=reals(demand_ticks),
+    )
+
+
+def nobody_waiting(ledger: Ledger, pack: Pack) -> Waiting:
+    """What the tick looks out for, before anybody waits."""
+    scheduling, profiles = ledger.scenario.scheduling, ledger.scenario.profiles
+    booked = np.array([ledger.booked(profile) for profile in profiles], dtype=np.float64)
+    nodes = ledger.cluster.nodes
+    accepts = [int(state.node.vendor in each.vendors) for state in nodes for each in profiles]
+    return Waiting(
+        watched=False,
+        interval=1 if scheduling.retry_every_tick else scheduling.interval_ticks,
+        by_max=scheduling.admission == "max",
+        count=pack(np.zeros(len(profiles), dtype=np.int64)),
+        compute=pack(booked[:, 0].copy()),
+        memory=pack(booked[:, 1].copy()),
+        bandwidth=pack(booked[:, 2].copy()),
+        accepts=pack(np.array(accepts, dtype=np.int64)),
+    )
