@@ -136,7 +136,7 @@ def status(target: Target, interval_s: float | None, as_json: bool) -> None:
     from rich.live import Live
 
     try:
-        if as_json:
+        if as_json or not tables.console().is_terminal:
             while True:
                 _show_status(target, as_json)
                 time.sleep(interval_s)

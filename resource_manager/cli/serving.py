@@ -138,7 +138,7 @@ def _serve(
         max_request_body_size=8 * MAX_BODY_BYTES,
         clear_untrusted_proxy_headers=True,
         trusted_proxy=trusted_proxy,
-        trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else None,
+        trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),
     )
     address = f"http://{server.effective_host}:{server.effective_port}"
     logger.info("serving at %s", address, extra={"address": address})

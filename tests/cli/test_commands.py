@@ -130,3 +130,20 @@ def test_every_command_has_json_and_a_help_text() -> None:
         assert command.help, name
         if name not in ("serve", "completion", "token"):
             assert any("--json" in option.opts for option in command.params), name
+
+
+def test_watching_shows_the_state_again_and_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.time, "sleep", nap)
+    result = run("status", "--watch", "0.5", "--json")
+    assert result.exit_code == 0
+    assert naps == [0.5, 0.5, 0.5]
+    assert [json.loads(line)["total_servers"] for line in result.stdout.splitlines()] == [4, 4, 4]
+    naps.clear()
+    assert "4 servers" in run("status", "--watch", "0.5").stdout

@@ -1,0 +1,16 @@
+"""The benchmark of the service runs and counts no error; its figures are for people, not for tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.api import bench
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MANY_SERVERS", 50)
+    results = bench.run(seconds=0.3)
+    assert results["clients"]["errors"] == 0
+    assert results["one_client"]["allocations"] > 0
+    assert results["many_servers"]["status_ms"] > 0

@@ -1,0 +1,33 @@
+"""`gpu-manager serve` as a process of its own: it starts, answers, and stops when told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+
+@pytest.mark.parametrize("options", [[], ["--trusted-proxy", "127.0.0.1", "--behind-https"]])
+def test_it_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", "memory://", "serve", "--port", "0"]
+    environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
+    process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = json.loads(process.stderr.readline())
+        assert line["message"].startswith("serving at http://127.0.0.1:")
+        body = {"task_id": "test_001", "required_gpus": 4, "required_cpus": 32}
+        answer = httpx.post(f"{line['address']}/api/allocate", json=body, timeout=30)
+        assert answer.json()["gpu_devices"] == "0,1,2,3"
+        assert httpx.get(f"{line['address']}/", timeout=30).status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 0, rest
+    assert all(json.loads(text)["level"] != "error" for text in rest.splitlines())
