@@ -17,14 +17,14 @@ from simulator.errors import SimulationError
 if TYPE_CHECKING:
     from simulator.edge.timetable_search import Problem, Timetable
 
-PATIENCE = (4.0, 8.0, 16.0)
+PATIENCE = (5.0, 15.0)
 """How many seconds later an order puts a job for each second that it would fill all hosts and stations."""
 
-PRICES = (0.0, 0.3, 0.6, 1.0)
+PRICES = (0.3, 1.0, 0.0)
 """What holding fast capacity is charged, as a share of the delay it means to the jobs placed later."""
 
-TASKS_PLACED = 70_000
-MOST_TRIALS = 60
+TASKS_PLACED = 40_000
+MOST_TRIALS = 30
 """The search ends when it has placed this many tasks, or jobs this often: the same on every machine."""
 
 

@@ -205,9 +205,11 @@ class _Second:
         for executor in environment.on_device[device.index].values():
             if executor.category.category_id != task.category_id or executor.executor_id in self.used:
                 continue
+            holder = self.reserved.get(executor.executor_id)
+            if holder is not None and holder != task.task_id:
+                continue
             if executor.is_free(self.now):
-                holder = self.reserved.get(executor.executor_id)
-                if holder == task.task_id or (holder is None and free is None):
+                if free is None or holder is not None:
                     free = executor
             elif soonest is None or executor.free_from_s < soonest.free_from_s:
                 soonest = executor

@@ -61,6 +61,8 @@ def test_every_plan_is_sound_and_scored_as_planned(
     assert (score.task_rate, score.job_rate) == (1, 1)
     assert {run.device.kind for run in score.runs} <= set(TIERS[tiers])
     assert_sound(dataset, score)
+    if policy == "timetable":
+        assert all(run.completed for run in score.runs), "nothing is started where it would be killed"
 
 
 def assert_sound(dataset: Dataset, score: Score) -> None:

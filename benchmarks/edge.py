@@ -1,0 +1,97 @@
+"""What the edge policies reach, and how long planning and scoring take on one core.
+
+`--data` names the folder that holds `test0`, `test1`, ... (see docs/simulators/edge.md); without it, three
+generated datasets are used. Times are processor time; the compilation of the timetable's search, once per
+installation, is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from simulator.edge.command import POLICIES
+from simulator.edge.dataset import TIERS, Dataset
+from simulator.edge.generate import generate
+from simulator.edge.plan import Plan, read_plan
+from simulator.edge.published import published_score
+from simulator.edge.scorer import score_plan
+from simulator.edge.tables import read_dataset
+
+PLANNING_TARGET_S = 60
+SCORING_TARGET = 3000
+"""Simulated seconds a second."""
+
+
+def scoring_speed(dataset: Dataset, plan: Plan, repeats: int = 3) -> float:
+    """Simulated seconds a second, the best of some runs."""
+    speeds = []
+    for _ in range(repeats):
+        began = time.process_time()
+        score = score_plan(dataset, plan)
+        speeds.append(score.simulated_s / (time.process_time() - began))
+    return max(speeds)
+
+
+def measure(dataset: Dataset, tiers: str, policy: str) -> dict[str, Any]:
+    began = time.process_time()
+    plan = POLICIES[policy](dataset, TIERS[tiers]).plan
+    planning_s = time.process_time() - began
+    score = score_plan(dataset, plan)
+    return {
+        "dataset": dataset.name,
+        "tiers": tiers,
+        "policy": policy,
+        "score": score.score,
+        "published": published_score(dataset.name, tiers),
+        "job_rate": score.job_rate,
+        "planning_s": round(planning_s, 1),
+        "scoring_simulated_s_per_s": round(scoring_speed(dataset, plan)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of datasets")
+    parser.add_argument("--policy", choices=POLICIES, action="append", help="all by default")
+    parser.add_argument("--tiers", choices=TIERS, action="append", help="all by default")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.data is None:
+        datasets = [generate(seed, jobs=60) for seed in range(3)]
+    else:
+        datasets = [read_dataset(folder) for folder in sorted(options.data.glob("test*"))]
+    policies = options.policy or list(POLICIES)
+    if "timetable" in policies:
+        POLICIES["timetable"](generate(0, jobs=2))  # compiles
+    rows = []
+    for dataset in datasets:
+        for policy in policies:
+            for tiers in options.tiers or TIERS:
+                rows.append(measure(dataset, tiers, policy))
+                if not options.json:
+                    print(*rows[-1].values(), sep="\t", flush=True)
+    plans = options.data / "published_plans" if options.data else None
+    published = [
+        scoring_speed(dataset, read_plan(plans / dataset.name, dataset))
+        for dataset in datasets
+        if plans is not None and (plans / dataset.name).is_dir()
+    ]
+    summary = {
+        "rows": rows,
+        "slowest_planning_s": max(row["planning_s"] for row in rows),
+        "slowest_scoring": min(row["scoring_simulated_s_per_s"] for row in rows),
+        "slowest_scoring_of_published_plans": round(min(published)) if published else None,
+        "targets": {"planning_s": PLANNING_TARGET_S, "scoring": SCORING_TARGET},
+    }
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        print({key: value for key, value in summary.items() if key != "rows"})
+
+
+if __name__ == "__main__":
+    main()
