@@ -77,6 +77,6 @@ def _gantt(dataset: Dataset, runs: list[Run], title: str) -> Any:
         axes.set_yticks([])
     axes.set_xlabel("second")
     axes.set_title(f"{title}: one colour a job, grey for runs that were cut short")
-    axes.invert_yaxis()
-    axes.margins(x=0.01, y=0.02)
+    axes.margins(x=0.01)
+    axes.set_ylim(base - 0.5, -1)
     return figure
