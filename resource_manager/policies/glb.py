@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from resource_manager.cluster import ClusterState, NodeState, accepts_node
 from resource_manager.models import MILLI_PER_GPU, Placement, Request
 
 BALANCE = 0.6
 """Weight of what is left (LRP) against balance (BRA) in a node's score."""
+
+Demand = tuple[tuple[str, float], ...]
+"""What a request needs, by resource name."""
 
 NO_PERFORMANCE: Mapping[str, float] = {}
 
@@ -28,15 +31,17 @@ def glb(
     on ties. Where that vendor has no room the next is tried, unless `vendor_fallback` is off. `performance`
     is a vendor's relative speed, 1 where it is not named.
     """
+    demand = demand_of(request)
     best: dict[str, tuple[float, NodeState]] = {}
     for node in cluster.candidates(request):
-        score = node_score(node, request, balance)
+        score = node_score(node, demand, balance)
         vendor = vendor_of(node)
         if vendor not in best or score > best[vendor][0]:
             best[vendor] = (score, node)
     if not best:
         return None
-    for vendor in rank_vendors(cluster, request, performance):
+    only_choice = vendor_fallback and len(best) == 1
+    for vendor in best if only_choice else rank_vendors(cluster, request, performance):
         if vendor in best:
             node = best[vendor][1]
             return Placement(node.name, node.pick_gpus(request))
@@ -54,35 +59,33 @@ def rank_vendors(
     something the request needs comes last.
     """
     free: dict[str, list[float]] = {}
-    names = [name for name, _ in demand_of(request)]
+    demand = demand_of(request)
     for node in cluster.nodes:
         if node.is_open and accepts_node(node.node, request):
-            total = free.setdefault(vendor_of(node), [0.0] * len(names))
-            for i, name in enumerate(names):
+            total = free.setdefault(vendor_of(node), [0.0] * len(demand))
+            for i, (name, _) in enumerate(demand):
                 total[i] += free_of(node, name)
     scores = {}
     for vendor, total in free.items():
         if any(amount <= 0 for amount in total):
             scores[vendor] = 0.0
             continue
-        cost = sum(amount / left for (_, amount), left in zip(demand_of(request), total, strict=True))
+        cost = sum(amount / left for (_, amount), left in zip(demand, total, strict=True))
         scores[vendor] = performance.get(vendor, 1.0) / cost if cost else performance.get(vendor, 1.0)
     return sorted(scores, key=lambda vendor: -scores[vendor])
 
 
-def node_score(node: NodeState, request: Request, balance: float = BALANCE) -> float:
-    """`balance * LRP + (1 - balance) * BRA` over the resources the request names.
+def node_score(node: NodeState, demand: Demand, balance: float = BALANCE) -> float:
+    """`balance * LRP + (1 - balance) * BRA` over the resources demanded.
 
     LRP is the mean share that would remain, BRA is 1 minus the standard deviation of the utilisations
     after placement.
     """
-    used = [
-        1.0 - (free_of(node, name) - amount) / total_of(node, name) for name, amount in demand_of(request)
-    ]
-    if not used:
+    if not demand:
         return 0.0
+    used = [1.0 - (free_of(node, name) - amount) / total_of(node, name) for name, amount in demand]
     mean = sum(used) / len(used)
-    variance = sum((share - mean) ** 2 for share in used) / len(used)
+    variance = sum([(share - mean) ** 2 for share in used]) / len(used)
     return balance * (1.0 - mean) + (1.0 - balance) * (1.0 - math.sqrt(variance))
 
 
@@ -96,13 +99,12 @@ GPU_MILLI = "gpu_milli"
 """The name under which GPUs count as one more resource of a node."""
 
 
-def demand_of(request: Request) -> Iterator[tuple[str, float]]:
+def demand_of(request: Request) -> Demand:
     """Resource names and positive amounts of the request, GPUs among them in milli."""
-    for name, amount in request.resources.items():
-        if amount > 0:
-            yield name, amount
+    named = [(name, float(amount)) for name, amount in request.resources.items() if amount > 0]
     if request.gpus:
-        yield GPU_MILLI, request.gpus * request.gpu_milli
+        named.append((GPU_MILLI, float(request.gpus * request.gpu_milli)))
+    return tuple(named)
 
 
 def free_of(node: NodeState, name: str) -> float:

@@ -10,7 +10,7 @@ from resource_manager import GPUResourceManager, allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.models import Gpu, Node, Placement, Request
 from resource_manager.policies import get_policy
-from resource_manager.policies.glb import glb, node_score, rank_vendors
+from resource_manager.policies.glb import demand_of, glb, node_score, rank_vendors
 
 
 def node(name: str, vendor: str, compute: float, memory: float) -> Node:
@@ -30,10 +30,10 @@ def test_node_score_by_hand() -> None:
     cluster = ClusterState([node("a", "x", 100, 80)])
     grant(cluster, "a", 20, 40)
     # After placement 50 of 100 and 60 of 80 are used: 0.5 and 0.75; left on average 0.375, deviation 0.125.
-    score = node_score(cluster.nodes[0], ask(30, 20))
+    score = node_score(cluster.nodes[0], demand_of(ask(30, 20)))
     assert score == pytest.approx(0.6 * 0.375 + 0.4 * (1 - 0.125))
-    assert node_score(cluster.nodes[0], ask(30, 20), balance=1.0) == pytest.approx(0.375)
-    assert node_score(cluster.nodes[0], ask(30, 20), balance=0.0) == pytest.approx(0.875)
+    assert node_score(cluster.nodes[0], demand_of(ask(30, 20)), balance=1.0) == pytest.approx(0.375)
+    assert node_score(cluster.nodes[0], demand_of(ask(30, 20)), balance=0.0) == pytest.approx(0.875)
 
 
 def test_vendor_score_counts_what_is_free_on_all_its_nodes() -> None:
@@ -68,7 +68,7 @@ def test_balance_beats_room_where_it_weighs_more() -> None:
     cluster = ClusterState([node("wide", "x", 100, 40), node("lean", "x", 40, 40)])
     assert glb(cluster, ask(20, 20), balance=1.0) == Placement("wide")
     assert glb(cluster, ask(20, 20), balance=0.0) == Placement("lean")
-    assert math.isclose(node_score(cluster.nodes[1], ask(20, 20)), 0.6 * 0.5 + 0.4)
+    assert math.isclose(node_score(cluster.nodes[1], demand_of(ask(20, 20))), 0.6 * 0.5 + 0.4)
 
 
 def test_whole_gpus_and_shares_are_a_dimension_of_their_own() -> None:
