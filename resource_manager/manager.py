@@ -12,10 +12,12 @@ from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 from resource_manager import allocator, schemas, views
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import (
+    CorruptStateError,
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
+    StateLostError,
     UnknownNodeError,
 )
 from resource_manager.explain import explain as explain_servers
@@ -543,7 +545,12 @@ class GPUResourceManager:
         return self._state.run(step, lambda cluster: None, alone=alone)[0]
 
     def _initialise(self) -> None:
-        cluster = self._state.known()
+        try:
+            cluster = self._state.known()
+        except (CorruptStateError, StateLostError) as error:
+            # Every operation will say the same; only a reset is of use, and it needs a manager.
+            logger.error("%s", error)
+            return
         stored = tuple(state.node for state in cluster.nodes if not state.retired)
         if self._inventory_is_explicit and stored != self.inventory:
             logger.warning("the inventory changed: %d servers, before %d", len(self.inventory), len(stored))

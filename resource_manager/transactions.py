@@ -171,7 +171,7 @@ class Transactions:
         with self._mutex:
             lock = self._lock(time.monotonic() + self._lock_timeout_s)
             try:
-                self.store.replace(snapshot)
+                self.store.replace(snapshot, lock_token=lock.token)
                 self.replica = None
             finally:
                 _let_go(lock)

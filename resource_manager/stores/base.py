@@ -39,8 +39,11 @@ class Store(Protocol):
     def initialise(self, snapshot: Snapshot) -> bool:
         """Writes the first state if there is none; False, changing nothing, if there is one."""
 
-    def replace(self, snapshot: Snapshot) -> None:
-        """Starts over from `snapshot`, whatever is stored; version and fencing numbers grow on."""
+    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
+        """Starts over from `snapshot`, whatever is stored; version and fencing numbers grow on.
+
+        `lock_token` names the lock under which this is done, if one is held.
+        """
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Up to `limit` changes that are still kept, each with the version it led to, above `after`."""

@@ -77,7 +77,7 @@ class MemoryStore:
             self._base = ClusterState.from_snapshot(snapshot)
             return True
 
-    def replace(self, snapshot: Snapshot) -> None:
+    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
         with self._mutex:
             if self._base is not None:
                 self._fold(len(self._changes))

@@ -146,7 +146,7 @@ class RedisStore:
     def initialise(self, snapshot: Snapshot) -> bool:
         return self._write_state("initialise", snapshot)
 
-    def replace(self, snapshot: Snapshot) -> None:
+    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
         self._write_state("replace", snapshot)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:

@@ -118,8 +118,9 @@ class VariableStore:
             self._write(Document(ClusterState.from_snapshot(snapshot), _name(), ""), lock)
             return True
 
-    def replace(self, snapshot: Snapshot) -> None:
-        with self._holding(snapshot.version, None, patient=True) as lock:
+    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
+        with self._holding(snapshot.version, lock_token, patient=True) as lock:
+            lock.renew()
             text = self._access.get(self._variable)
             try:
                 stored = None if text is None else document.from_json(text, self._where)
@@ -127,20 +128,19 @@ class VariableStore:
                 raise
             except CorruptStateError:
                 stored = None
-            # What cannot be read may have reached any number: the time in ms is beyond them all.
+            # What was there before may have reached any number: the time in ms is beyond them all.
             beyond = round(self.now() * 1000)
-            version = beyond if stored is None else stored.cluster.version + 1
-            fencing = beyond if stored is None else stored.cluster.fencing
+            old = None if stored is None else stored.cluster
             cluster = ClusterState.from_snapshot(
                 replace(
                     snapshot,
-                    version=max(snapshot.version, version),
-                    fencing=max(snapshot.fencing, fencing),
+                    version=max(snapshot.version, beyond, 0 if old is None else old.version + 1),
+                    fencing=max(snapshot.fencing, beyond, 0 if old is None else old.fencing),
                 )
             )
             changes = () if stored is None else stored.changes
             epoch = stored.epoch if stored is not None and stored.epoch else _name()
-            self._write(Document(cluster, epoch, "", stored is None, changes), lock)
+            self._write(Document(cluster, epoch, "", True, changes), lock)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read()

@@ -5,9 +5,9 @@
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
 local parts = {lease = KEYS[3], waiting = KEYS[6], drained = KEYS[7]}
 local time = redis.call('TIME')
-local found = redis.call('HMGET', meta, 'format', 'version', 'fencing', 'sequence', 'epoch', 'by_hand')
+local found = redis.call('HMGET', meta, 'format', 'version', 'fencing', 'sequence', 'epoch')
 local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local epoch, by_hand = ARGV[2], found[6]
+local epoch, by_hand = ARGV[2], false
 
 if found[1] and tonumber(found[1]) > tonumber(ARGV[1]) then
   return {'format', time[1], time[2], tonumber(found[2]), found[1], ''}
@@ -16,16 +16,14 @@ if ARGV[3] == 'initialise' then
   if found[1] then
     return {'exists', time[1], time[2], tonumber(found[2]), '', found[5]}
   end
-elseif found[1] then
-  epoch = found[5]
-  version = math.max(version, tonumber(found[2]) + 1)
-  fencing = math.max(fencing, tonumber(found[3]))
-  sequence = math.max(sequence, tonumber(found[4]))
 else
-  -- What was there before is lost, and with it how far its numbers went: the time in ms is beyond them.
+  -- What was there before may have been lost, and with it how far its numbers went: the time in ms is
+  -- beyond them. Whoever saw another state before may trust this one.
   by_hand = '1'
-  version = math.max(version, tonumber(time[1]) * 1000)
-  fencing = math.max(fencing, tonumber(time[1]) * 1000)
+  epoch = found[5] or epoch
+  version = math.max(version, tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000)
+  fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)
+  sequence = math.max(sequence, tonumber(found[4] or 0))
 end
 redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
 if not found[1] then

@@ -219,9 +219,8 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
             store.refresh(cluster)
         with pytest.raises(StateLostError):
             add(store, cluster, "b")
-        server.client().flushall()
-        store.replace(first_state())
-        for client in (store, opened(server.url)):
+        opened(server.url).replace(first_state())
+        for client in (store, newcomer, opened(server.url)):
             after = client.refresh(None)
             assert after is not None
             assert after.fencing > 10**12

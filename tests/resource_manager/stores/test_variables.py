@@ -18,6 +18,7 @@ from resource_manager.errors import (
     StoreUnavailableError,
 )
 from resource_manager.locks import RedisLock
+from resource_manager.manager import GPUResourceManager
 from resource_manager.models import Granted, Lease, Placement, Request
 from resource_manager.outage import outage
 from resource_manager.redis_client import RedisClient
@@ -184,6 +185,17 @@ def test_a_corrupt_document_is_named_and_left_alone(
     assert cluster is not None
     assert cluster.version > 10**12, "beyond any number the lost document had"
     assert cluster.fencing > 10**12
+
+
+def test_a_manager_can_reset_what_nobody_can_read(variables: Variables, redis_url: str) -> None:
+    variables.texts[KEY] = "{"
+    manager = GPUResourceManager(Settings(), store=VariableStore(variables, RedisClient.from_url(redis_url)))
+    for step in (manager.leases, lambda: manager.allocate_resources("a", 2, 2)):
+        with pytest.raises(CorruptStateError, match="reset"):
+            step()
+    assert variables.texts[KEY] == "{"
+    assert manager.reset_resources()
+    assert manager.allocate_resources("a", 2, 2) is not None
 
 
 def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variables: Variables) -> None:
