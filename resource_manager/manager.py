@@ -20,6 +20,7 @@ from resource_manager.errors import (
     StateLostError,
     UnknownNodeError,
 )
+from resource_manager.estimates import Confidence, Runtime, estimate_starts
 from resource_manager.explain import explain as explain_servers
 from resource_manager.inventory import default_inventory, load_inventory
 from resource_manager.models import (
@@ -292,6 +293,27 @@ class GPUResourceManager:
     def queue(self) -> list[dict[str, Any]]:
         """Every waiting request with its position, in the order in which the queue is served."""
         return self._state.read(self._queue)
+
+    def expected_starts(self) -> dict[str, float]:
+        """When each waiting task should start, by the expected runtimes of all before it.
+
+        Seconds of the store's clock. A task is left out if it cannot be told, as when one of those before
+        it has no expected runtime.
+        """
+
+        def runtime_of(request: Request) -> Runtime | None:
+            seconds = request.expected_runtime_s
+            return None if seconds is None else Runtime(seconds, Confidence.GOOD)
+
+        def look(cluster: ClusterState, now: float) -> dict[str, float]:
+            starts = estimate_starts(cluster, self.policy, self.order, now, runtime_of)
+            return {
+                task_id: start.at
+                for task_id, start in starts.items()
+                if start.at is not None and start.confidence > Confidence.POOR
+            }
+
+        return self._state.read(look)
 
     def explain(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager import reconcile
-from resource_manager.client import ServiceError
+from resource_manager.client import ServiceClient, ServiceError
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
 from resource_manager.models import MILLI_PER_GPU
 from resource_manager.provider.hook import Manager
@@ -45,6 +45,8 @@ class Demand:
         """
         try:
             arguments = self._arguments(identity)
+            if isinstance(manager, ServiceClient):  # whose token it is says who owns the lease
+                del arguments["owner"]
             try:
                 status = manager.submit(identity.lease_id, **arguments)
             except (DuplicateTaskError, ServiceError) as error:

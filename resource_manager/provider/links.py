@@ -22,4 +22,4 @@ class ConsoleLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         base_url = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
-        return f"{base_url}/gpu/leases?search={quote(TaskIdentity.of(ti_key).lease_id, safe='')}"
+        return f"{base_url}/gpu/leases?q={quote(TaskIdentity.of(ti_key).lease_id, safe='')}"

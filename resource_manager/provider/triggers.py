@@ -76,9 +76,9 @@ class GrantTrigger(_Trigger):
             if status is None or status["state"] != "WAITING":
                 yield await self._event(state="LOST" if status is None else status["state"])
                 return
-            standing = describe_waiting(status)
+            standing = f"{status['position']} {status['reason']}"
             if standing != reported or clock() - reported_at > REPORT_EVERY_S:
-                self.log.info("%s", standing)
+                self.log.info("%s", describe_waiting(status))
                 reported, reported_at = standing, clock()
             if self.max_wait_s is not None and status["waited_s"] >= self.max_wait_s:
                 yield await self._event(state="TOO LATE")

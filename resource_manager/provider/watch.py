@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
+from resource_manager.manager import GPUResourceManager
 from resource_manager.provider.hook import GPUManagerHook, Manager
 
 T = TypeVar("T")
 
 MAX_AGE_S = 0.5
 """Triggers that ask within this time get the same reading."""
+
+ESTIMATE_EVERY_S = 30.0
 
 
 class Watch:
@@ -27,6 +31,8 @@ class Watch:
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")
         self._tasks: dict[str, dict[str, Any]] = {}
+        self._starts: dict[str, float] = {}
+        self._estimated_at = float("-inf")
 
     @classmethod
     def of(cls, gpu_conn_id: str) -> Watch:
@@ -47,7 +53,18 @@ class Watch:
         async with self._reading:
             clock = asyncio.get_running_loop().time
             if clock() - self._read_at > MAX_AGE_S:
-                everything = await self.call(lambda manager: manager.queue() + manager.leases())
+                everything = await self.call(self._read)
                 self._tasks = {entry["task_id"]: entry for entry in everything}
                 self._read_at = clock()
         return self._tasks.get(task_id)
+
+    def _read(self, manager: Manager) -> list[dict[str, Any]]:
+        """Queue, with the starts to be expected, and leases; the queue first, so that no grant is missed."""
+        queue = manager.queue()
+        if isinstance(manager, GPUResourceManager):  # the service tells them itself
+            now = time.monotonic()
+            if queue and now - self._estimated_at > ESTIMATE_EVERY_S:
+                self._starts, self._estimated_at = manager.expected_starts(), now
+            for entry in queue:
+                entry["estimated_start"] = {"at": self._starts.get(entry["task_id"])}
+        return queue + manager.leases()

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import warnings
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,13 +17,15 @@ with warnings.catch_warnings():
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from resource_manager.provider import get_provider_info, triggers
-    from resource_manager.provider.demand import Demand, describe_waiting, end_lease
+    from resource_manager.provider.demand import Demand, describe_waiting, end_lease, launcher_labels
     from resource_manager.provider.hook import GPUManagerHook
     from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
+    from resource_manager.provider.watch import Watch
 
-from resource_manager import GPUResourceManager
+from resource_manager import GPUResourceManager, reconcile
 from resource_manager.client import ServiceClient
-from resource_manager.launchers import build_docker_cmd
+from resource_manager.launchers import Job, JobState, build_docker_cmd
+from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
 
 REPOSITORY = Path(__file__).parents[2]
@@ -197,6 +200,91 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
     manager.close()
     assert connections == 1
     assert fired == [{"state": "RUNNING"}]
+
+
+@pytest.fixture
+def trained(manager, monkeypatch, tmp_path, fast_triggers):
+    """A lease whose job runs, and the trigger that watches it."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+
+    def start(command, **arguments):
+        allocation = Demand(2, labels=launcher_labels("local", None)).submit(manager, TASK)
+        job = RunningJob.of(allocation)
+        with closing(job.open()) as launcher:
+            launcher.start(Job(job.key, ("/bin/sh", "-c", command)))
+        return JobTrigger(asdict(TASK), asdict(job), **{"ttl_s": 60.0, **arguments})
+
+    yield start
+    entry = manager.status_of(TASK.lease_id)
+    if entry is not None:
+        reconcile.end(manager, entry)
+
+
+def test_the_job_trigger_reports_the_end_and_the_last_line(trained):
+    assert fire(trained("echo one; echo two; echo; exit 4")) == {
+        "state": "finished",
+        "exit_code": 4,
+        "last_line": "two",
+    }
+
+
+def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
+    trigger = trained("sleep 0.6", ttl_s=0.2)
+    before = manager.status_of(TASK.lease_id)["expires_at"]
+    assert fire(trigger)["exit_code"] == 0
+    assert manager.status_of(TASK.lease_id)["expires_at"] > before
+
+
+def test_a_job_whose_lease_was_ended_by_someone_is_stopped(trained, manager):
+    trigger = trained("sleep 60", ttl_s=0.1)
+    assert fire(trigger, lambda: manager.release_resources(TASK.lease_id)) == {"state": "lease lost"}
+    with closing(trigger.job.open()) as launcher:
+        assert launcher.status(trigger.job.key).state is JobState.ABSENT
+
+
+def test_the_job_trigger_ends_after_its_time_or_out_of_reach(trained):
+    assert fire(trained("sleep 60", timeout_s=0.05)) == {"state": "timeout"}
+    lost = trained("sleep 60", unreachable_s=0.05)
+    lost.job = replace(lost.job, address="elsewhere")
+    assert fire(lost)["state"] == "unreachable"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_killed_trigger_ends_only_what_airflow_no_longer_wants(trained, manager, monkeypatch, wanted):
+    trigger = trained("sleep 60")
+    monkeypatch.setattr(triggers, "is_wanted", lambda identity: wanted)
+    asyncio.run(trigger.on_kill())
+    assert bool(manager.leases()) is wanted
+    with closing(trigger.job.open()) as launcher:
+        expected = JobState.RUNNING if wanted else JobState.ABSENT
+        assert launcher.status(trigger.job.key).state is expected
+
+
+def test_room_and_the_end_of_a_lease_are_noticed(manager, monkeypatch, fast_triggers):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    room = VacancyTrigger({"task_id": "x", "required_gpus": 8, "required_cpus": 8}, poke_interval_s=0.01)
+    assert fire(room, lambda: manager.release_resources("holds2")) == {"server_name": "gpu-server-2"}
+    lease = Demand(8).submit(manager, TASK)
+    monkeypatch.setattr(triggers, "OUTAGE_POLL_S", 0.01)
+    over = LeaseEndTrigger(asdict(TASK), lease["fencing_token"])
+    assert fire(over, lambda: manager.release_resources(TASK.lease_id)) == {"state": "OVER"}
+
+
+def test_a_waiting_task_learns_when_it_should_start(manager, monkeypatch):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8, expected_runtime_s=600.0)
+    Demand(8).submit(manager, TASK)
+
+    async def look():
+        return await Watch.of("gpu_manager_default").status_of(TASK.lease_id)
+
+    status = asyncio.run(look())
+    assert status["estimated_start"]["at"] == pytest.approx(manager.leases()[0]["granted_at"] + 600, abs=1)
+    assert "; should start about " in describe_waiting(status)
 
 
 def test_triggers_come_back_from_what_they_serialize():

@@ -1,0 +1,57 @@
+"""Every example DAG in a real Airflow; `train_digits` is the demo's."""
+
+import pytest
+
+from tests.e2e.bench import wait_for
+from tests.e2e.test_faults import IMAGE, needs_docker
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def run(bench, dag_id, **conf):
+    """Runs a DAG to its good end; returns the id of the run."""
+    run_id = bench.api.trigger(dag_id, conf)
+    states = ("success", "failed")
+    wait_for(lambda: bench.api.run_state(dag_id, run_id) in states, 300, f"the end of {dag_id}")
+    tasks = {task["task_id"]: task["state"] for task in bench.api.task_instances(dag_id, run_id)}
+    assert bench.api.run_state(dag_id, run_id) == "success", tasks
+    return run_id
+
+
+def test_submit_training_takes_a_form(bench):
+    form = {"command": "echo $CUDA_VISIBLE_DEVICES of $GPU_SERVER", "gpus": 3, "cpus": 4, "server": "here"}
+    run_id = run(bench, "submit_training", **form)
+    assert bench.api.xcom("submit_training", run_id, "train") == "0,1,2 of here"
+
+
+def test_sweep_digits_maps_a_grid(bench):
+    run_id = run(bench, "sweep_digits")
+    assert bench.api.xcom("sweep_digits", run_id, "best")["accuracy"] > 0.9
+    seen = {
+        change["lease"]["request"]["task_id"]
+        for change in bench.manager.history(limit=100_000)
+        if change["change"] == "granted"
+    }
+    assert {f"sweep_digits/{run_id}/train[{point}]" for point in range(6)} <= seen
+
+
+def test_pipeline_digits_shares_a_lease(bench):
+    run_id = run(bench, "pipeline_digits")
+    allocation = bench.api.xcom("pipeline_digits", run_id, "on_shared_gpus.allocate")
+    for stage in ("pretrain", "finetune"):
+        log = bench.api.log("pipeline_digits", run_id, f"on_shared_gpus.{stage}")
+        assert f"CUDA_VISIBLE_DEVICES={allocation['gpu_devices']}" in log
+    assert len(bench.api.xcom("pipeline_digits", run_id, "evaluate").split(",")) == 2
+
+
+@needs_docker
+def test_docker_step_runs_between_setup_and_teardown(bench):
+    run_id = run(bench, "docker_step", image=IMAGE)
+    allocation = bench.api.xcom("docker_step", run_id, "gpu_lease.allocate")
+    log = bench.api.log("docker_step", run_id, "gpu_lease.train")
+    assert f"training on GPUs {allocation['gpu_devices']}" in log
+
+
+def test_gpu_reconcile_reports(bench):
+    run_id = run(bench, "gpu_reconcile")
+    assert bench.api.xcom("gpu_reconcile", run_id, "reconcile") == []
