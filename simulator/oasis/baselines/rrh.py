@@ -27,7 +27,7 @@ class Rrh:
 
     def arrive(self, job: Job, slot: int) -> bool:
         gang = draw_gang(job, self.rng, self.ledger)
-        if gang is None or self.reward(gang, self.expected_start(gang, slot)) <= 0:
+        if gang is None or self.reward(gang, self.expected_start(gang, slot), slot) <= 0:
             return False
         self.waiting.append(gang)
         return True
@@ -39,7 +39,7 @@ class Rrh:
         # By reward a unit of capacity and time, the best first; one that does not fit blocks nobody.
         for gang in sorted(
             self.waiting,
-            key=lambda gang: -self.reward(gang, slot) / (self.size(gang) * gang.slots),
+            key=lambda gang: -self.reward(gang, slot, slot) / (self.size(gang) * gang.slots),
         ):
             found = spread(self.ledger, slot, gang)
             if found is not None:
@@ -47,15 +47,13 @@ class Rrh:
                 self.running[gang.job.job_id] = (gang, found, slot + gang.slots)
                 self.waiting.remove(gang)
 
-    def reward(self, gang: Gang, start: int) -> float:
-        """The gain of running from that slot on, less what the others waiting lose by the delay."""
+    def reward(self, gang: Gang, start: int, now: int) -> float:
+        """The gain of running from `start` on, less what those waiting would lose if it went before them."""
         end = start + gang.slots - 1
         gain = gang.job.utility_at(end) if end < self.ledger.slots else 0.0
         delay = self.size(gang) * gang.slots
         return gain - sum(
-            loss_of_delay(other, start, delay, self.ledger.slots)
-            for other in self.waiting
-            if other is not gang
+            loss_of_delay(other, now, delay, self.ledger.slots) for other in self.waiting if other is not gang
         )
 
     def expected_start(self, gang: Gang, slot: int) -> int:

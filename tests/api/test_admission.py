@@ -1,0 +1,51 @@
+"""Admission by price over HTTP: what a task is worth goes in, price and worth come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import Keeping, standalone
+
+WORTH = {"utility": 16.0, "target_s": 7200.0, "expected_runtime_s": 3600.0}
+
+
+@pytest.fixture
+def priced_client(kept: Keeping) -> Iterator[FlaskClient]:
+    with GPUResourceManager.from_url(
+        "memory://", admission="price", price_low=1.0, price_high=100.0
+    ) as manager:
+        service = standalone(manager, kept, open_to="loopback")
+        yield create_app(service).test_client()
+        service.watch.close()
+
+
+def test_a_task_waits_for_its_price_and_explain_tells_it(priced_client: FlaskClient) -> None:
+    for server in range(4):
+        body = {"task_id": f"half-{server}", "required_gpus": 4, "required_cpus": 32}
+        assert (
+            priced_client.post("/api/allocate", json={**body, "prefer_server_id": server}).status_code == 200
+        )
+    task = {"task_id": "cheap", "required_gpus": 4, "required_cpus": 32, **WORTH}
+    answer = priced_client.post("/api/submit", json=task).json
+    assert answer["state"] == "WAITING"
+    query = {key: value for key, value in task.items() if key != "task_id"}
+    explained = priced_client.get("/api/explain", query_string=query).json
+    assert explained["fits"]
+    assert not explained["would_be_granted"]
+    assert explained["admission"]["price"] == pytest.approx(10.0)
+    assert explained["admission"]["utility"] == pytest.approx(8.0)
+    assert explained["admission"]["covered"] is False
+    page = priced_client.get("/what-if", query_string=query)
+    assert "is worth 8 and costs 10" in page.text
+
+
+def test_half_a_utility_is_refused(priced_client: FlaskClient) -> None:
+    task = {"task_id": "wrong", "required_gpus": 4, "required_cpus": 32, "utility": 5.0}
+    answer = priced_client.post("/api/submit", json=task)
+    assert answer.status_code == 400
+    assert "target_s" in answer.json["detail"]

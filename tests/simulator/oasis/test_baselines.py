@@ -1,0 +1,126 @@
+"""FIFO, DRF, RRH and Dorm do what their names say, within the same constraints as OASiS."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.oasis.baselines import dorm, drf
+from simulator.oasis.experiment import SCHEDULERS, Case
+from simulator.oasis.ledger import WORKER, Ledger, count_of, role_of
+from simulator.oasis.model import Instance
+from simulator.oasis.prices import fit_prices
+from simulator.oasis.simulation import Run, run
+from simulator.oasis.workload import draw_history, draw_instance, scale_to_load
+
+from .small import a_job, instances
+
+SERVER = (8, 32, 64, 32, 20.0)
+
+
+def play(instance: Instance, name: str, seed: int = 0) -> tuple[Run, dict[int, dict[str, int]]]:
+    """The run, and the workers of each job in each slot. `run` raises where a constraint is broken."""
+    workers: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+    def watch(slot: int, ledger: Ledger) -> None:
+        for lease in ledger.states[slot].leases.values():
+            if role_of(lease) == WORKER:
+                workers[slot][lease.request.owner] += count_of(lease)
+
+    case = Case(seed, instance, fit_prices(instance.jobs, instance))
+    result = run(instance, lambda ledger: SCHEDULERS[name](ledger, case), on_slot=watch)
+    return result, workers
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "oasis"])
+@settings(max_examples=25, deadline=None)
+@given(instance=instances(jobs=6, slots=8), seed=st.integers(0, 5))
+def test_every_constraint_holds_and_the_same_seed_gives_the_same_run(
+    name: str, instance: Instance, seed: int
+) -> None:
+    (first, workers), (second, again) = play(instance, name, seed), play(instance, name, seed)
+    assert first.outcomes == second.outcomes
+    assert workers == again
+
+
+def test_fifo_starts_in_order_of_arrival_and_keeps_the_gang() -> None:
+    jobs = tuple(a_job(f"job-{index}", chunks=8, epochs=3, worker=(3, 1, 1, 1, 1.0)) for index in range(4))
+    instance = Instance(200, (SERVER,), ((0, 32, 64, 32, 20.0),), jobs)
+    result, workers = play(instance, "fifo")
+    starts = [min(slot for slot, held in workers.items() if job.job_id in held) for job in jobs]
+    assert starts == sorted(starts)
+    assert starts[-1] > 0
+    for job in jobs:
+        sizes = {held[job.job_id] for held in workers.values() if job.job_id in held}
+        assert len(sizes) == 1
+    assert result.completed == 4
+
+
+def test_drf_gives_equal_dominant_shares() -> None:
+    """The example of Ghodsi et al.: 9 CPUs and 18 GB, users of (1 CPU, 4 GB) and (3 CPUs, 1 GB)."""
+    memory = a_job("memory", chunks=50, epochs=50, gradient=0.0, worker=(0, 1, 4, 0, 0.0))
+    cpu = a_job("cpu", chunks=50, epochs=50, gradient=0.0, worker=(0, 3, 1, 0, 0.0))
+    instance = Instance(60, ((0, 9, 18, 0, 0),), ((0, 1, 1, 1, 1.0),), (memory, cpu))
+    _, workers = play(instance, "drf")
+    assert dict(workers[0]) == {"memory": 3, "cpu": 2}
+    assert drf.dominant_share(Ledger(instance), memory, 3) == pytest.approx(2 / 3)
+
+
+def test_rrh_refuses_what_would_cost_the_others_more() -> None:
+    dear = [a_job(f"dear-{index}", priority=100.0, sensitivity=2.0, target=3.0) for index in range(3)]
+    worthless = a_job("worthless", chunks=2, epochs=30, priority=1.0, sensitivity=0.0)
+    instance = Instance(60, ((2, 8, 8, 8, 20.0),), ((0, 8, 8, 8, 20.0),), (*dear, worthless))
+    result, _ = play(instance, "rrh")
+    accepted = {outcome.job.job_id for outcome in result.outcomes if outcome.accepted}
+    assert "dear-0" in accepted
+    assert "worthless" not in accepted
+
+
+def test_dorm_resizes_few_at_a_time() -> None:
+    instance = draw_instance(2, jobs=12, slots=30, servers=3, load=1.5)
+    _, workers = play(instance, "dorm")
+    for slot in range(1, instance.slots):
+        before, now = workers[slot - 1], workers[slot]
+        stayed = [job_id for job_id in before if job_id in now]
+        # Shrinking to the work that is left, in a job's last slot, is no adjustment.
+        resized = sum(now[job_id] > before[job_id] for job_id in stayed)
+        assert resized <= max(1, -(-len(stayed) * dorm.ADJUSTMENTS // 1))
+
+
+def test_the_workload_keeps_the_ranges_of_the_paper() -> None:
+    instance = draw_instance(11, jobs=300, slots=100, servers=5)
+    assert [job.arrival for job in instance.jobs] == sorted(job.arrival for job in instance.jobs)
+    for job in instance.jobs:
+        assert 50 <= job.epochs <= 200
+        assert 5 <= job.chunks <= 100
+        assert 10 <= job.minibatches <= 100
+        assert 0 <= job.worker[0] <= 4
+        assert 1 <= job.worker[1] <= 10
+        assert 2 <= job.worker[2] <= 32
+        assert 0.1 <= job.worker[4] <= 5 <= job.ps[4] <= 20
+        assert 1 <= job.priority <= 100
+        assert 1 <= job.target <= 15
+        assert job.arrival + job.shortest_duration <= instance.slots
+    kinds = [sum(test(job.sensitivity) for job in instance.jobs) / 300 for test in (
+        lambda gamma: gamma == 0, lambda gamma: 0 < gamma <= 1, lambda gamma: 4 <= gamma <= 6
+    )]  # fmt: skip
+    assert kinds == pytest.approx([0.10, 0.55, 0.35], abs=0.08)
+
+
+@pytest.mark.parametrize("load", [0.3, 1.0, 2.5])
+def test_load_is_hit_and_durations_stay(load: float) -> None:
+    plain = draw_instance(4, jobs=20, slots=50, servers=4)
+    scaled = scale_to_load(plain, load)
+    assert scaled.load() == pytest.approx(load, rel=0.05)
+    assert [job.shortest_duration for job in scaled.jobs] == [job.shortest_duration for job in plain.jobs]
+
+
+def test_a_history_is_not_the_future() -> None:
+    instance = draw_instance(4, load=1.0)
+    history = draw_history(instance, 4)
+    assert len(history) == 200
+    assert {job.priority for job in history}.isdisjoint(job.priority for job in instance.jobs)
+    assert draw_history(instance, 4) == history
