@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from simulator.cli import BadInput, common_options, print_json
 from simulator.oasis.calibrate import TRIES, Calibration, calibrate
-from simulator.oasis.experiment import ALGORITHMS, Case, Comparison, compare, summarise
+from simulator.oasis.experiment import ALGORITHMS, Comparison, Method, summarise
 from simulator.oasis.instance_file import read_instance, write_instance
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import TIME_LIMIT_S
 from simulator.oasis.plots import PriceWatch, plot_comparison, plot_sweep
-from simulator.oasis.prices import UTILITY_FLOOR, Prices, fit_prices
-from simulator.oasis.simulation import OnSlot
-from simulator.oasis.workload import draw_history, draw_instance, draw_training
+from simulator.oasis.prices import UTILITY_FLOOR
+from simulator.oasis.tables import print_tables
+from simulator.oasis.workload import draw_instance, draw_training
 from simulator.report import write_json
 
 
@@ -63,34 +61,6 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
             )
         sweeps[axis] = values
     return sweeps
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one comparison is made of, but for the instances."""
-
-    algorithms: list[str]
-    clairvoyant: bool
-    utility_floor: float
-    eta: float | None
-    misestimate: tuple[float, float]
-    reoffer_after: int
-    time_limit_s: float
-
-    def prices(self, instance: Instance, seed: int) -> Prices:
-        """The price functions for the instance."""
-        history = instance.jobs if self.clairvoyant else draw_history(instance, seed)
-        return fit_prices(history, instance, self.utility_floor, self.eta).scaled(*self.misestimate)
-
-    def compare(self, instance: Instance, seed: int, on_slot: OnSlot | None = None) -> Comparison:
-        """Every algorithm on the instance."""
-        return compare(
-            Case(seed, instance, self.prices(instance, seed)),
-            self.algorithms,
-            reoffer_after=self.reoffer_after,
-            time_limit_s=self.time_limit_s,
-            on_slot=on_slot,
-        )
 
 
 @click.command("oasis")
@@ -227,26 +197,26 @@ def command(
     else:
         instances = [draw(each) for each in seeds]
     clairvoyant = prices == "clairvoyant"
-    plan = Plan(algorithms, clairvoyant, utility_floor, eta, misestimate, reoffer_after, time_limit_s)
+    method = Method(algorithms, clairvoyant, utility_floor, eta, misestimate, reoffer_after, time_limit_s)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         fitted = None
         if training_runs is not None:
             fitted = calibrate_like(instances[0], training_runs, progress)
-            plan = replace(plan, utility_floor=fitted.utility_floor, eta=fitted.eta)
+            method = replace(method, utility_floor=fitted.utility_floor, eta=fitted.eta)
         points = [(axis, value) for axis, values in sweep.items() for value in values]
         bar = progress.add_task("instances", total=len(seeds) * (1 + len(points)))
-        watch = PriceWatch(instances[0], plan.prices(instances[0], seeds[0]))
+        watch = PriceWatch(instances[0], method.prices(instances[0], seeds[0]))
         comparisons: list[Comparison] = []
         for each, instance in zip(seeds, instances, strict=True):
-            comparisons.append(plan.compare(instance, each, None if comparisons else watch))
+            comparisons.append(method.compare(instance, each, None if comparisons else watch))
             progress.advance(bar)
         summary = summarise(comparisons)
         swept: dict[str, dict[str, Any]] = {axis: {} for axis in sweep}
         for axis, value in points:
             runs = []
             for each in seeds:
-                runs.append(plan.compare(draw(each, **{axis: value}), each))
+                runs.append(method.compare(draw(each, **{axis: value}), each))
                 progress.advance(bar)
             swept[axis][f"{value:g}"] = summarise(runs)
     if swept:
@@ -264,53 +234,10 @@ def command(
     if as_json:
         print_json(summary)
     else:
-        print_table(summary)
+        print_tables(summary)
 
 
 def calibrate_like(instance: Instance, runs: int, progress: Progress) -> Calibration:
     """Fits the price parameters on instances of the same size and load, that share no draw with any seed."""
     bar = progress.add_task("calibration", total=TRIES)
     return calibrate(draw_training(instance, runs), lambda: progress.advance(bar))
-
-
-def print_table(summary: dict[str, Any]) -> None:
-    """The means over the instances, one row an algorithm."""
-    table = Table(title=f"means over {len(summary['seeds'])} instance(s)")
-    columns = ("algorithm", "utility", "accepted", "completed", "decision ms", "optimum / utility")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "algorithm" else "right")
-    for name, figures in summary["algorithms"].items():
-        ratios = [ratio for ratio in figures.get("optimal_over_utility", ()) if ratio is not None]
-        decision_ms = figures.get("decision_ms_mean")
-        table.add_row(
-            name,
-            f"{fmean(figures['utility']):.1f}",
-            f"{fmean(figures['accepted']):.1f}",
-            f"{fmean(figures['completed']):.1f}",
-            "" if decision_ms is None else f"{decision_ms:.2f}",
-            f"{fmean(ratios):.3f}" if ratios else "",
-        )
-    Console().print(table)
-    for axis, by_value in summary.get("sweeps", {}).items():
-        console_table = Table(title=f"mean utility by {axis}")
-        console_table.add_column("algorithm")
-        for value in by_value:
-            console_table.add_column(value, justify="right")
-        for name in summary["algorithms"]:
-            means = [fmean(point["algorithms"][name]["utility"]) for point in by_value.values()]
-            console_table.add_row(name, *(f"{mean:.1f}" for mean in means))
-        Console().print(console_table)
-    optimal = summary["algorithms"].get("optimal")
-    if optimal:
-        proven = sum(optimal["proven"])
-        click.echo(
-            f"optimum proven for {proven} of {len(optimal['proven'])}, "
-            f"largest gap {max(optimal['gap']):.2%}, "
-            f"mean time {fmean(optimal['seconds']):.1f} s"
-        )
-    if "calibration" in summary:
-        fitted = summary["calibration"]
-        click.echo(
-            f"calibrated on {fitted['trained_on']} other instances: "
-            f"utility floor {fitted['utility_floor']:g}, eta {fitted['eta']:.3g}"
-        )

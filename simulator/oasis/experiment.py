@@ -13,8 +13,9 @@ from simulator.oasis.ledger import Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import TIME_LIMIT_S, Booked, Optimum, find_optimum
 from simulator.oasis.planner import Oasis
-from simulator.oasis.prices import Prices
+from simulator.oasis.prices import Prices, fit_prices
 from simulator.oasis.simulation import OnSlot, Run, Scheduler, run
+from simulator.oasis.workload import draw_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,34 @@ def compare(
                 on_slot=on_slot if name == "oasis" else None,
             )
     return Comparison(case, runs, optimum)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How instances are compared: the algorithms, and where OASiS has its prices from."""
+
+    algorithms: list[str]
+    clairvoyant: bool
+    utility_floor: float
+    eta: float | None
+    misestimate: tuple[float, float]
+    reoffer_after: int
+    time_limit_s: float
+
+    def prices(self, instance: Instance, seed: int) -> Prices:
+        """The price functions for the instance."""
+        history = instance.jobs if self.clairvoyant else draw_history(instance, seed)
+        return fit_prices(history, instance, self.utility_floor, self.eta).scaled(*self.misestimate)
+
+    def compare(self, instance: Instance, seed: int, on_slot: OnSlot | None = None) -> Comparison:
+        """Every algorithm on the instance."""
+        return compare(
+            Case(seed, instance, self.prices(instance, seed)),
+            self.algorithms,
+            reoffer_after=self.reoffer_after,
+            time_limit_s=self.time_limit_s,
+            on_slot=on_slot,
+        )
 
 
 def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
