@@ -268,6 +268,8 @@ def do_login(here: Service, caller: Identity | None) -> Any:
     authenticator = here.authenticator
     if not isinstance(authenticator, TokenAuthenticator):
         raise ProblemError(404, "this service has no log-in of its own")
+    if flask.request.headers.get("Sec-Fetch-Site") == "cross-site":
+        raise ProblemError(403, "a page of another site may not log anybody in")
     token = authenticator.find(flask.request.form.get("token", "").strip())
     if token is None:
         here.limits.count_failure(flask.request.remote_addr or "?")

@@ -153,6 +153,14 @@ def test_a_change_by_cookie_needs_a_csrf_token(as_role: AsRole, kept: Keeping) -
     assert client.get("/api/status").status_code == 401
 
 
+def test_another_site_cannot_log_anybody_in(as_role: AsRole, kept: Keeping) -> None:
+    text = create(kept.tokens, "mallory", Role.READER)
+    client = as_role(None)
+    headers = {"Sec-Fetch-Site": "cross-site"}
+    assert client.post("/login", data={"token": text}, headers=headers).status_code == 403
+    assert client.get("/").status_code == 303
+
+
 def test_a_reader_finds_no_buttons(as_role: AsRole, kept: Keeping) -> None:
     as_role(Role.USER, "ada").post(
         "/api/allocate", json={"task_id": "t", "required_gpus": 2, "required_cpus": 1}
