@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.report import save_figure
+from simulator.serverless.cluster import Location
 from simulator.serverless.raw_env import RawEnv
-from simulator.serverless.run import Episode
+from simulator.serverless.run import Episode, FunctionRecord
 
 TIME_POINTS = 400
+ROW_HEIGHT = 0.86
 
 
 def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
@@ -30,26 +32,45 @@ def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
 
 
 def _gantt(env: RawEnv, episode: Episode) -> object:
+    """One row a NUMA node, in which containers that run together lie side by side."""
     from matplotlib import pyplot
-    from matplotlib.collections import LineCollection
+    from matplotlib.collections import PolyCollection
 
     rows = {location: row for row, location in enumerate(env.cluster.locations)}
-    figure, axes = pyplot.subplots(figsize=(9, max(2.5, 0.13 * len(rows))))
-    bars = []
-    workflows = []
+    by_row: dict[int, list[FunctionRecord]] = {}
     for record in episode.records:
-        row = rows[record.server_name, record.server_id, record.numa_node_id]  # type: ignore[index]
-        bars.append([(record.start_time, row), (record.completion_time, row)])
-        workflows.append(record.wf_id)
-    lines = LineCollection(bars, linewidths=3, cmap="tab20", alpha=0.5)
-    lines.set_array(workflows)
-    axes.add_collection(lines)
+        location = Location(record.server_name, record.server_id, record.numa_node_id)
+        by_row.setdefault(rows[location], []).append(record)
+    bars, workflows = [], []
+    for row, records in by_row.items():
+        lanes = _lanes(records)
+        height = ROW_HEIGHT / (max(lanes) + 1)
+        for record, lane in zip(records, lanes, strict=True):
+            top = row - ROW_HEIGHT / 2 + lane * height
+            left, right = record.start_time, record.completion_time
+            bars.append([(left, top), (right, top), (right, top + height), (left, top + height)])
+            workflows.append(record.wf_id)
+    figure, axes = pyplot.subplots(figsize=(9, min(12.0, max(2.5, 0.35 * len(rows)))))
+    boxes = PolyCollection(bars, cmap="tab20", linewidths=0.1, edgecolors="white")
+    boxes.set_array(workflows)
+    axes.add_collection(boxes)
     axes.autoscale()
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [f"{name}/{server}/{node}" for name, server, node in rows], fontsize=5)
+    axes.set_yticks(range(len(rows)), [f"{name}/{server}/{node}" for name, server, node in rows], fontsize=6)
     axes.set_xlabel("time (s)")
     axes.set_title("containers by NUMA node, coloured by workflow")
     return figure
+
+
+def _lanes(records: list[FunctionRecord]) -> list[int]:
+    """For each record the lowest lane that is free from its start to its end."""
+    free_at: list[float] = []
+    lane_of: dict[tuple[int, int], int] = {}
+    for record in sorted(records, key=lambda record: record.start_time):
+        lane = next((lane for lane, time in enumerate(free_at) if time <= record.start_time), len(free_at))
+        free_at[lane : lane + 1] = [record.completion_time]
+        lane_of[record.wf_id, record.fn_id] = lane
+    return [lane_of[record.wf_id, record.fn_id] for record in records]
 
 
 def _utilization(env: RawEnv, episode: Episode) -> object:

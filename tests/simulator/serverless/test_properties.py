@@ -14,7 +14,7 @@ from simulator.serverless.raw_env import EnvLog, RawEnv
 from tests.simulator.serverless.cases import Case, cases
 from tests.simulator.serverless.reference import simulate
 
-many = settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 some = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

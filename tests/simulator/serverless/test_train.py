@@ -1,0 +1,46 @@
+"""The comparison with the heuristics is fair: same episodes, same measure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from simulator.serverless.env import ServerlessEnv
+from simulator.serverless.generate import generate_workflows
+from simulator.serverless.scheduler import PolicyScheduler, scheduler_policy
+from simulator.serverless.train import make_env, mean, play, play_heuristic, random_actions
+
+
+def test_a_heuristic_is_measured_as_the_agent_is() -> None:
+    """Deciding in the environment what the policy decides gives the same return, makespan and rent."""
+    env = ServerlessEnv((0.0, 1.0), generate_workflows(size=3))
+    measured = play_heuristic(env, "least_loaded", seed=5)
+    scheduler = PolicyScheduler(scheduler_policy("least_loaded", 5))
+
+    def choose(env: ServerlessEnv, seen: NDArray[np.float32]) -> NDArray[np.int64]:
+        log = last[-1] if last else None
+        if log is not None:
+            scheduler.observe(log)
+        position, memory_mib = scheduler.decide(env.raw)
+        return np.array([position, env.memory_choices.index(memory_mib)])
+
+    last = []
+    step = env.step
+
+    def stepping(action: NDArray[np.int64]) -> object:
+        result = step(action)
+        last.append(result[4]["log"])
+        return result
+
+    env.reset(seed=5)
+    scheduler.reset(env.raw)
+    env.step = stepping  # type: ignore[assignment,method-assign]
+    assert play(env, choose, seed=5) == pytest.approx(measured)
+
+
+def test_random_actions_are_worse_than_any_care() -> None:
+    env = make_env()
+    drawn = mean([play(env, random_actions(seed), seed) for seed in range(5)])
+    placed = mean([play_heuristic(env, "random", seed) for seed in range(5)])
+    assert drawn["return"] < placed["return"] < 0
