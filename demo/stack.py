@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 8.0
 TASK_SLOTS = 4
+BUSY_RETRIES = 5
 
 
 class StackError(Exception):
@@ -183,6 +184,11 @@ class AirflowApi:
             answer.raise_for_status()
             self._client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
         answer = self._client.request(method, f"/api/v2{path}", json=body)
+        for _ in range(BUSY_RETRIES):
+            if answer.status_code != 500:  # what SQLite says when it is locked
+                break
+            time.sleep(1.0)
+            answer = self._client.request(method, f"/api/v2{path}", json=body)
         if answer.is_error:
             raise StackError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
         return answer.json() if answer.content else None
@@ -191,8 +197,10 @@ class AirflowApi:
         """Starts a run as soon as Airflow knows the DAG; returns the run's id."""
         _wait(lambda: self.knows(dag_id), 90.0, f"Airflow did not read the DAG {dag_id!r} within 90 s")
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
-        run = self.call("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
-        return str(run["dag_run_id"])
+        run_id = f"run-{time.time():.6f}"
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf or {})}
+        self.call("POST", f"/dags/{dag_id}/dagRuns", body)
+        return run_id
 
     def knows(self, dag_id: str) -> bool:
         """Whether Airflow has read that DAG; raises `StackError` if it cannot."""

@@ -153,7 +153,7 @@ class DockerLauncher:
         """`offset` counts nanoseconds: the engine knows the time of every line, not its place."""
         try:
             with self._reporting(f"the log of job {key} cannot be read"):
-                text = self._api.logs(key, timestamps=True, since=offset // 10**9 if offset else 0)
+                text = self._api.logs(key, timestamps=True, since=offset // 10**9 or None)
         except self._docker.errors.NotFound:
             return "", offset
         lines = []
@@ -186,7 +186,7 @@ class DockerLauncher:
             raise
         except self._docker.errors.APIError as error:
             raise LauncherError(f"{what} on {self._engine}: {error.explanation}") from error
-        except (requests.RequestException, self._docker.errors.DockerException, OSError) as error:
+        except (requests.RequestException, OSError) as error:
             raise LauncherUnreachableError(f"{what}: {self._engine} does not answer: {error}") from error
 
 
