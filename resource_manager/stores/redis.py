@@ -7,12 +7,10 @@ still count, and the stream `changes` whose entry `<version>-0` is the change th
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from resource_manager.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
@@ -23,52 +21,13 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.locks import Lock, RedisLock
-from resource_manager.models import (
-    Cancelled,
-    Change,
-    Drained,
-    Expired,
-    Granted,
-    InventoryChanged,
-    Lease,
-    Node,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-    Restored,
-    Waiting,
-)
+from resource_manager.models import Change, Granted, InventoryChanged
 from resource_manager.redis_client import RedisClient, load_script
-from resource_manager.schemas import (
-    FORMAT_VERSION,
-    change_from_json,
-    change_to_json,
-    check_format,
-    snapshot_from_dict,
-    snapshot_to_dict,
-)
+from resource_manager.schemas import FORMAT_VERSION, change_from_json, check_format
 from resource_manager.server_clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.stores import redis_layout
 
 PARTS = ("meta", "inventory", "leases", "renewals", "quarantined", "waiting", "drained", "changes", "lock")
-OPERATIONS: dict[type, str] = {
-    Granted: "grant",
-    Released: "end",
-    Expired: "end",
-    Renewed: "renew",
-    Quarantined: "quarantine",
-    Queued: "wait",
-    Cancelled: "cancel",
-    Drained: "drain",
-    Restored: "restore",
-    InventoryChanged: "inventory",
-}
-
-
-class _Inventory(NamedTuple):
-    version: bytes
-    nodes: tuple[Node, ...]
-    retired: tuple[str, ...]
 
 
 class RedisStore:
@@ -90,7 +49,7 @@ class RedisStore:
         self._refresh = load_script("examine", "refresh")
         self._write = load_script("write")
         self._epoch: str = ""
-        self._inventory = _Inventory(b"", (), ())
+        self._inventory = redis_layout.Inventory()
         self._clock = ServerClock(client.time)
 
     def now(self) -> float:
@@ -101,12 +60,17 @@ class RedisStore:
         answer = self._read(known)
         if answer is None:
             return None
-        if answer[5] == b"state":
-            return self._whole_state(answer)
-        assert replica is not None
-        for text in answer[6]:
-            replica.apply(change_from_json(text))
-        return replica
+        try:
+            if answer[5] == b"state":
+                return self._whole_state(answer)
+            assert replica is not None
+            for text in answer[6]:
+                replica.apply(change_from_json(text))
+            return replica
+        except CorruptStateError as error:
+            raise CorruptStateError(
+                f"{self._client.address}: {error}; restore its data, or start over with a reset"
+            ) from error
 
     def commit(
         self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
@@ -114,14 +78,13 @@ class RedisStore:
         operations: list[str] = []
         fencing, last_node, inventory = "", "", ""
         for change in changes:
-            kind = type(change)
-            if kind is Granted:
-                fencing, last_node = str(change.lease.fencing_token), change.lease.placement.node  # type: ignore[union-attr]
-            elif kind is InventoryChanged and not inventory:
+            if isinstance(change, Granted):
+                fencing, last_node = str(change.lease.fencing_token), change.lease.placement.node
+            elif isinstance(change, InventoryChanged) and not inventory:
                 inventory, forgotten = self._inventory_after(version, changes)
                 for node in forgotten:
                     operations += ("forget", node, "")
-            operations += (OPERATIONS[kind], _key(change), change_to_json(change))
+            operations += redis_layout.operation(change)
         # The id tells a commit that is sent again, after its answer was lost, from somebody else's.
         commit_id = os.urandom(12).hex()
         answer = self._run(
@@ -182,45 +145,11 @@ class RedisStore:
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:
         epoch, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
-        leases, renewals, quarantined, waiting, drained = (
-            dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[12:17]
-        )
         if inventory:
-            self._inventory = self._parse_inventory(inventory_version, inventory)
+            self._inventory = redis_layout.inventory_from_json(inventory_version, inventory)
         self._epoch = epoch.decode()
-        held = [
-            _lease(text, renewals.get(task_id), task_id in quarantined) for task_id, text in leases.items()
-        ]
-        held.sort(key=lambda lease: lease.fencing_token)
-        in_use = {lease.placement.node for lease in held}
-        retired = tuple(name for name in self._inventory.retired if name in in_use)
-        gone = set(self._inventory.retired) - in_use
-        nodes = tuple(node for node in self._inventory.nodes if node.name not in gone)
-        names = {node.name for node in nodes}
-        return ClusterState.from_snapshot(
-            Snapshot(
-                version=answer[3],
-                fencing=int(fencing),
-                sequence=int(sequence),
-                nodes=nodes,
-                leases=tuple(held),
-                waiting=tuple(sorted(map(_waiting, waiting.values()), key=lambda w: w.sequence)),
-                drained=tuple(
-                    change
-                    for change in map(change_from_json, drained.values())
-                    if isinstance(change, Drained) and change.node in names
-                ),
-                retired=retired,
-                last_node=last_node.decode() or None,
-            )
-        )
-
-    def _parse_inventory(self, version: bytes, text: bytes) -> _Inventory:
-        try:
-            snapshot = snapshot_from_dict(json.loads(text))
-        except ValueError as error:
-            raise CorruptStateError(f"{self._client.address}: key 'inventory' holds no JSON") from error
-        return _Inventory(version, snapshot.nodes, snapshot.retired)
+        parts = (fencing, sequence, last_node, *answer[12:17])
+        return redis_layout.read_state(answer[3], parts, self._inventory)
 
     # ---- writing ----
 
@@ -239,17 +168,9 @@ class RedisStore:
         snapshot = cluster.snapshot()
         still_closed = {drained.node for drained in snapshot.drained}
         closed = [name.decode() for name in answer[16][::2]]
-        return _inventory_json(snapshot), [name for name in closed if name not in still_closed]
+        return redis_layout.inventory_to_json(snapshot), [name for name in closed if name not in still_closed]
 
     def _write_state(self, mode: str, snapshot: Snapshot) -> bool:
-        parts: list[str] = []
-        for lease in snapshot.leases:
-            parts += ("lease", lease.task_id, change_to_json(Granted(lease, lease.granted_at)))
-        for waiting in snapshot.waiting:
-            queued = change_to_json(Queued(waiting.request, waiting.queued_at))
-            parts += ("waiting", waiting.task_id, f"{waiting.sequence} {queued}")
-        for drained in snapshot.drained:
-            parts += ("drained", drained.node, change_to_json(drained))
         epoch = os.urandom(12).hex()
         answer = self._run(
             self._write,
@@ -260,8 +181,8 @@ class RedisStore:
             snapshot.fencing,
             snapshot.sequence,
             snapshot.last_node or "",
-            _inventory_json(snapshot),
-            *parts,
+            redis_layout.inventory_to_json(snapshot),
+            *redis_layout.parts_of(snapshot),
         )
         if answer[0] == b"ok":
             self._epoch = answer[5].decode()
@@ -307,42 +228,3 @@ class RedisStore:
             f"{status if status != 'behind' else stored}); restore its data, or check which jobs still run "
             "and start over with a reset"
         )
-
-
-def _key(change: Change) -> str:
-    """The field under which Redis keeps what a change is about."""
-    if isinstance(change, Granted):
-        return change.lease.task_id
-    if isinstance(change, Queued):
-        return change.request.task_id
-    if isinstance(change, Drained | Restored):
-        return change.node
-    if isinstance(change, InventoryChanged):
-        return ""
-    return change.task_id
-
-
-def _lease(text: bytes, renewal: bytes | None, quarantined: bool) -> Lease:
-    change = change_from_json(text)
-    if not isinstance(change, Granted):
-        raise CorruptStateError(f"not a lease: {text[:120]!r}")
-    lease = change.lease
-    if renewal is not None:
-        renewed = change_from_json(renewal)
-        if not isinstance(renewed, Renewed):
-            raise CorruptStateError(f"not a renewal: {renewal[:120]!r}")
-        lease = replace(lease, expires_at=renewed.expires_at, quarantined=False)
-    return replace(lease, quarantined=True) if quarantined else lease
-
-
-def _waiting(text: bytes) -> Waiting:
-    sequence, _, body = text.partition(b" ")
-    change = change_from_json(body)
-    if not isinstance(change, Queued):
-        raise CorruptStateError(f"not a waiting request: {text[:120]!r}")
-    return Waiting(change.request, change.at, int(sequence))
-
-
-def _inventory_json(snapshot: Snapshot) -> str:
-    only_nodes = Snapshot(0, 0, 0, nodes=snapshot.nodes, retired=snapshot.retired)
-    return json.dumps(snapshot_to_dict(only_nodes), separators=(",", ":"))

@@ -300,7 +300,7 @@ def test_a_corrupt_part_is_an_error_and_stays(url: str, embedded_redis: RedisSer
         embedded_redis.client().set(key, "{")
     else:
         embedded_redis.client().hset(key, "a", "{")
-    with pytest.raises(CorruptStateError) as caught:
+    with pytest.raises(CorruptStateError, match=r"Redis at unix://.*reset") as caught:
         opened(url).refresh(None)
     assert "\n" not in str(caught.value)
     store.replace(first_state())

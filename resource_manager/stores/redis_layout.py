@@ -1,0 +1,150 @@
+"""How a state lies in Redis: changes as fields and entries there, and whole states read from them.
+
+Of every lease, waiting request and closed node Redis keeps the changes that still count, as the JSON that
+is in the stream too; a whole state is what they make of the inventory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.errors import CorruptStateError
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Restored,
+    Waiting,
+)
+from resource_manager.schemas import change_from_json, change_to_json, snapshot_from_dict, snapshot_to_dict
+
+OPERATIONS: dict[type, str] = {
+    Granted: "grant",
+    Released: "end",
+    Expired: "end",
+    Renewed: "renew",
+    Quarantined: "quarantine",
+    Queued: "wait",
+    Cancelled: "cancel",
+    Drained: "drain",
+    Restored: "restore",
+    InventoryChanged: "inventory",
+}
+"""What commit.lua does for a change."""
+
+
+class Inventory(NamedTuple):
+    """The nodes as they are stored, `retired` ones included, and the version that wrote them."""
+
+    version: bytes = b""
+    nodes: tuple[Node, ...] = ()
+    retired: tuple[str, ...] = ()
+
+
+def operation(change: Change) -> tuple[str, str, str]:
+    """What commit.lua is told of a change: the operation, the field it is about, and its JSON."""
+    return OPERATIONS[type(change)], _field(change), change_to_json(change)
+
+
+def _field(change: Change) -> str:
+    if isinstance(change, Granted):
+        return change.lease.task_id
+    if isinstance(change, Queued):
+        return change.request.task_id
+    if isinstance(change, Drained | Restored):
+        return change.node
+    if isinstance(change, InventoryChanged):
+        return ""
+    return change.task_id
+
+
+def parts_of(snapshot: Snapshot) -> list[str]:
+    """What write.lua is told of a state: part, field and JSON, one after the other."""
+    parts: list[str] = []
+    for lease in snapshot.leases:
+        parts += ("lease", lease.task_id, change_to_json(Granted(lease, lease.granted_at)))
+    for waiting in snapshot.waiting:
+        queued = change_to_json(Queued(waiting.request, waiting.queued_at))
+        parts += ("waiting", waiting.task_id, f"{waiting.sequence} {queued}")
+    for drained in snapshot.drained:
+        parts += ("drained", drained.node, change_to_json(drained))
+    return parts
+
+
+def inventory_to_json(snapshot: Snapshot) -> str:
+    only_nodes = Snapshot(0, 0, 0, nodes=snapshot.nodes, retired=snapshot.retired)
+    return json.dumps(snapshot_to_dict(only_nodes), separators=(",", ":"))
+
+
+def inventory_from_json(version: bytes, text: bytes) -> Inventory:
+    """Raises `CorruptStateError`."""
+    try:
+        snapshot = snapshot_from_dict(json.loads(text))
+    except ValueError as error:
+        raise CorruptStateError(f"the inventory in Redis is no JSON: {error}") from error
+    return Inventory(version, snapshot.nodes, snapshot.retired)
+
+
+def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:
+    """The state from refresh.lua's answer: fencing, sequence, last node, then the five hashes.
+
+    Raises `CorruptStateError`.
+    """
+    fencing, sequence, last_node = answer[:3]
+    leases, renewals, quarantined, waiting, drained = (
+        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:8]
+    )
+    held = [_lease(text, renewals.get(task_id), task_id in quarantined) for task_id, text in leases.items()]
+    held.sort(key=lambda lease: lease.fencing_token)
+    in_use = {lease.placement.node for lease in held}
+    gone = set(inventory.retired) - in_use
+    nodes = tuple(node for node in inventory.nodes if node.name not in gone)
+    names = {node.name for node in nodes}
+    closed = (change for change in map(change_from_json, drained.values()) if isinstance(change, Drained))
+    return ClusterState.from_snapshot(
+        Snapshot(
+            version=version,
+            fencing=int(fencing),
+            sequence=int(sequence),
+            nodes=nodes,
+            leases=tuple(held),
+            waiting=tuple(sorted(map(_waiting, waiting.values()), key=lambda entry: entry.sequence)),
+            drained=tuple(change for change in closed if change.node in names),
+            retired=tuple(name for name in inventory.retired if name in in_use),
+            last_node=last_node.decode() or None,
+        )
+    )
+
+
+def _lease(text: bytes, renewal: bytes | None, quarantined: bool) -> Lease:
+    change = change_from_json(text)
+    if not isinstance(change, Granted):
+        raise CorruptStateError(f"not a lease: {text[:120]!r}")
+    lease = change.lease
+    if renewal is not None:
+        renewed = change_from_json(renewal)
+        if not isinstance(renewed, Renewed):
+            raise CorruptStateError(f"not a renewal: {renewal[:120]!r}")
+        lease = replace(lease, expires_at=renewed.expires_at, quarantined=False)
+    return replace(lease, quarantined=True) if quarantined else lease
+
+
+def _waiting(text: bytes) -> Waiting:
+    sequence, _, body = text.partition(b" ")
+    change = change_from_json(body)
+    if not isinstance(change, Queued):
+        raise CorruptStateError(f"not a waiting request: {text[:120]!r}")
+    return Waiting(change.request, change.at, int(sequence))
