@@ -156,7 +156,8 @@ class Cluster:
         node.on_container_creation(container)
         # Everything before has happened: a container that needs no wait can start without a further event.
         started = node.start_next() if container.creation_time <= time else None
-        heapq.heappush(self._events, self._next_event(node))
+        following, is_start = node.next_event()
+        heapq.heappush(self._events, (following, is_start, position, node.version))
         return self._rent(time, node), started
 
     def advance(self, until: float = math.inf) -> Happened | None:
@@ -177,7 +178,11 @@ class Cluster:
             else:
                 ended, started = node.on_container_completion()
             rent = self._rent(time, node)
-            heapq.heapreplace(events, self._next_event(node))  # nothing has come before it meanwhile
+            following, is_start = node.next_event()
+            if following == math.inf:
+                heapq.heappop(events)
+            else:  # nothing has come before the event meanwhile, so it is still the first
+                heapq.heapreplace(events, (following, is_start, position, node.version))
             return time, ended, started, rent
         return None
 
@@ -196,10 +201,6 @@ class Cluster:
         self.touched.add(node.position)
         server = self.servers[node.server_position]
         return 0.0 if node.ends_by(server.expiration_time) else server.renew_lease_at(time, node)
-
-    def _next_event(self, node: NumaNode) -> tuple[float, bool, int, int]:
-        time, is_start = node.next_event()
-        return time, is_start, node.position, node.version
 
 
 def node_name(location: Location) -> str:

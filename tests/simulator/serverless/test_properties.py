@@ -70,6 +70,7 @@ def test_laws(case: Case) -> None:
         for record in logs[-1].finished_function_records:
             log = next(log for log in logs if (log.wf_id, log.fn_id) == record[:2])
             assert record.completion_time <= env.cluster[log.server_name][log.server_id].expiration_time
+    assert env.cluster.advance() is None
     memory_is_never_negative(env)
     work_done_is_work_asked(env, kept)
     nobody_overtakes(logs)
