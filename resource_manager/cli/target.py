@@ -14,6 +14,7 @@ from resource_manager.errors import (
     DuplicateTaskError,
     LeaseNotFoundError,
     LockTimeoutError,
+    PolicyError,
     ResourceManagerError,
     StoreError,
 )
@@ -88,7 +89,7 @@ def code_of(error: ResourceManagerError) -> int:
         return UNREACHABLE
     if isinstance(error, DuplicateTaskError | LeaseNotFoundError) or status is not None:
         return REFUSED
-    return BAD_INPUT if isinstance(error, ValueError) else REFUSED
+    return BAD_INPUT if isinstance(error, ValueError | PolicyError) else REFUSED
 
 
 def print_json(value: object) -> None:
