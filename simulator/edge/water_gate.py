@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import cache, partial
 from operator import attrgetter
 
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Dataset, Device, Job, Kind, Task
@@ -29,6 +30,7 @@ def plan_water_gate(
     hosts = [device for device in devices if device.kind == "Cloud"]
     stations = [device for device in devices if device.kind == "BS"]
     ues = [device for device in devices if device.kind == "UE"]
+    online = cache(partial(_online, dataset, ues))
     jobs = _JobTable(environment)
     reserved: dict[int, int] = {}
     while not environment.done:
@@ -44,7 +46,7 @@ def plan_water_gate(
                         second.serve_behind(gate, tasks, station)
                 if ues:
                     tasks = gate.tasks(ues[0].compute_factor, _shortest_first)
-                    for ue, rate in _online(environment, ues):
+                    for ue, rate in online(environment.now % METRIC_PERIOD_S):
                         second.serve_behind(gate, tasks, ue, rate)
         reserved = second.reserves
         environment.advance()
@@ -261,15 +263,12 @@ def _shortest_first(task: Task) -> tuple[int, int]:
     return task.compute_s, task.output_size
 
 
-def _online(environment: Environment, ues: list[Device]) -> list[tuple[Device, int]]:
-    """User devices that are online and connected, with their rate, the fastest first."""
-    dataset, now = environment.dataset, environment.now
-    second = now % METRIC_PERIOD_S
+def _online(dataset: Dataset, ues: list[Device], second: int) -> list[tuple[Device, int]]:
+    """User devices online and connected in a second of the period, with their rate, the fastest first."""
     online = [
         (ue, dataset.rate_rows[ue.index - dataset.first_ue][second])
         for ue in ues
-        if dataset.is_online(ue, now)
+        if dataset.is_online(ue, second)
     ]
-    return sorted(
-        ((ue, rate) for ue, rate in online if rate > 0), key=lambda pair: (pair[0].compute_factor, -pair[1])
-    )
+    connected = [(ue, rate) for ue, rate in online if rate > 0]
+    return sorted(connected, key=lambda pair: (pair[0].compute_factor, -pair[1]))

@@ -144,18 +144,27 @@ def test_devices_are_nodes_and_executors_leases(tables: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [f"test{number}" for number in range(7)])
-def test_water_gate_gains_with_every_tier(shared_data: Path, name: str) -> None:
-    dataset = read_dataset(shared_data / "edge" / name)
-    scores = [score_plan(dataset, plan_water_gate(dataset, kinds).plan) for kinds in TIERS.values()]
-    assert [score.job_rate for score in scores] == [1, 1, 1]
-    assert scores[0].score <= scores[1].score <= scores[2].score
+@pytest.mark.timeout(900)
+def test_water_gate_gains_with_every_tier_and_reaches_the_published_means(shared_data: Path) -> None:
+    reached: dict[str, list[float]] = {tiers: [] for tiers in TIERS}
+    for number in range(7):
+        dataset = read_dataset(shared_data / "edge" / f"test{number}")
+        for tiers, kinds in TIERS.items():
+            score = score_plan(dataset, plan_water_gate(dataset, kinds).plan)
+            assert score.job_rate == 1
+            reached[tiers].append(score.score)
+    for host, station, ue in zip(*reached.values(), strict=True):
+        assert host <= station <= ue
+    for tiers, scores in reached.items():
+        assert sum(scores) >= sum(PUBLISHED_SCORES[tiers][:7])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(7))
-def test_timetable_beats_what_is_published(shared_data: Path, number: int) -> None:
+def test_timetable_beats_what_is_published_with_a_quarter_of_its_effort(
+    shared_data: Path, number: int
+) -> None:
     dataset = read_dataset(shared_data / "edge" / f"test{number}")
-    score = score_plan(dataset, plan_timetable(dataset).plan)
+    score = score_plan(dataset, plan_timetable(dataset, tasks_placed=10_000).plan)
     assert (score.task_rate, score.job_rate) == (1, 1)
     assert score.score > PUBLISHED_SCORES["host+bs+ue"][number] + 200
