@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulator.edge.dataset import Dataset, Device
-from simulator.edge.tables import read_rows, whole_number
+from simulator.edge.tables import LONGEST_S, read_rows, whole_number
 from simulator.errors import InputError
 from simulator.report import write_text
 
@@ -51,7 +51,7 @@ def read_plan(folder: Path, dataset: Dataset) -> Plan:
     plan: Plan = {}
     path = folder / "executor.csv"
     for line, (time, action, executor, category, kind, device) in read_rows(path, EXECUTOR_COLUMNS):
-        at = whole_number(time, "Time", path, line)
+        at = _second(time, path, line)
         executor_id = whole_number(executor, "ExecutorId", path, line)
         step = plan.setdefault(at, Step())
         if action == "Delete":
@@ -68,13 +68,22 @@ def read_plan(folder: Path, dataset: Dataset) -> Plan:
         step.adds.append(Add(executor_id, category_id, dataset.by_name[kind, device_id]))
     path = folder / "task.csv"
     for line, texts in read_rows(path, TASK_COLUMNS):
-        at, executor_id, task_id = (
-            whole_number(text, name, path, line) for text, name in zip(texts, TASK_COLUMNS, strict=True)
+        at = _second(texts[0], path, line)
+        executor_id, task_id = (
+            whole_number(text, name, path, line)
+            for text, name in zip(texts[1:], TASK_COLUMNS[1:], strict=True)
         )
         if task_id not in dataset.tasks:
             raise _foreign(f"TaskId {task_id}", dataset, path, line)
         plan.setdefault(at, Step()).matches.append(Match(executor_id, task_id))
     return plan
+
+
+def _second(text: str, path: Path, line: int) -> int:
+    at = whole_number(text, "Time", path, line)
+    if at > LONGEST_S:
+        raise InputError(f"Time is {at}, above {LONGEST_S}", path=path, line=line)
+    return at
 
 
 def _foreign(what: str, dataset: Dataset, path: Path, line: int) -> InputError:

@@ -36,6 +36,8 @@ COLUMNS = {
     "job_table": ("JobId", "ArriveTime"),
     "task_table": ("TaskId", "JobId", "CategoryId", "ParentTasks", "ChildTasks", "ComputeDuration"),
 }
+LONGEST_S = 1_000_000
+"""No time in a table or plan is above this: every second up to it is simulated."""
 MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory"}
 
 
@@ -208,7 +210,11 @@ def _read_ue_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any,
 
 def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[int, Job], dict[int, Task]]:
     path = tables.path("task_table")
-    arrivals = {job_id: row[1] for job_id, (_, row) in tables.keyed("job_table").items()}
+    arrivals = {}
+    for job_id, (line, (_, arrival_s)) in tables.keyed("job_table").items():
+        if arrival_s > LONGEST_S:
+            tables.fail("job_table", line, f"ArriveTime is {arrival_s}, above {LONGEST_S}")
+        arrivals[job_id] = arrival_s
     if not arrivals:
         tables.fail("job_table", None, "there is no job")
     tasks: dict[int, Task] = {}
@@ -226,8 +232,8 @@ def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[i
             tables.fail("task_table", line, f"JobId {job_id} is not in job_table.csv")
         if category_id not in categories:
             tables.fail("task_table", line, f"CategoryId {category_id} is not in category_table.csv")
-        if compute_s == 0:
-            tables.fail("task_table", line, "ComputeDuration must be above 0")
+        if not 0 < compute_s <= LONGEST_S:
+            tables.fail("task_table", line, f"ComputeDuration is {compute_s}, not within 1 to {LONGEST_S}")
         tasks[task_id] = Task(task_id, job_id, category_id, edges[0], edges[1], compute_s)
         lines[task_id] = line
         members[job_id].append(task_id)

@@ -49,7 +49,8 @@ def test_a_plan_written_reads_back(tables: Path, tmp_path: Path) -> None:
         ("task_table", '0,0,0,[],"[[1, 30]', '0,0,0,"[[3, 1]]","[[1, 30]', 2, "not the other way"),
         ("task_table", "4,1,1,[],[],7", '4,1,1,"[[4, 1]]","[[4, 1]]",7', 6, "a cycle of parents"),
         ("task_table", "4,1,1,[],[],7", "4,1,9,[],[],7", 6, "CategoryId 9 is not in category_table.csv"),
-        ("task_table", "4,1,1,[],[],7", "4,1,1,[],[],0", 6, "ComputeDuration must be above 0"),
+        ("task_table", "4,1,1,[],[],7", "4,1,1,[],[],0", 6, "ComputeDuration is 0, not within 1 to 1000000"),
+        ("job_table", "1,12", "1,1000001", 3, "ArriveTime is 1000001, above 1000000"),
         ("host_table", "1,0,4,4,2", "1,7,4,4,2", 3, "CloudId 7 is not in cloud_table.csv"),
         ("host_table", "1,0,4,4,2", "1,0,4,4,0", 3, "ComputeFactor must be above 0"),
         ("bs_metric", "1,600,6,6\n", "", None, "BSId 1 has no row for Time 600"),
@@ -82,6 +83,7 @@ def test_a_bad_table_is_named_with_line_and_reason(
         ("executor", "1,Add,0,9,Cloud,0", "CategoryId 9 is not in dataset tiny"),
         ("executor", "1,Move,0,0,Cloud,0", "Action is 'Move', neither Add nor Delete"),
         ("executor", "1.5,Add,0,0,Cloud,0", "Time is '1.5', not a whole number"),
+        ("task", "9000000,0,0", "Time is 9000000, above 1000000"),
         ("task", "1,0,99", "TaskId 99 is not in dataset tiny: is this plan for another one?"),
     ],
 )
