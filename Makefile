@@ -31,7 +31,7 @@ test: lint
 
 # Also what needs a real sshd, Docker engine or PostgreSQL; each test says what it misses.
 test-e2e: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "e2e or slow" tests/e2e
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m e2e
 
 bench: install
 	$(BIN)/gpu-manager bench

@@ -36,6 +36,7 @@ class Demand:
     expected_runtime: timedelta | None = None
     quarantine: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
+    required_server: str | None = None
 
     def submit(self, manager: Manager, identity: TaskIdentity) -> dict[str, Any]:
         """The task's lease (state RUNNING) or place in the queue (WAITING); the one it has, if it has one.
@@ -81,6 +82,7 @@ class Demand:
             "ttl_s": self.ttl.total_seconds(),
             "expected_runtime_s": self.expected_runtime.total_seconds() if self.expected_runtime else None,
             "quarantine": self.quarantine,
+            "required_server": self.required_server,
             "labels": {**identity.labels, **self.labels},
         }
 

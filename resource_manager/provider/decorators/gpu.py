@@ -18,10 +18,12 @@ from airflow.sdk.exceptions import AirflowException
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers.devices import device_environment
 from resource_manager.models import MILLI_PER_GPU
-from resource_manager.provider.demand import Demand, describe_waiting, team_of
+from resource_manager.provider.demand import Demand, describe_waiting, end_lease, team_of
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.provider.links import ConsoleLink
 from resource_manager.provider.triggers import GrantTrigger, LeaseEndTrigger, identity_of
+
+SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 
 
 class GPUDecoratedOperator(DecoratedOperator, PythonOperator):
@@ -30,6 +32,10 @@ class GPUDecoratedOperator(DecoratedOperator, PythonOperator):
     The lease lives `ttl` beyond its last renewal, and the process ends itself before that if it cannot
     renew. So a lease that ran out has no process any more, wherever the worker was. A new try that finds a
     lease of a try before waits until that is over.
+
+    The function runs where its worker is. Where workers run on the GPU servers themselves, give each the
+    environment variable `GPU_MANAGER_SERVER` with its server's name and Airflow queues of their own: then
+    only GPUs of that server are asked for.
 
     Parameters as for `GPUTrainingOperator`.
     """
@@ -90,6 +96,7 @@ class GPUDecoratedOperator(DecoratedOperator, PythonOperator):
             self.expected_runtime,
             quarantine=False,
             labels={"try_number": this_try},
+            required_server=os.environ.get(SERVER_VARIABLE),
         )
         status = demand.submit(manager, identity)
         if status["state"] == "WAITING":
@@ -104,6 +111,13 @@ class GPUDecoratedOperator(DecoratedOperator, PythonOperator):
             self.defer(
                 trigger=LeaseEndTrigger(plain_identity, status["fencing_token"], self.gpu_conn_id),
                 method_name="execute_over",
+            )
+        here = os.environ.get(SERVER_VARIABLE, status["server_name"])
+        if here != status["server_name"]:
+            end_lease(manager, identity.lease_id, "FAILED")
+            raise AirflowException(
+                f"granted on {status['server_name']}, but this worker is on {here}: "
+                "give the task the queue of one server's workers"
             )
         self.log.info("holding GPUs %s of %s", status["gpu_devices"], status["server_name"])
         return self._run(context, manager, status)

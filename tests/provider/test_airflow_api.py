@@ -1,0 +1,101 @@
+"""Airflow's REST API as the command `gpu-manager reconcile` uses it, over real HTTP."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from click.testing import CliRunner
+
+from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
+from resource_manager.cli import main
+from resource_manager.task_identity import TaskIdentity
+
+
+class Airflow(BaseHTTPRequestHandler):
+    """Answers as Airflow 3.3 does."""
+
+    TASKS = "/api/v2/dags/d/dagRuns/r%2B1/taskInstances"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.logins += 1
+        if body != {"username": "u", "password": "p"}:
+            return self.answer(401, {"detail": "Invalid credentials"})
+        return self.answer(201, {"access_token": f"token-{self.server.logins}"})
+
+    def do_GET(self):
+        if self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            return self.answer(401, {"detail": "Invalid JWT token"})
+        answers = {
+            f"{self.TASKS}/runs": {"state": "deferred"},
+            f"{self.TASKS}/ended": {"state": "failed"},
+            f"{self.TASKS}/cleared": {"state": None},
+            f"{self.TASKS}/mapped/3": {"state": "running"},
+            "/api/v2/dags/d/dagRuns/r%2B1": {"state": "running"},
+        }
+        if self.path in answers:
+            return self.answer(200, answers[self.path])
+        if self.path.startswith("/proxy"):
+            return self.answer(404, "not here", "text/html")
+        return self.answer(404, {"detail": "not found"})
+
+    def answer(self, status, body, kind="application/json"):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def airflow():
+    with HTTPServer(("127.0.0.1", 0), Airflow) as server:
+        server.logins, server.token = 0, "token-1"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        yield server
+        server.shutdown()
+
+
+def tasks(*names):
+    return {TaskIdentity("d", "r+1", name) for name in names} | {TaskIdentity("d", "r+1", "mapped", 3)}
+
+
+def test_tasks_that_go_on_are_told_from_those_that_ended_or_never_were(airflow):
+    states = AirflowTaskStates(airflow.url, user="u", password="p")
+    assert states.unfinished(tasks("runs", "ended", "cleared", "gone")) == tasks("runs", "cleared")
+    assert states.run_is_unfinished("d", "r+1")
+    assert not states.run_is_unfinished("d", "gone")
+
+
+def test_a_token_that_ran_out_is_renewed(airflow):
+    states = AirflowTaskStates(airflow.url, user="u", password="p")
+    airflow.token = "token-2"
+    assert states.unfinished(tasks("runs")) == tasks("runs")
+    assert airflow.logins == 2
+
+
+def test_what_is_not_airflow_is_no_task_that_is_gone(airflow):
+    with pytest.raises(AirflowUnavailableError, match="answered 404"):
+        AirflowTaskStates(f"{airflow.url}/proxy", token="token-1").unfinished(tasks("runs"))
+    with pytest.raises(AirflowUnavailableError, match="answered 401"):
+        AirflowTaskStates(airflow.url, token="wrong").unfinished(tasks("runs"))
+    with pytest.raises(AirflowUnavailableError, match="refused the login"):
+        AirflowTaskStates(airflow.url, user="u", password="wrong")
+
+
+def test_the_command_says_what_it_did_or_why_not(airflow):
+    def run(*words):
+        return CliRunner().invoke(main, ["--store", "memory://", "reconcile", *words])
+
+    done = run("--airflow-url", airflow.url, "--airflow-user", "u", "--airflow-password", "p")
+    assert (done.exit_code, done.stdout) == (0, "nothing to do: every lease belongs to a task that goes on\n")
+    done = run("--airflow-url", airflow.url, "--airflow-token", "token-1", "--json")
+    assert (done.exit_code, json.loads(done.stdout)) == (0, [])
+    for words, exit_code in ((["gpus"], 2), (["http://127.0.0.1:1", "--airflow-user", "u"], 3)):
+        done = run("--airflow-url", *words)
+        assert done.exit_code == exit_code
+        assert done.stderr.count("\n") == 1
