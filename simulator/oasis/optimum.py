@@ -17,7 +17,7 @@ from simulator.oasis.milp import Maximisation, Solution
 from simulator.oasis.model import Instance, Job, Units
 from simulator.oasis.packing import ServerType, capacity_rows, most_on, overfull_weights, pack, server_types
 from simulator.oasis.planner import Share, best_schedule, book
-from simulator.oasis.prices import fit_prices
+from simulator.oasis.prices import Prices, fit_prices, safe_eta
 
 WORTHLESS = 1e-7
 """A completion worth less than this share of the highest priority is left out of the programme."""
@@ -26,6 +26,9 @@ TIME_LIMIT_S = 300.0
 
 QUICK_TRY_S = 3.0
 """Most programmes are solved in this time; one that is not is tightened first."""
+
+SOLVING_SHARE = 0.8
+"""The rest of the time is kept for laying the solution out."""
 
 TIGHTENING_ROUNDS = 3
 TIGHTENING_SHARE = 0.2
@@ -289,12 +292,13 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
     started = time.monotonic()
     deadline = started + time_limit_s
     jobs = [job for job in instance.jobs if job.arrival + job.shortest_duration <= instance.slots]
-    plan, proven, cuts = plan_online(instance, jobs), not jobs, 0
+    plan: Plan = {}
+    proven, cuts = not jobs, 0
     bound = math.fsum(job.utility(job.shortest_duration) for job in jobs)
     programme = Programme(instance, jobs)
     tightened = False
     while jobs and (left_s := deadline - time.monotonic()) > 0:
-        solution = programme.model.solve(left_s if tightened else min(left_s, QUICK_TRY_S))
+        solution = programme.model.solve(SOLVING_SHARE * left_s if tightened else min(left_s, QUICK_TRY_S))
         bound = min(bound, solution.bound)
         if not solution.optimal and not tightened:
             tightened = True
@@ -316,9 +320,10 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
                 cuts += 1
                 continue
             found = by_server
-        plan = max(plan, found, key=lambda each: worth(instance, each))
-        proven = solution.optimal
+        plan, proven = found, solution.optimal
         break
+    if not proven:
+        plan = max(plan, plan_online(instance, jobs), key=lambda each: worth(instance, each))
     utility = worth(instance, plan)
     return Optimum(plan, utility, max(bound, utility), proven, time.monotonic() - started, cuts)
 
@@ -336,11 +341,15 @@ def lay_out_by_server(
 
 
 def plan_online(instance: Instance, jobs: Sequence[Job]) -> Plan:
-    """OASiS's own plan, the one to fall back on when the time is too short for any other."""
-    if not jobs:
-        return {}
+    """OASiS's own best plan over some values of eta, to fall back on when the time is too short."""
+    eta = safe_eta(jobs, instance)
+    plans = [plan_at_prices(instance, jobs, fit_prices(jobs, instance, eta=eta / 10**k)) for k in range(8)]
+    return max(plans, key=lambda plan: worth(instance, plan))
+
+
+def plan_at_prices(instance: Instance, jobs: Sequence[Job], prices: Prices) -> Plan:
+    """What OASiS would book, job by job in order of arrival."""
     ledger = Ledger(instance)
-    prices = fit_prices(jobs, instance)
     plan: dict[str, tuple[Share, ...]] = {}
     for job in sorted(jobs, key=lambda job: job.arrival):
         schedule = best_schedule(job, job.arrival, ledger, prices)
