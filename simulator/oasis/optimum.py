@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.milp import Maximisation, Solution
-from simulator.oasis.model import Instance, Job, Units
+from simulator.oasis.model import RESOURCES, Instance, Job, Units
 from simulator.oasis.packing import ServerType, capacity_rows, most_on, overfull_weights, pack, server_types
 from simulator.oasis.planner import Share, best_schedule, book
 from simulator.oasis.prices import Prices, fit_prices, safe_eta
@@ -324,6 +324,7 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
         break
     if not proven:
         plan = max(plan, plan_online(instance, jobs), key=lambda each: worth(instance, each))
+    plan = top_up(instance, jobs, plan)
     utility = worth(instance, plan)
     return Optimum(plan, utility, max(bound, utility), proven, time.monotonic() - started, cuts)
 
@@ -347,11 +348,22 @@ def plan_online(instance: Instance, jobs: Sequence[Job]) -> Plan:
     return max(plans, key=lambda plan: worth(instance, plan))
 
 
-def plan_at_prices(instance: Instance, jobs: Sequence[Job], prices: Prices) -> Plan:
-    """What OASiS would book, job by job in order of arrival."""
+def top_up(instance: Instance, jobs: Sequence[Job], plan: Plan) -> Plan:
+    """The plan with what the programme left out as worthless, where there is room for it."""
+    nothing = {WORKER: math.ulp(0.0), PS: math.ulp(0.0)}
+    free = Prices(nothing, {role: (price,) * len(RESOURCES) for role, price in nothing.items()})
+    return plan_at_prices(instance, jobs, free, plan)
+
+
+def plan_at_prices(
+    instance: Instance, jobs: Sequence[Job], prices: Prices, before: Plan | None = None
+) -> Plan:
+    """What OASiS would book, job by job in order of arrival, beside what is planned before."""
     ledger = Ledger(instance)
-    plan: dict[str, tuple[Share, ...]] = {}
-    for job in sorted(jobs, key=lambda job: job.arrival):
+    plan = dict(before or {})
+    for job in jobs:
+        book(ledger, job, plan.get(job.job_id, ()))
+    for job in sorted((job for job in jobs if job.job_id not in plan), key=lambda job: job.arrival):
         schedule = best_schedule(job, job.arrival, ledger, prices)
         if schedule is not None:
             book(ledger, job, schedule.shares)
