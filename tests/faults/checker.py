@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +112,18 @@ def check_beliefs(operations: Iterable[Operation], wall_minus_monotonic_s: float
     by_gpu: dict[tuple[str, int], list[tuple[float, float, tuple[str, int]]]] = defaultdict(list)
     for lease, begin in begins.items():
         until = min(known_end[lease] - CLOCK_TOLERANCE_S - wall_minus_monotonic_s, ended[lease])
-        for gpu in places[lease]:
-            by_gpu[gpu].append((begin, until, lease))
+        if begin < until:  # else the answer was read when the lease was over: nothing was believed
+            for gpu in places[lease]:
+                by_gpu[gpu].append((begin, until, lease))
     complaints = []
     for gpu, beliefs in by_gpu.items():
         beliefs.sort()
-        for (_, until, first), (begin, _, second) in pairwise(beliefs):
-            if begin < until:
-                complaints.append(f"{gpu} was held by {first} and {second} for {until - begin:.3f} s")
+        _, latest, holder = beliefs[0]
+        for begin, until, lease in beliefs[1:]:
+            if begin < latest:
+                complaints.append(f"{gpu} was held by {holder} and {lease} for {latest - begin:.3f} s")
+            if until > latest:
+                latest, holder = until, lease
     return complaints
 
 
