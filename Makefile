@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test test-e2e bench bench-peers demo up clean
+.PHONY: install lock lint test test-e2e bench bench-peers demo up docs clean
 
 install: $(STAMP)
 
@@ -45,5 +45,11 @@ demo: install
 up: install
 	$(BIN)/python -m demo up
 
+# The documentation as a site in site/; its tools are not part of the pinned environment.
+docs: install
+	test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	$(BIN)/uv pip install --quiet --python $(VENV)-docs/bin/python --editable ".[docs]"
+	$(VENV)-docs/bin/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) .build artifacts dist
+	rm -rf $(VENV) $(VENV)-docs site .build artifacts dist
