@@ -130,10 +130,12 @@ class Stack:
         return [process for process in psutil.process_iter() if self._is_ours(process, own)]
 
     def _is_ours(self, process: psutil.Process, own: set[int]) -> bool:
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, ProcessLookupError):
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return process.pid in own or process.environ().get("AIRFLOW_HOME") == str(self.home)
+            # Airflow's API server overwrites its environment with its title: its session gives it away. Jobs
+            # have sessions of their own, and our environment.
+            return os.getsid(process.pid) in own or process.environ().get("AIRFLOW_HOME") == str(self.home)
         return False
 
     def stop(self) -> None:
