@@ -372,6 +372,10 @@ class NumaNode:
             ]
             first = min(left_s, default=math.inf)
             starting = bool(coming) and coming[-1][0] < now + first
+            if starting and (blocked or coming[-1][2].memory_alloc > free):
+                blocked = True
+                coming.pop()  # it will wait, which changes nothing for the others
+                continue
             if first == math.inf and not starting:
                 raise SimulationError(
                     f"no container can end on NUMA node {self.name}: {parallelism} threads share its cores "
@@ -385,11 +389,9 @@ class NumaNode:
             now = time
             if starting:
                 container = coming.pop()[2]
-                blocked = blocked or container.memory_alloc > free
-                if not blocked:
-                    active.append((container, float(container.computation)))
-                    free -= container.memory_alloc
-                    parallelism += container.parallelism
+                active.append((container, float(container.computation)))
+                free -= container.memory_alloc
+                parallelism += container.parallelism
             else:
                 container, _ = active.pop(left_s.index(first))
                 ends[container.request.task_id] = now

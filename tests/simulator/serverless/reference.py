@@ -78,7 +78,15 @@ class Node:
             speeds = {id(run): self.speed(run, active) for run in active}
             first = min(active, key=lambda run: left[id(run)] / speeds[id(run)], default=None)
             end = INFINITE if first is None else now + left[id(first)] / speeds[id(first)]
-            time = min(end, coming[0].creation if coming else INFINITE)
+            if coming and coming[0].creation < end:
+                free = self.memory - sum(other.given for other in active)
+                if queue or coming[0].given > free:
+                    queue = True
+                    coming.pop(0)
+                    continue
+                time = coming[0].creation
+            else:
+                time = end
             for run in active:
                 left[id(run)] = max(0.0, left[id(run)] - speeds[id(run)] * (time - now))
             now = time
@@ -87,10 +95,8 @@ class Node:
                 latest = max(latest, time)
             else:
                 run = coming.pop(0)
-                queue = queue or run.given > self.memory - sum(other.given for other in active)
-                if not queue:
-                    active.append(run)
-                    left[id(run)] = float(run.left)
+                active.append(run)
+                left[id(run)] = float(run.left)
         return latest
 
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from resource_manager.allocator import check
+from simulator.serverless.config import ClusterConfig, NumaNodes, ServerType
 from simulator.serverless.container import Container
 from simulator.serverless.raw_env import EnvLog, RawEnv
-from tests.simulator.serverless.cases import Case, cases
+from simulator.serverless.template import WorkflowTemplate
+from tests.simulator.serverless.cases import CORE_SPEED, Case, cases
 from tests.simulator.serverless.reference import simulate
 
 many = settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +47,23 @@ def equals_the_reference(case: Case) -> None:
         for run in expected.runs
     ]
     assert [log.rent for log in logs] == expected.rents
+
+
+def test_a_container_that_has_to_wait_costs_no_rent_by_rounding() -> None:
+    """An hour of work on a node rented for that hour; who comes meanwhile and waits changes nothing."""
+    hour = WorkflowTemplate((3600 * CORE_SPEED,), (1,), (1,))
+    nothing = WorkflowTemplate((0,), (1,), (1,))
+    server = ServerType(
+        name="a",
+        count=1,
+        hourly_rate=1.0,
+        cold_start_latency=0.0,
+        numa_nodes=NumaNodes(count=1, cpu=1, memory=8),
+    )
+    config = ClusterConfig(single_core_speed=CORE_SPEED, servers=(server,))
+    case = Case([0.0, 1.0636582623795903], [hour, nothing], config, [(0, 5)])
+    assert [log.rent for log in case.play(case.env())] == [1.0, 0.0]
+    equals_the_reference(case)
 
 
 def containers(env: RawEnv, kept: dict[tuple[int, int], Container]) -> None:
