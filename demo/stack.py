@@ -33,10 +33,16 @@ class Stack:
     """A context manager around the processes; `api` speaks to Airflow, `redis_url` to Redis."""
 
     def __init__(
-        self, home: Path, *, settings: Mapping[str, str] | None = None, dags: Path = REPOSITORY / "dags"
+        self,
+        home: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        dags: Path = REPOSITORY / "dags",
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.home = home.resolve()
         self.dags = dags
+        self.start_timeout_s = start_timeout_s
         redis_port, self.api_port, worker_log_port, trigger_log_port = _free_ports(4)
         self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
         self.url = f"http://localhost:{self.api_port}"
@@ -122,7 +128,8 @@ class Stack:
                 raise StackError(f"Airflow ended with {airflow.returncode}; see {log}")
             return self.api.is_healthy()
 
-        _wait(ready, START_TIMEOUT_S, f"Airflow was not ready within {START_TIMEOUT_S:g} s; see {log}")
+        limit_s = self.start_timeout_s
+        _wait(ready, limit_s, f"Airflow was not ready within {limit_s:g} s; see {log}")
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this stack, and of the jobs that it started."""

@@ -72,6 +72,7 @@ class Bench(Stack):
         super().__init__(
             home,
             dags=dags,
+            start_timeout_s=600.0,
             settings={
                 "LEDGER": str(self.ledger),
                 "TEST_TTL_S": str(TTL_S),

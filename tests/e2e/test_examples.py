@@ -5,7 +5,7 @@ import pytest
 from tests.e2e.bench import wait_for
 from tests.e2e.test_faults import IMAGE, needs_docker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def run(bench, dag_id, **conf):

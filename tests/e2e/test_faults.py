@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.bench import TTL_S, wait_for
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def containers():
