@@ -146,8 +146,11 @@ def _locked(directory: str, mode: int) -> Iterator[int | None]:
 
 
 def _is_free(directory: str) -> bool:
-    with _locked(directory, fcntl.LOCK_SH) as lock:
-        return lock is not None
+    try:
+        with _locked(directory, fcntl.LOCK_SH) as lock:
+            return lock is not None
+    except FileNotFoundError:  # someone else stopped the job just now
+        return True
 
 
 def _number(directory: str, name: str) -> int | None:

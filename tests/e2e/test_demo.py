@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
     picture = tmp_path / "timeline.svg"
     done = subprocess.run(

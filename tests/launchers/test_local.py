@@ -153,3 +153,14 @@ def sleepers():
         except psutil.Error:
             pass
     return found
+
+
+def test_two_may_stop_it_at_once(launcher):
+    from concurrent.futures import ThreadPoolExecutor
+
+    launcher.start(Job("j", ("/bin/sh", "-c", "trap '' TERM; sleep 61.25")))
+    wait_for(lambda: len(sleepers()) == 1)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: launcher.stop("j", grace_s=0.2), range(4)))
+    assert sleepers() == []
+    assert launcher.status("j") == JobStatus(JobState.ABSENT)
