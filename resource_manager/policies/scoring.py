@@ -166,6 +166,8 @@ class Ranking:
         self._heap: list[int] = []
         self._scored: dict[int, int | None] = {}
         self._need = request.gpus * request.gpu_milli
+        self._amounts = tuple(request.resources.items())
+        self._particular = bool(request.gpu_types or request.vendor)
         self._mark = -1
 
     def fits_at(self, index: int) -> bool:
@@ -198,13 +200,16 @@ class Ranking:
             self._start()
             return
         keys, heap, scored = self._keys, self._heap, self._scored
-        number_of, grown_at = states.of_node, states.grown_at
+        number_of, grown_at, reach, need = states.of_node, states.grown_at, states.reach, self._need
         changed = states.changed_with_gpu if self._need else states.changed
         for index, changed_at in reversed(changed.items()):
             if changed_at <= since:
                 break
             if keys[index] is None and grown_at[index] <= since:
                 continue  # it did not fit, and has only less room now
+            if reach[index] < need:
+                keys[index] = None
+                continue
             number = number_of[index]
             base = scored.get(number, _UNKNOWN)
             if base is _UNKNOWN:
@@ -216,21 +221,32 @@ class Ranking:
                 heappush(heap, key)
 
     def _start(self) -> None:
-        scored = self._scored
-        numbers = self._states.of_node
-        for number, index in dict(zip(numbers, range(len(numbers)), strict=True)).items():
-            if number not in scored:
-                self._rate(number, index)
-        bases = map(scored.__getitem__, numbers)
-        self._keys = [None if base is None else base + index for index, base in enumerate(bases)]
-        self._heap = [key for key in self._keys if key is not None]
-        heapify(self._heap)
+        scored, need, reach = self._scored, self._need, self._states.reach
+        keys: list[int | None] = [None] * len(reach)
+        heap: list[int] = []
+        self._keys, self._heap = keys, heap
+        for index, number in enumerate(self._states.of_node):
+            if reach[index] >= need:
+                base = scored.get(number, _UNKNOWN)
+                if base is _UNKNOWN:
+                    base = self._rate(number, index)
+                if base is not None:
+                    keys[index] = key = base + index
+                    heap.append(key)
+        heapify(heap)
 
     def _rate(self, number: int, index: int) -> int | None:
         node = self._states.cluster.nodes[index]
         request = self._request
-        base = None
-        if self._states.reach[index] >= self._need and node.fits(request):
-            base = -self._score(node, request) << _INDEX_BITS
+        if not self._particular:  # its reach is enough: only the amounts are left to look at
+            fits = node.is_open
+            free = node.free
+            for name, amount in self._amounts:
+                if free.get(name, 0) < amount:
+                    fits = False
+                    break
+        else:
+            fits = node.fits(request)
+        base = -self._score(node, request) << _INDEX_BITS if fits else None
         self._scored[number] = base
         return base
