@@ -9,7 +9,7 @@ from resource_manager.models import Placement, Request
 from resource_manager.policies import draw
 from resource_manager.policies.scoring import Scored
 
-DRAWS = 64
+DRAWS = 16
 """So many nodes are drawn blindly before those with room are listed to draw from."""
 
 _anywhere = Scored(lambda node, request: 0)
@@ -31,16 +31,13 @@ def random(cluster: ClusterState, request: Request, seed: int = 0) -> Placement 
 
 
 def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int | None:
-    ranking = _anywhere.ranking(cluster, request)
-    if ranking.best() is None:
-        return None
-    count = len(cluster.nodes)
-    for _ in range(DRAWS):
-        index = pick(count)
-        if ranking.fits_at(index):
+    nodes = cluster.nodes
+    for _ in range(DRAWS if nodes else 0):
+        index = pick(len(nodes))
+        if nodes[index].fits(request):
             return index
-    fitting = [index for index in range(count) if ranking.fits_at(index)]
-    return fitting[pick(len(fitting))]
+    fitting = _anywhere.ranking(cluster, request).fitting()
+    return fitting[pick(len(fitting))] if fitting else None
 
 
 def seeded(seed: int) -> partial[Placement | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from operator import gt
 from typing import Any
@@ -91,6 +91,9 @@ class _States:
             self._number(node, capacity) for node, capacity in zip(nodes, self._capacities, strict=True)
         ]
         self.reach = [_reach(node) for node in nodes]
+        names = {name for node in nodes for name in node.node.resources}
+        self.free = {name: [node.free.get(name, 0) for node in nodes] for name in names}
+        """What each node has free, by resource."""
         self.mark = self.cluster.mark
         self.grown_at = [self.mark] * len(nodes)
         """The mark at which a node was last seen to have got some capacity back."""
@@ -124,6 +127,9 @@ class _States:
             self._capacities[index] = capacity
             self.of_node[index] = self._number(node, capacity)
             self.reach[index] = reach = _reach(node)
+            for name, amount in node.free.items():
+                if name in self.free:
+                    self.free[name][index] = amount
             self.changed.pop(index, None)
             self.changed[index] = mark
             self.changed_with_gpu.pop(index, None)
@@ -167,12 +173,17 @@ class Ranking:
         self._scored: dict[int, int | None] = {}
         self._need = request.gpus * request.gpu_milli
         self._amounts = tuple(request.resources.items())
+        self._first = next((pair for pair in self._amounts if pair[0] in states.free), None)
         self._particular = bool(request.gpu_types or request.vendor)
         self._mark = -1
 
-    def fits_at(self, index: int) -> bool:
-        """Whether the request fits the node at that position."""
-        return self._keys[index] is not None and self._states.reach[index] >= self._need
+    def fitting(self) -> list[int]:
+        """Positions of all nodes the request fits, in order."""
+        keys, reach, need = self._keys, self._states.reach, self._need
+        self._heap = sorted(
+            {key for key in self._heap if keys[key & _INDEX_MASK] == key and reach[key & _INDEX_MASK] >= need}
+        )  # sorted keys are a heap, and what was out of date is gone
+        return sorted(key & _INDEX_MASK for key in self._heap)
 
     def best(self) -> int | None:
         """Position of the best node, or None."""
@@ -190,7 +201,7 @@ class Ranking:
     def follow(self) -> None:
         """Brings the keys up to date with the node states, which must be.
 
-        A request for GPUs passes over nodes that have none left: `best` and `fits_at` look at the reach.
+        A request for GPUs passes over nodes that have none left: `best` and `fitting` look at the reach.
         """
         states = self._states
         since, self._mark = self._mark, states.mark
@@ -201,13 +212,14 @@ class Ranking:
             return
         keys, heap, scored = self._keys, self._heap, self._scored
         number_of, grown_at, reach, need = states.of_node, states.grown_at, states.reach, self._need
+        free, amount = self._scarce()
         changed = states.changed_with_gpu if self._need else states.changed
         for index, changed_at in reversed(changed.items()):
             if changed_at <= since:
                 break
             if keys[index] is None and grown_at[index] <= since:
                 continue  # it did not fit, and has only less room now
-            if reach[index] < need:
+            if reach[index] < need or free[index] < amount:
                 keys[index] = None
                 continue
             number = number_of[index]
@@ -222,11 +234,12 @@ class Ranking:
 
     def _start(self) -> None:
         scored, need, reach = self._scored, self._need, self._states.reach
+        free, amount = self._scarce()
         keys: list[int | None] = [None] * len(reach)
         heap: list[int] = []
         self._keys, self._heap = keys, heap
         for index, number in enumerate(self._states.of_node):
-            if reach[index] >= need:
+            if reach[index] >= need and free[index] >= amount:
                 base = scored.get(number, _UNKNOWN)
                 if base is _UNKNOWN:
                     base = self._rate(number, index)
@@ -234,6 +247,16 @@ class Ranking:
                     keys[index] = key = base + index
                     heap.append(key)
         heapify(heap)
+
+    def _scarce(self) -> tuple[Sequence[Amount], Amount]:
+        """What nodes have free of the first resource asked for, and how much of it that is.
+
+        Most nodes that do not fit lack this or GPUs, and need not be looked at any closer.
+        """
+        if self._first is None:
+            return self._states.reach, 0
+        name, amount = self._first
+        return self._states.free[name], amount
 
     def _rate(self, number: int, index: int) -> int | None:
         node = self._states.cluster.nodes[index]

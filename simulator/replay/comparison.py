@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -80,6 +80,20 @@ def cases(
             some = seeds if source.kind == "openb" or policy == "random" else seeds[:1]
             found += [Case(source, policy, order, seed, quotas) for seed in some]
     return found
+
+
+def cases_as_values(
+    source: Source, policies: Sequence[str], orders: Sequence[str], seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The cases as JSON values, for those who hand them on in their own way."""
+    return [asdict(case) for case in cases(source, policies, orders, seeds)]
+
+
+def case_from_values(values: Mapping[str, Any]) -> Case:
+    """The case that `cases_as_values` wrote."""
+    source = Source(values["source"]["kind"], tuple(values["source"]["paths"]))
+    quotas = tuple((team, share) for team, share in values["quotas"])
+    return Case(source, values["policy"], values["order"], values["seed"], quotas)
 
 
 def check(source: Source, policies: Sequence[str], orders: Sequence[str], seeds: Sequence[int]) -> None:

@@ -62,6 +62,7 @@ def test_every_example_is_a_dag():
         "docker_step",
         "gpu_reconcile",
         "pipeline_digits",
+        "simulation_sweep",
         "submit_training",
         "sweep_digits",
         "train_digits",

@@ -1,0 +1,65 @@
+"""Policies and queue orders on one workload, one mapped task a run: `gpu-simulate compare` over Airflow.
+
+Parameters: `nodes` and `jobs` are the files of a workload of your own (docs/simulators/replay.md names
+their columns); without them a small workload is made. The last task returns what was found.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+
+
+@dag(
+    schedule=None,
+    start_date=datetime(2025, 1, 1),
+    catchup=False,
+    tags=["gpu", "simulation"],
+    doc_md=__doc__,
+    params={
+        "nodes": Param("", type="string", description="File of the servers, CSV or JSON"),
+        "jobs": Param("", type="string", description="File of the jobs, CSV or JSON"),
+        "policies": Param(["first_fit", "best_fit", "fgd"], type="array"),
+        "orders": Param(["fifo", "fifo+backfill", "fair_share"], type="array"),
+        "folder": Param("/tmp/simulation_sweep", type="string", description="Where the report goes"),
+    },
+)
+def simulation_sweep() -> None:
+    @task
+    def cases(params: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every run, as plain values that Airflow can hand on."""
+        from simulator.replay.comparison import Source, cases_as_values, check
+        from simulator.replay.sample import write_sample
+
+        nodes, jobs = params["nodes"], params["jobs"]
+        if not nodes or not jobs:
+            nodes, jobs = map(str, write_sample(Path(params["folder"])))
+        source = Source("jobs", (nodes, jobs))
+        check(source, params["policies"], params["orders"], [0])
+        return cases_as_values(source, params["policies"], params["orders"], [0])
+
+    @task
+    def run(case: dict[str, Any]) -> dict[str, Any]:
+        """One run."""
+        from simulator.replay.comparison import case_from_values, run_case
+
+        return run_case(case_from_values(case))
+
+    @task
+    def report(results: list[dict[str, Any]], params: dict[str, Any]) -> list[str]:
+        """Writes the page and returns the findings."""
+        from simulator.replay.comparison import findings
+        from simulator.replay.page import render
+        from simulator.report import write_text
+
+        found = list(results)
+        write_text(Path(params["folder"]) / "report.html", render("Simulation sweep", found))
+        return findings(found)
+
+    report(run.expand(case=cases()))
+
+
+sweep_dag = simulation_sweep()
