@@ -36,7 +36,7 @@ from resource_manager.models import (
     Utility,
     Waiting,
 )
-from resource_manager.policies import Policy, get_policy
+from resource_manager.policies import Policy, get_policy, scores_of
 from resource_manager.queueing import Order, get_order
 from resource_manager.settings import Settings
 from resource_manager.stores import Store, open_store
@@ -328,6 +328,7 @@ class GPUResourceManager:
 
         def look(cluster: ClusterState, now: float) -> dict[str, Any]:
             verdicts = explain_servers(cluster, request)
+            scores = scores_of(self.policy, cluster, request)
             placement = allocator.choose(cluster, request, self.policy)
             granted = (
                 [
@@ -351,7 +352,7 @@ class GPUResourceManager:
                 "gpu_ids": list(placement.gpu_ids) if placement else [],
                 "ahead_in_queue": len(cluster.waiting),
                 "policy": self.settings.policy,
-                "servers": [views.verdict(answer) for answer in verdicts],
+                "servers": [views.verdict(answer, scores.get(answer.node)) for answer in verdicts],
             }
 
         return self._state.read(look)

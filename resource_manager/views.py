@@ -120,14 +120,15 @@ def summary(cluster: ClusterState) -> dict[str, Any]:
     }
 
 
-def verdict(answer: Verdict) -> dict[str, Any]:
-    """One server's answer to `explain`."""
+def verdict(answer: Verdict, score: int | None = None) -> dict[str, Any]:
+    """One server's answer to `explain`; `score` is what the policy gives it, the higher the better."""
     return {
         "server_id": answer.server_id,
         "server_name": answer.node,
         "fits": answer.fits,
         "could_fit": answer.could_fit,
         "reasons": list(answer.reasons),
+        "score": score,
     }
 
 

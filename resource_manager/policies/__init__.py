@@ -58,4 +58,10 @@ def get_policy(name: str) -> Policy:
     raise PolicyError(f"unknown policy {name!r}; known are {known}")
 
 
-__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits"]
+def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[str, int]:
+    """The score of each node that the request fits now, by name; empty for a policy that gives none."""
+    scores: Callable[[ClusterState, Request], dict[str, int]] | None = getattr(policy, "scores", None)
+    return {} if scores is None else scores(cluster, request)
+
+
+__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits", "scores_of"]

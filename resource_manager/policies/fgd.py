@@ -238,9 +238,22 @@ def _coarse(counts: Counter[TaskClass]) -> dict[TaskClass, int]:
     return {kind: -(-20 * count // total) for kind, count in counts.items() if count}
 
 
-def fgd(cluster: ClusterState, request: Request) -> Placement | None:
+class Live:
     """Descends the fragmentation of the mix of tasks that hold leases now, which the state alone decides."""
-    demand = cluster.derived.get(fgd)
-    if demand is None:
-        demand = cluster.derived[fgd] = _Demand(cluster)
-    return demand.policy(request)(cluster, request)
+
+    def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
+        """The placement that leaves the least fragmentation, or None if the request fits nowhere."""
+        return self._policy(cluster, request)(cluster, request)
+
+    def scores(self, cluster: ClusterState, request: Request) -> dict[str, int]:
+        """The score of each node that the request fits now, by node name."""
+        return self._policy(cluster, request).scores(cluster, request)
+
+    def _policy(self, cluster: ClusterState, request: Request) -> Scored:
+        demand: _Demand | None = cluster.derived.get(self)
+        if demand is None:
+            demand = cluster.derived[self] = _Demand(cluster)
+        return demand.policy(request)
+
+
+fgd = Live()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager import allocator
+from resource_manager import GPUResourceManager, allocator
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.models import Change, Drained, Gpu, Node, Placement, Request, Restored
 from resource_manager.policies import POLICIES, Policy, get_policy
@@ -157,6 +157,18 @@ def test_scores_say_what_the_policy_sees() -> None:
     cluster = ClusterState(NODES)
     request = Request("x", 1, 500, {"cpus": 1}, ("T4",))
     assert gpu_packing.scores(cluster, request) == {"a": 31, "b": 31, "d": 30}
+
+
+@pytest.mark.parametrize(("name", "scored"), [("gpu_packing", True), ("fgd", True), ("first_fit", False)])
+def test_explain_shows_the_scores(name: str, scored: bool) -> None:
+    with GPUResourceManager.from_url("memory://", policy=name) as manager:
+        manager.allocate_resources("held", 4, 8)
+        answer = manager.explain("x", 2, 4)
+    scores = {server["server_name"]: server["score"] for server in answer["servers"]}
+    if scored:
+        assert scores[answer["server_name"]] == max(scores.values())
+    else:
+        assert set(scores.values()) == {None}
 
 
 def test_fragmentation_by_hand() -> None:
