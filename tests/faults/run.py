@@ -116,6 +116,7 @@ class Run:
         try:
             for slot in range(self.count):
                 self.spawn(slot)
+            self.wait_for_work()
             self.hurt()
             self.heal()
             self.finish()
@@ -145,6 +146,14 @@ class Run:
         process = context.Process(target=main, args=(assignment,), daemon=True)
         process.start()
         self.workers[slot] = process
+
+    def wait_for_work(self) -> None:
+        """Until every worker has begun: faults that hit nobody prove nothing."""
+        deadline = time.monotonic() + 60
+        while len(list(self.records.glob("*.jsonl"))) < self.count:
+            if time.monotonic() > deadline:
+                raise RuntimeError("the workers did not begin within 60 s")
+            time.sleep(0.05)
 
     def processes(self) -> list[BaseProcess]:
         return [*self.workers.values(), *self.replaced]

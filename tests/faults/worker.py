@@ -62,13 +62,13 @@ class Worker:
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
         self.rng = random.Random(assignment.seed)
-        self.recorder = Recorder(assignment.record, assignment.slot)
         self.shapes = {f"w{assignment.slot}-{i}": (2 + (assignment.slot + i) % 5, 4) for i in range(3)}
         self.held: dict[str, int] = {}
         self.renewed_at: dict[str, float] = {}
 
     def run(self) -> None:
         manager = self.connect()
+        self.recorder = Recorder(self.assignment.record, self.assignment.slot)
         while not self.assignment.stop.exists():
             self.step(manager)
             time.sleep(self.rng.random() * 0.04)
