@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,9 @@ from resource_manager.errors import ResourceManagerError
 CLIENTS = 50
 MANY_SERVERS = 1000
 START_S = 60.0
+
+Call = Callable[[str, str, Any], bytes]
+
 INVENTORY = """[[servers]]
 name = "gpu-server-{{id}}"
 count = {count}
@@ -55,13 +58,13 @@ def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]
 
 def one_client(url: str, token: str, seconds: float) -> dict[str, Any]:
     """`POST /api/allocate`, each followed by a release that is not counted."""
-    call = caller(url, token)
     latencies: list[float] = []
-    ends = time.perf_counter() + seconds
-    for i in range(30):  # connections, imports and the first snapshot are not what is measured
-        _pair(call, f"warm-up-{i}")
-    while time.perf_counter() < ends:
-        latencies.append(_pair(call, f"one-{len(latencies)}"))
+    with caller(url, token) as call:
+        for i in range(30):  # connections, imports and the first snapshot are not what is measured
+            _pair(call, f"warm-up-{i}")
+        ends = time.perf_counter() + seconds
+        while time.perf_counter() < ends:
+            latencies.append(_pair(call, f"one-{len(latencies)}"))
     return {"allocations": len(latencies), **_percentiles(latencies)}
 
 
@@ -73,17 +76,17 @@ def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
     start = threading.Barrier(len(tokens) + 1)
 
     def client(number: int, token: str) -> None:
-        call = caller(url, token)
         wish = {"task_id": f"many-{number}", "required_gpus": 1, "required_cpus": 1, "gpu_milli": 250}
         own: list[float] = []
         start.wait()
         ends = time.perf_counter() + seconds
         try:
-            while (began := time.perf_counter()) < ends:
-                call("POST", "/api/allocate", wish)
-                middle = time.perf_counter()
-                call("POST", "/api/release", {"task_id": wish["task_id"]})
-                own += [middle - began, time.perf_counter() - middle]
+            with caller(url, token) as call:
+                while (began := time.perf_counter()) < ends:
+                    call("POST", "/api/allocate", wish)
+                    middle = time.perf_counter()
+                    call("POST", "/api/release", {"task_id": wish["task_id"]})
+                    own += [middle - began, time.perf_counter() - middle]
         except (BenchError, OSError, http.client.HTTPException) as error:
             with guard:
                 errors.append(f"{type(error).__name__}: {error}")
@@ -109,7 +112,11 @@ def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
 
 def many_servers(url: str, token: str) -> dict[str, Any]:
     """The summary and the console of a full house of `MANY_SERVERS`."""
-    call = caller(url, token)
+    with caller(url, token) as call:
+        return _many_servers(call, first_paint=lambda: first_paint_ms(url, token))
+
+
+def _many_servers(call: Call, first_paint: Callable[[], float | None]) -> dict[str, Any]:
     for start in range(0, 2 * MANY_SERVERS, 500):
         wishes = [
             {"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 8} for i in range(start, start + 500)
@@ -129,7 +136,7 @@ def many_servers(url: str, token: str) -> dict[str, Any]:
         "queue_ms": timed("/api/queue"),
         "metrics_ms": timed("/metrics"),
         "console_ms": timed("/"),
-        "console_first_paint_ms": first_paint_ms(url, token),
+        "console_first_paint_ms": first_paint(),
     }
 
 
@@ -156,13 +163,11 @@ def first_paint_ms(url: str, token: str) -> float | None:
     return float(round(statistics.median(paints)))
 
 
-def caller(url: str, token: str) -> Callable[[str, str, Any], bytes]:
+@contextmanager
+def caller(url: str, token: str) -> Iterator[Call]:
     """call(method, path, body) on one kept connection; raises `BenchError` unless it is 200."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-    connection.connect()
-    assert connection.sock is not None
-    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
     def call(method: str, path: str, body: Any) -> bytes:
@@ -175,7 +180,8 @@ def caller(url: str, token: str) -> Callable[[str, str, Any], bytes]:
             )
         return answer
 
-    return call
+    with closing(connection):
+        yield call
 
 
 @contextmanager
@@ -216,7 +222,8 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Any) -> None:
     ends = time.monotonic() + START_S
     while time.monotonic() < ends and process.poll() is None:
         try:
-            caller(url, "")("GET", "/healthz", None)
+            with caller(url, "") as call:
+                call("GET", "/healthz", None)
             return
         except (OSError, BenchError, http.client.HTTPException):
             time.sleep(0.1)
@@ -224,7 +231,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Any) -> None:
     raise BenchError(f"the service did not start: {log.read()[-300:]}")
 
 
-def _pair(call: Callable[[str, str, Any], bytes], task_id: str) -> float:
+def _pair(call: Call, task_id: str) -> float:
     """Seconds of one allocation; the release after it is not counted."""
     wish = {"task_id": task_id, "required_gpus": 4, "required_cpus": 32}
     seconds = _timed(lambda: call("POST", "/api/allocate", wish))

@@ -1,0 +1,37 @@
+"""The limiter on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.api.limits import FixedWindow
+from resource_manager.api.problems import ProblemError
+from resource_manager.errors import SettingsError
+
+
+def test_a_window_ends_and_another_begins() -> None:
+    now = [0.0]
+    window = FixedWindow("2/minute", lambda: now[0])
+    window.hit("ada")
+    window.check("ada")
+    window.hit("ada")
+    window.hit("bob")
+    for refused in (window.hit, window.check):
+        with pytest.raises(ProblemError) as caught:
+            refused("ada")
+        assert caught.value.status == 429
+        assert caught.value.headers == {"Retry-After": "60"}
+    window.check("bob")
+    now[0] = 59.5
+    with pytest.raises(ProblemError):
+        window.check("ada")
+    now[0] = 60.0
+    window.hit("ada")
+
+
+@pytest.mark.parametrize(
+    "rate", ["", "many", "0/second", "-1/second", "1/fortnight", "1000", "1/second/second"]
+)
+def test_a_rate_that_is_none_is_refused(rate: str) -> None:
+    with pytest.raises(SettingsError, match="1000/second"):
+        FixedWindow(rate)
