@@ -6,6 +6,7 @@ import shutil
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -169,3 +170,15 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch):
         for name in ("ssh", "docker"):
             with pytest.raises(LauncherError, match=rf"pip install 'gpu-resource-manager\[{name}\]'"):
                 open_launcher(name, "host")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+def test_a_container_that_cannot_start_says_why_and_leaves_nothing(launcher, job):
+    with pytest.raises(LauncherError, match=r"image 'no.invalid/x:1' is not on .* and cannot be pulled"):
+        launcher.start(job("true", image="no.invalid/x:1"))
+    wanted = job("true", gpu_ids=(0, 1), container={})
+    with suppress(LauncherError):  # raised by an engine without NVIDIA's runtime
+        launcher.start(wanted)
+    launcher.stop(wanted.key)
+    assert launcher.status(wanted.key) == JobStatus(JobState.ABSENT)
