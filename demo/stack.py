@@ -147,6 +147,7 @@ class Stack:
 
     def stop(self) -> None:
         """Ends every process; raises `StackError` if one is left."""
+        self.api.close()
         for signal_number, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + patience_s
             for process in self.processes():
@@ -169,6 +170,9 @@ class AirflowApi:
     def __init__(self, url: str, passwords: Path) -> None:
         self._client = httpx.Client(base_url=url, timeout=30.0)
         self._passwords = passwords
+
+    def close(self) -> None:
+        self._client.close()
 
     @property
     def login(self) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,9 +85,14 @@ class Bench(Stack):
             },
         )
 
-    @property
+    @cached_property
     def manager(self):
         return GPUResourceManager.from_url(self.redis_url, inventory=self.inventory)
+
+    def stop(self):
+        if "manager" in self.__dict__:
+            self.manager.close()
+        super().stop()
 
     def of_component(self, name):
         """The processes of `airflow <name>`, the first one first."""
