@@ -22,6 +22,7 @@ from rich.table import Table
 from demo.stack import Stack, StackError
 from demo.timeline import Holding, draw, holdings, live_view, overlaps
 from resource_manager import GPUResourceManager, ResourceManagerError
+from resource_manager.history import collect, write_file
 
 DAG_ID = "train_digits"
 RUN_TIMEOUT_S = 180.0
@@ -29,17 +30,24 @@ RUN_TIMEOUT_S = 180.0
 
 @click.group(invoke_without_command=True)
 @click.option("--picture", type=click.Path(path_type=Path), help="Also draw the timeline into this file.")
+@click.option(
+    "--history",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write what the manager did into this file, for gpu-simulate replay --history.",
+)
 @click.pass_context
-def main(context: click.Context, picture: Path | None) -> None:
+def main(context: click.Context, picture: Path | None, history: Path | None) -> None:
     """Trains six models on the GPUs they are granted and checks that no GPU was held twice."""
     signal.signal(signal.SIGTERM, _interrupt)
     if context.invoked_subcommand is None:
         try:
-            problems = run(picture)
+            problems = run(picture, history)
         except (StackError, ResourceManagerError, KeyboardInterrupt) as error:
             problems = [str(error) or "interrupted"]
         for problem in problems:
             print(f"demo failed: {problem}", file=sys.stderr)
+        if not problems:
+            print("no GPU was ever held twice, all are free again, nothing is left running")
         sys.exit(1 if problems else 0)
 
 
@@ -72,7 +80,7 @@ def _stack() -> Iterator[Stack]:
     shutil.rmtree(home)
 
 
-def run(picture: Path | None) -> list[str]:
+def run(picture: Path | None, history: Path | None) -> list[str]:
     """The demo; returns what went wrong."""
     with _stack() as stack:
         manager = GPUResourceManager.from_url(stack.redis_url)
@@ -81,6 +89,8 @@ def run(picture: Path | None) -> list[str]:
         summary = manager.get_resource_summary()
         held = holdings(manager.history(limit=100_000))
         reports = _reports(stack, run_id)
+        if history:
+            write_file(collect(manager), history)
         manager.close()
         if state != "success":
             print(_logs_of_failures(stack, run_id), file=sys.stderr)

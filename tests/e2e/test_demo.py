@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from demo.timeline import holdings, overlaps
+from resource_manager.policies import get_policy
+from resource_manager.queueing import get_order
+from simulator.replay.history import read_history, workload_of
+from simulator.replay.replay import Replay, differences
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -14,9 +18,9 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
-    picture = tmp_path / "timeline.svg"
+    picture, history = tmp_path / "timeline.svg", tmp_path / "history.jsonl"
     done = subprocess.run(
-        [sys.executable, "-m", "demo", "--picture", str(picture)],
+        [sys.executable, "-m", "demo", "--picture", str(picture), "--history", str(history)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -25,6 +29,13 @@ def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
     assert done.stdout.count("train_") > 12
     assert "waiting: train_" in done.stdout
     assert picture.read_text().startswith("<?xml")
+    # Replayed under the policy that was live, the recorded history gives every placement back.
+    replayed = Replay(
+        workload_of(read_history(str(history)), "demo"), get_policy("first_fit"), get_order("fifo")
+    )
+    recorded = replayed.run()
+    assert differences(recorded) == []
+    assert sum(stay.started_at is not None for stay in recorded.stays.values()) == 6
 
 
 def test_a_gpu_held_twice_is_found():
