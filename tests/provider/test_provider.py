@@ -199,6 +199,7 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
     monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
     connections, fired = asyncio.run(wait())
     manager.close()
+    server.shutdown(save=False, now=True, force=True)
     assert connections == 1
     assert fired == [{"state": "RUNNING"}]
 
