@@ -453,7 +453,7 @@ class GPUResourceManager:
             task_id=task_id,
             gpus=required_gpus,
             gpu_milli=gpu_milli,
-            resources={"cpus": required_cpus, **(resources or {})},
+            resources={**(resources or {}), "cpus": required_cpus},
             gpu_types=tuple(gpu_types),
             vendor=vendor,
             preferred_node=None if prefer_server_id is None else self._name_of(prefer_server_id),

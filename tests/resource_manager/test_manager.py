@@ -253,6 +253,11 @@ class TestLeases:
             manager.renew("a", fencing_token=old["fencing_token"])
         assert manager.release_resources("a", fencing_token=new["fencing_token"]) is True
 
+    def test_further_resources_do_not_overrule_the_cpus(self, manager: GPUResourceManager) -> None:
+        result = manager.allocate_resources("a", 2, 8, resources={"cpus": 0})
+        assert result is not None
+        assert result["cpu_count"] == 8
+
     def test_shares_of_one_gpu(self, manager: GPUResourceManager) -> None:
         shares = [manager.allocate_resources(f"s{i}", 1, 1, gpu_milli=300) for i in range(4)]
         assert [share and share["gpu_ids"] for share in shares] == [[0], [0], [0], [1]]
