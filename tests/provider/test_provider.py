@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import warnings
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -199,7 +201,7 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
     monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
     connections, fired = asyncio.run(wait())
     manager.close()
-    server.shutdown(save=False, now=True, force=True)
+    os.kill(server.pid, signal.SIGTERM)
     assert connections == 1
     assert fired == [{"state": "RUNNING"}]
 
