@@ -32,6 +32,7 @@ from resource_manager.models import (
 )
 
 JOURNAL_MIN_LENGTH = 4096
+DEADLINES_MIN_LENGTH = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,8 +513,18 @@ class ClusterState:
         self._push_deadline(lease)
 
     def _push_deadline(self, lease: Lease) -> None:
-        if lease.expires_at != math.inf:
-            heapq.heappush(self._deadlines, (lease.expires_at, lease.fencing_token, lease.task_id))
+        if lease.expires_at == math.inf:
+            return
+        deadlines = self._deadlines
+        heapq.heappush(deadlines, (lease.expires_at, lease.fencing_token, lease.task_id))
+        # Ends of leases that were released or renewed stay behind: with long lives they would pile up.
+        if len(deadlines) > DEADLINES_MIN_LENGTH and len(deadlines) > 4 * len(self.leases):
+            deadlines[:] = [
+                (live.expires_at, live.fencing_token, live.task_id)
+                for live in self.leases.values()
+                if live.expires_at != math.inf
+            ]
+            heapq.heapify(deadlines)
 
     def _restore_lease(self, lease: Lease) -> None:
         """Holds a lease that was held before, even where the inventory has shrunk beneath it since."""

@@ -128,6 +128,15 @@ def test_expired_names_each_lease_once_and_forgets_nothing(cluster: ClusterState
     assert [lease.task_id for lease in cluster.expired(99.0)] == ["a"]
 
 
+def test_ends_of_leases_long_gone_do_not_pile_up(cluster: ClusterState) -> None:
+    for i in range(10_000):
+        cluster.apply(granted(Request(f"t{i}", ttl_s=1e6), "gpu-server-0", token=i + 1, ends=1e6 + i))
+        if i % 1000:
+            cluster.apply(Released(f"t{i}", i + 1, 0.0))
+    assert len(cluster._deadlines) < 2_000
+    assert [lease.task_id for lease in cluster.expired(2e6)] == [f"t{i}" for i in range(0, 10_000, 1000)]
+
+
 def test_float_amounts_come_back_exactly_when_a_node_is_empty() -> None:
     cluster = ClusterState([Node("n", 0, {"compute_tflops": 57.6})])
     for i in range(7):
