@@ -64,6 +64,8 @@ def main() -> None:
         datasets = [generate(seed, jobs=60) for seed in range(3)]
     else:
         datasets = [read_dataset(folder) for folder in sorted(options.data.glob("test*"))]
+    if not datasets:
+        parser.error(f"{options.data} holds no folder test0, test1, …")
     policies = options.policy or list(POLICIES)
     if "timetable" in policies:
         POLICIES["timetable"](generate(0, jobs=2))  # compiles
