@@ -7,37 +7,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from resource_manager import allocator, schemas, views
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import (
     CorruptStateError,
-    DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
     StateLostError,
-    UnknownNodeError,
 )
 from resource_manager.estimates import Confidence, Runtime, estimate_starts
-from resource_manager.explain import explain as explain_servers
 from resource_manager.inventory import default_inventory, load_inventory
 from resource_manager.models import (
-    MILLI_PER_GPU,
-    Amount,
     Change,
     Drained,
-    Granted,
     InventoryChanged,
     Node,
     Request,
     Restored,
-    Utility,
-    Waiting,
 )
-from resource_manager.policies import Policy, get_policy, scores_of
+from resource_manager.policies import Policy, get_policy
 from resource_manager.queueing import Order, get_order
+from resource_manager.requests import RequestOptions, build_request, same_as_before, server_name
 from resource_manager.settings import Settings
 from resource_manager.stores import Store, open_store
 from resource_manager.transactions import Observer, Step, Transactions
@@ -45,26 +38,6 @@ from resource_manager.transactions import Observer, Step, Transactions
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class RequestOptions(TypedDict, total=False):
-    """What a request may say beyond the original's four arguments; see `models.Request`."""
-
-    gpu_milli: int
-    gpu_types: Sequence[str]
-    vendor: str
-    resources: Mapping[str, Amount] | None
-    priority: int
-    team: str
-    owner: str
-    ttl_s: float | None
-    required_server: int | str | None
-    quarantine: bool
-    labels: Mapping[str, str] | None
-    expected_runtime_s: float | None
-    utility: float | None
-    target_s: float | None
-    sensitivity_per_s: float
 
 
 class GPUResourceManager:
@@ -238,7 +211,7 @@ class GPUResourceManager:
         request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            if self._same_as_before(cluster, request):
+            if same_as_before(cluster, request):
                 return []
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
@@ -277,7 +250,8 @@ class GPUResourceManager:
                 return views.allocation(cluster, lease)
             if task_id not in cluster.waiting:
                 return None
-            return next(entry for entry in self._queue(cluster, now) if entry["task_id"] == task_id)
+            entries = views.queue(cluster, self.policy, self.order, now)
+            return next(entry for entry in entries if entry["task_id"] == task_id)
 
         return self._state.read(look)
 
@@ -292,7 +266,7 @@ class GPUResourceManager:
 
     def queue(self) -> list[dict[str, Any]]:
         """Every waiting request with its position, in the order in which the queue is served."""
-        return self._state.read(self._queue)
+        return self._state.read(lambda cluster, now: views.queue(cluster, self.policy, self.order, now))
 
     def expected_starts(self) -> dict[str, float]:
         """When each waiting task should start, by the expected runtimes of all before it.
@@ -326,36 +300,11 @@ class GPUResourceManager:
         """Whether the request would be granted now, where, and per server why not; changes nothing."""
         request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
 
-        def look(cluster: ClusterState, now: float) -> dict[str, Any]:
-            verdicts = explain_servers(cluster, request)
-            scores = scores_of(self.policy, cluster, request)
-            placement = allocator.choose(cluster, request, self.policy)
-            granted = (
-                [
-                    change
-                    for change in allocator.allocate_in_turn(cluster, [request], self.policy, self.order, now)
-                    if isinstance(change, Granted) and change.lease.task_id == task_id
-                ]
-                if not (task_id in cluster.leases or task_id in cluster.waiting)
-                else []
+        return self._state.read(
+            lambda cluster, now: views.explanation(
+                cluster, request, self.settings.policy, self.policy, self.order, now
             )
-            admission = self.order.admission
-            return {
-                "task_id": task_id,
-                "admission": None
-                if admission is None
-                else views.quotes(cluster, request, admission, placement, now),
-                "fits": placement is not None,
-                "would_be_granted": bool(granted),
-                "could_ever_fit": any(answer.could_fit for answer in verdicts),
-                "server_name": placement.node if placement else None,
-                "gpu_ids": list(placement.gpu_ids) if placement else [],
-                "ahead_in_queue": len(cluster.waiting),
-                "policy": self.settings.policy,
-                "servers": [views.verdict(answer, scores.get(answer.node)) for answer in verdicts],
-            }
-
-        return self._state.read(look)
+        )
 
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """The changes after version `after`, oldest first: `version` and the change's own keys."""
@@ -401,107 +350,30 @@ class GPUResourceManager:
     ) -> None:
         self.close()
 
-    # ---- requests ----
-
     def build_request(
         self,
         task_id: str,
         required_gpus: int,
         required_cpus: int,
         prefer_server_id: int | str | None = None,
-        *,
-        gpu_milli: int = MILLI_PER_GPU,
-        gpu_types: Sequence[str] = (),
-        vendor: str = "",
-        resources: Mapping[str, Amount] | None = None,
-        priority: int = 0,
-        team: str = "",
-        owner: str = "",
-        ttl_s: float | None = None,
-        required_server: int | str | None = None,
-        quarantine: bool = False,
-        labels: Mapping[str, str] | None = None,
-        expected_runtime_s: float | None = None,
-        utility: float | None = None,
-        target_s: float | None = None,
-        sensitivity_per_s: float = 0.0,
+        **options: Unpack[RequestOptions],
     ) -> Request:
-        """The request these arguments name; raises `InvalidRequestError` (a `ValueError`) if out of range.
-
-        `required_gpus` lies in the settings' range (2 to 8), or is 1 with a share `gpu_milli` below 1000;
-        `required_cpus` is at least 1 and at most what the largest server has. `utility` (with `target_s`,
-        `sensitivity_per_s` and `expected_runtime_s`) is what finishing in good time is worth, see
-        `models.Utility`; it matters under admission by price.
-        """
-        settings = self.settings
-        for name, value in (("required_gpus", required_gpus), ("required_cpus", required_cpus)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
-        if gpu_milli == MILLI_PER_GPU and not settings.min_gpus <= required_gpus <= settings.max_gpus:
-            raise InvalidRequestError(
-                f"required_gpus must be between {settings.min_gpus} and {settings.max_gpus}, "
-                f"got {required_gpus}",
-                field="required_gpus",
-            )
-        most_cpus = self._state.known().largest.get("cpus", 0)
-        if not 1 <= required_cpus <= most_cpus:
-            raise InvalidRequestError(
-                f"required_cpus must be between 1 and {most_cpus:g}, got {required_cpus}",
-                field="required_cpus",
-            )
-        return Request(
-            task_id=task_id,
-            gpus=required_gpus,
-            gpu_milli=gpu_milli,
-            resources={**(resources or {}), "cpus": required_cpus},
-            gpu_types=tuple(gpu_types),
-            vendor=vendor,
-            preferred_node=None if prefer_server_id is None else self._name_of(prefer_server_id),
-            required_node=None if required_server is None else self._name_of(required_server),
-            priority=priority,
-            team=team,
-            owner=owner,
-            ttl_s=settings.lease_ttl_s if ttl_s is None else ttl_s,
-            expected_runtime_s=expected_runtime_s,
-            quarantine=quarantine,
-            labels=dict(labels or {}),
-            utility=_utility(utility, target_s, sensitivity_per_s),
+        """The request these arguments name, as `requests.build_request` makes it on the servers as known."""
+        return build_request(
+            self._state.known(),
+            self.settings,
+            task_id,
+            required_gpus,
+            required_cpus,
+            prefer_server_id,
+            **options,
         )
-
-    def _name_of(self, server: int | str) -> str:
-        cluster = self._state.known()
-        state = (
-            cluster.by_name.get(server)
-            if isinstance(server, str)
-            else None
-            if isinstance(server, bool)
-            else cluster.by_server_id.get(server)
-        )
-        if state is None:
-            raise UnknownNodeError(server, len(cluster.nodes))
-        return state.name
-
-    def _same_as_before(self, cluster: ClusterState, request: Request) -> bool:
-        """Whether the task already holds or waits for just this; raises if it is for something else."""
-        lease = cluster.leases.get(request.task_id)
-        waiting = cluster.waiting.get(request.task_id)
-        if lease is None and waiting is None:
-            return False
-        before = lease.request if lease is not None else waiting.request  # type: ignore[union-attr]
-        if before.shape != request.shape:
-            verb = "holds" if lease is not None else "waits for"
-            raise DuplicateTaskError(
-                request.task_id,
-                f"already {verb} {allocator.describe(before)}; release it before asking for "
-                f"{allocator.describe(request)}",
-            )
-        return True
 
     # ---- the one way to change and to read ----
 
     def _allocate(self, requests: Sequence[Request]) -> list[dict[str, Any] | None]:
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            fresh = [request for request in requests if not self._same_as_before(cluster, request)]
+            fresh = [request for request in requests if not same_as_before(cluster, request)]
             if len({request.task_id for request in fresh}) != len(fresh):
                 raise InvalidRequestError("a task id stands twice in one batch", field="task_id")
             return allocator.allocate_in_turn(cluster, fresh, self.policy, self.order, now) if fresh else []
@@ -532,37 +404,12 @@ class GPUResourceManager:
         return results
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
-        name = self._name_of(server)
+        name = server_name(self._state.known(), server)
         _, view = self._state.run(
             lambda cluster, now: self._state.settle(cluster, [make(name, now)], now),
             lambda cluster: views.server(cluster.node(name)),
         )
         return view
-
-    def _queue(self, cluster: ClusterState, now: float) -> list[dict[str, Any]]:
-        entries = []
-        for position, entry in enumerate(self.order(cluster, now), 1):
-            if refused := self._refused_by_price(cluster, entry, now):
-                reason = refused
-            elif position > 1:
-                reason = f"{position - 1} ahead in the queue"
-            else:
-                reason = f"no server has room for {allocator.describe(entry.request)}"
-            entries.append(views.waiting(entry, position, reason, now))
-        return entries
-
-    def _refused_by_price(self, cluster: ClusterState, entry: Waiting, now: float) -> str | None:
-        """Why a request waits that fits but is not worth its price; None if that is not the case."""
-        admission = self.order.admission
-        if admission is None or entry.request.utility is None:
-            return None
-        placement = allocator.choose(cluster, entry.request, self.policy)
-        if placement is None:
-            return None
-        quote = admission.quote(cluster.node(placement.node), entry.request, entry.queued_at, now)
-        if quote.covered:
-            return None
-        return f"worth {quote.utility:g} now, and the price on {placement.node} is {quote.price:g}"
 
     def _change(self, step: Step, *, alone: bool = False) -> list[Change]:
         return self._state.run(step, lambda cluster: None, alone=alone)[0]
@@ -580,18 +427,6 @@ class GPUResourceManager:
             self.apply_inventory(self.inventory)
         else:
             self.inventory = stored
-
-
-def _utility(priority: float | None, target_s: float | None, sensitivity_per_s: float) -> Utility | None:
-    if priority is None:
-        if target_s is not None or sensitivity_per_s:
-            raise InvalidRequestError(
-                "target_s and sensitivity_per_s need utility beside them", field="utility"
-            )
-        return None
-    if target_s is None:
-        raise InvalidRequestError("utility needs target_s beside it", field="target_s")
-    return Utility(priority, target_s, sensitivity_per_s)
 
 
 __all__ = ["GPUResourceManager", "Observer"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from resource_manager import allocator
 from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.explain import Verdict
-from resource_manager.models import MILLI_PER_GPU, Lease, Placement, Request, Waiting
+from resource_manager.explain import Verdict, explain
+from resource_manager.models import MILLI_PER_GPU, Granted, Lease, Placement, Request, Waiting
+from resource_manager.policies import Policy, scores_of
+from resource_manager.queueing import Order
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
@@ -52,6 +55,35 @@ def waiting(entry: Waiting, position: int, reason: str, now: float) -> dict[str,
         "required_cpus": request.resources.get("cpus", 0),
         **_demand(request),
     }
+
+
+def queue(cluster: ClusterState, policy: Policy, order: Order, now: float) -> list[dict[str, Any]]:
+    """Every queue entry in the order in which the queue is served, each with why it waits."""
+    entries = []
+    for position, entry in enumerate(order(cluster, now), 1):
+        if refused := _refused_by_price(cluster, entry, policy, order.admission, now):
+            reason = refused
+        elif position > 1:
+            reason = f"{position - 1} ahead in the queue"
+        else:
+            reason = f"no server has room for {allocator.describe(entry.request)}"
+        entries.append(waiting(entry, position, reason, now))
+    return entries
+
+
+def _refused_by_price(
+    cluster: ClusterState, entry: Waiting, policy: Policy, admission: PriceAdmission | None, now: float
+) -> str | None:
+    """Why a request waits that fits but is not worth its price; None if that is not the case."""
+    if admission is None or entry.request.utility is None:
+        return None
+    placement = allocator.choose(cluster, entry.request, policy)
+    if placement is None:
+        return None
+    quote = admission.quote(cluster.node(placement.node), entry.request, entry.queued_at, now)
+    if quote.covered:
+        return None
+    return f"worth {quote.utility:g} now, and the price on {placement.node} is {quote.price:g}"
 
 
 def _demand(request: Request) -> dict[str, Any]:
@@ -117,6 +149,33 @@ def summary(cluster: ClusterState) -> dict[str, Any]:
         "leases": len(cluster.leases),
         "queue_length": len(cluster.waiting),
         "version": cluster.version,
+    }
+
+
+def explanation(
+    cluster: ClusterState, request: Request, policy_name: str, policy: Policy, order: Order, now: float
+) -> dict[str, Any]:
+    """Whether the request would be granted now, where, and per server why not."""
+    verdicts = explain(cluster, request)
+    scores = scores_of(policy, cluster, request)
+    placement = allocator.choose(cluster, request, policy)
+    known = request.task_id in cluster.leases or request.task_id in cluster.waiting
+    granted = not known and any(
+        isinstance(change, Granted) and change.lease.task_id == request.task_id
+        for change in allocator.allocate_in_turn(cluster, [request], policy, order, now)
+    )
+    admission = order.admission
+    return {
+        "task_id": request.task_id,
+        "admission": None if admission is None else quotes(cluster, request, admission, placement, now),
+        "fits": placement is not None,
+        "would_be_granted": granted,
+        "could_ever_fit": any(answer.could_fit for answer in verdicts),
+        "server_name": placement.node if placement else None,
+        "gpu_ids": list(placement.gpu_ids) if placement else [],
+        "ahead_in_queue": len(cluster.waiting),
+        "policy": policy_name,
+        "servers": [verdict(answer, scores.get(answer.node)) for answer in verdicts],
     }
 
 

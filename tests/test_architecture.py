@@ -18,7 +18,7 @@ LAYERS = (
     ("outage", "server_clock"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),
-    ("transactions",),
+    ("transactions", "requests"),
     ("manager", "aio"),
     ("launchers", "task_identity"),
     ("client", "reconcile", "airflow_api"),

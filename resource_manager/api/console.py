@@ -29,6 +29,8 @@ from resource_manager.api.schemas import (
 )
 from resource_manager.api.service import Service
 from resource_manager.api.tokens import Role
+from resource_manager.api.what_if import estimate_view, estimated_starts
+from resource_manager.api.what_if import what_if as answer_what_if
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError
 from resource_manager.models import Waiting
@@ -141,7 +143,7 @@ def leases(here: Service, caller: Identity, query: ListQuery) -> Any:
 
 @routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
 def queue(here: Service, caller: Identity, query: ListQuery) -> Any:
-    starts = rest.estimated_starts(here)
+    starts = estimated_starts(here)
 
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         ordered = list(enumerate(here.manager.order(cluster, now), 1))
@@ -167,7 +169,7 @@ def what_if(here: Service, caller: Identity) -> Any:
         types = [item.strip() for item in given.pop("gpu_types", "").split(",") if item.strip()]
         try:
             asked = ExplainQuery.model_validate({**given, "gpu_types": types})
-            answer = rest.what_if(here, asked.model_dump(exclude_none=True))
+            answer = answer_what_if(here, asked.model_dump(exclude_none=True))
         except (ValueError, ResourceManagerError) as wrong:
             error = _plain(wrong)
     now = here.watch.look(lambda cluster, now: now)
@@ -329,7 +331,7 @@ def _waiting(
         "priority": request.priority,
         "queued_at": entry.queued_at,
         "reason": "no server has room yet" if position == 1 else f"{position - 1} ahead",
-        "start": None if start is None else rest.estimate_view(start),
+        "start": None if start is None else estimate_view(start),
         "link": cells.task_link(request, here.airflow_url),
         "may_cancel": caller.is_operator or request.owner == caller.name,
     }

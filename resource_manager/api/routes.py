@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,6 +10,7 @@ import flask
 from resource_manager import estimates
 from resource_manager.api.auth import Identity
 from resource_manager.api.openapi import document
+from resource_manager.api.ownership import arguments, held_by, own, refuse_foreign
 from resource_manager.api.problems import ALLOCATION_FAILED, ProblemError
 from resource_manager.api.routing import Routes
 from resource_manager.api.schemas import (
@@ -39,19 +38,16 @@ from resource_manager.api.schemas import (
     Trend,
     TrendsQuery,
 )
-from resource_manager.api.service import Service, owner_of
+from resource_manager.api.service import Service
 from resource_manager.api.tokens import Role
-from resource_manager.cluster import ClusterState
+from resource_manager.api.what_if import estimate_view, estimated_starts, what_if
 from resource_manager.errors import LeaseNotFoundError, UnknownNodeError
-from resource_manager.models import Request
 
 T = TypeVar("T")
 
 routes = Routes()
 
 CHANGE_FAILURES = (400, 403, 409, 411, 413, 415, 422, 503)
-PROBE = "what-if"
-"""Task id of a request that only asks."""
 
 
 @routes.add(
@@ -65,14 +61,14 @@ PROBE = "what-if"
     tags=("leases",),
 )
 def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
-    result = here.manager.allocate_resources(**_arguments(body, caller))
+    result = here.manager.allocate_resources(**arguments(body, caller))
     if result is None:
         raise ProblemError(
             503,
             f"no server has room for task {body.task_id!r} now; POST /api/submit waits in the queue instead",
             error=ALLOCATION_FAILED,
         )
-    return _own(result, caller)
+    return own(result, caller)
 
 
 @routes.add(
@@ -86,8 +82,8 @@ def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
     tags=("leases",),
 )
 def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
-    results = here.manager.allocate_batch([_arguments(item, caller) for item in body.requests])
-    return {"results": [result and _own(result, caller) for result in results]}
+    results = here.manager.allocate_batch([arguments(item, caller) for item in body.requests])
+    return {"results": [result and own(result, caller) for result in results]}
 
 
 @routes.add(
@@ -101,7 +97,7 @@ def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
     tags=("queue",),
 )
 def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
-    return _own(here.manager.submit(**_arguments(body, caller)), caller)
+    return own(here.manager.submit(**arguments(body, caller)), caller)
 
 
 @routes.add(
@@ -115,7 +111,7 @@ def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
     tags=("leases",),
 )
 def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
-    token = _held_by(here, caller, body.task_id, body.fencing_token)
+    token = held_by(here, caller, body.task_id, body.fencing_token)
     if not here.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
         raise LeaseNotFoundError(body.task_id, body.fencing_token)
     return {"success": True, "task_id": body.task_id}
@@ -132,7 +128,7 @@ def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
     tags=("leases",),
 )
 def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
-    token = _held_by(here, caller, body.task_id, body.fencing_token)
+    token = held_by(here, caller, body.task_id, body.fencing_token)
     return here.manager.renew(body.task_id, fencing_token=token)
 
 
@@ -150,7 +146,7 @@ def cancel(here: Service, caller: Identity, body: TaskBody) -> Any:
     status = here.manager.status_of(body.task_id)
     if status is None or status["state"] != "WAITING":
         raise ProblemError(404, f"task {body.task_id!r} does not wait")
-    _refuse_foreign(status, caller)
+    refuse_foreign(status, caller)
     if not here.manager.cancel(body.task_id):
         raise ProblemError(404, f"task {body.task_id!r} does not wait any more")
     return {"success": True, "task_id": body.task_id}
@@ -330,69 +326,6 @@ def metrics(here: Service, caller: Identity) -> Any:
 @routes.add("GET", "/openapi.json", Role.READER, "This interface, as OpenAPI 3.1")
 def openapi(here: Service, caller: Identity) -> Any:
     return document(routes.all, flask.request.script_root)
-
-
-def what_if(here: Service, demand: dict[str, Any]) -> dict[str, Any]:
-    """The manager's explanation, and when the request should start if it queued now."""
-    task_id = f"{PROBE}-{uuid.uuid4().hex[:12]}"
-    answer = here.manager.explain(task_id, **demand)
-    if answer["could_ever_fit"]:
-        request = here.manager.build_request(task_id, **demand)
-        start = estimated_starts(here, request).get(task_id, estimates.UNKNOWN)
-        answer["estimated_start"] = estimate_view(start)
-    return answer
-
-
-def estimated_starts(here: Service, *extra: Request) -> dict[str, estimates.Start]:
-    """When all that wait should start, and the extra requests behind them."""
-
-    def look(cluster: ClusterState, now: float) -> dict[str, estimates.Start]:
-        runtime_of = here.watch.trends.runtime_of
-        return estimates.estimate_starts(
-            cluster, here.manager.policy, here.manager.order, now, runtime_of, extra
-        )
-
-    return here.watch.look(look)
-
-
-def estimate_view(start: estimates.Start) -> dict[str, Any]:
-    """Seconds since the epoch (None: cannot be told), the server, and how sure: good, fair or poor."""
-    at = None if start.at is None or math.isinf(start.at) else start.at
-    return {"at": at, "server_name": start.node, "confidence": str(start.confidence)}
-
-
-def _arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
-    """The manager's arguments; the caller owns what he asks for, unless an operator names another."""
-    arguments = body.model_dump(exclude_none=True)
-    if body.owner not in ("", caller.name) and not caller.is_operator:
-        raise ProblemError(403, f"{caller.name} may not allocate in the name of {body.owner}")
-    arguments["owner"] = body.owner or caller.name
-    return arguments
-
-
-def _own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
-    """The view, unless the task id already was somebody else's."""
-    if not caller.is_operator and owner_of(view) != caller.name:
-        raise ProblemError(409, f"task {view['task_id']!r} belongs to somebody else")
-    return view
-
-
-def _refuse_foreign(view: dict[str, Any], caller: Identity) -> None:
-    if not caller.is_operator and owner_of(view) != caller.name:
-        raise ProblemError(
-            403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'nobody'}, not to {caller.name}"
-        )
-
-
-def _held_by(here: Service, caller: Identity, task_id: str, fencing_token: int | None) -> int:
-    """The fencing token of the caller's lease, so that it cannot become another's before we act."""
-    view = here.manager.status_of(task_id)
-    if view is None or view["state"] == "WAITING":
-        raise LeaseNotFoundError(task_id, fencing_token)
-    _refuse_foreign(view, caller)
-    if fencing_token not in (None, view["fencing_token"]):
-        raise LeaseNotFoundError(task_id, fencing_token)
-    return int(view["fencing_token"])
 
 
 def _server(change: Callable[[], T]) -> T:

@@ -1,0 +1,140 @@
+"""From what a caller asks for to a `Request`: ranges, names of servers, and asking twice for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from resource_manager import allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
+from resource_manager.models import MILLI_PER_GPU, Amount, Request, Utility
+from resource_manager.settings import Settings
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beyond the original's four arguments; see `models.Request`."""
+
+    gpu_milli: int
+    gpu_types: Sequence[str]
+    vendor: str
+    resources: Mapping[str, Amount] | None
+    priority: int
+    team: str
+    owner: str
+    ttl_s: float | None
+    required_server: int | str | None
+    quarantine: bool
+    labels: Mapping[str, str] | None
+    expected_runtime_s: float | None
+    utility: float | None
+    target_s: float | None
+    sensitivity_per_s: float
+
+
+def build_request(
+    cluster: ClusterState,
+    settings: Settings,
+    task_id: str,
+    required_gpus: int,
+    required_cpus: int,
+    prefer_server_id: int | str | None = None,
+    *,
+    gpu_milli: int = MILLI_PER_GPU,
+    gpu_types: Sequence[str] = (),
+    vendor: str = "",
+    resources: Mapping[str, Amount] | None = None,
+    priority: int = 0,
+    team: str = "",
+    owner: str = "",
+    ttl_s: float | None = None,
+    required_server: int | str | None = None,
+    quarantine: bool = False,
+    labels: Mapping[str, str] | None = None,
+    expected_runtime_s: float | None = None,
+    utility: float | None = None,
+    target_s: float | None = None,
+    sensitivity_per_s: float = 0.0,
+) -> Request:
+    """The request these arguments name; raises `InvalidRequestError` (a `ValueError`) if out of range.
+
+    `required_gpus` lies in the settings' range (2 to 8), or is 1 with a share `gpu_milli` below 1000;
+    `required_cpus` is at least 1 and at most what the largest server has. `utility` (with `target_s`,
+    `sensitivity_per_s` and `expected_runtime_s`) is what finishing in good time is worth, see
+    `models.Utility`; it matters under admission by price.
+    """
+    for name, value in (("required_gpus", required_gpus), ("required_cpus", required_cpus)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
+    if gpu_milli == MILLI_PER_GPU and not settings.min_gpus <= required_gpus <= settings.max_gpus:
+        raise InvalidRequestError(
+            f"required_gpus must be between {settings.min_gpus} and {settings.max_gpus}, got {required_gpus}",
+            field="required_gpus",
+        )
+    most_cpus = cluster.largest.get("cpus", 0)
+    if not 1 <= required_cpus <= most_cpus:
+        raise InvalidRequestError(
+            f"required_cpus must be between 1 and {most_cpus:g}, got {required_cpus}",
+            field="required_cpus",
+        )
+    return Request(
+        task_id=task_id,
+        gpus=required_gpus,
+        gpu_milli=gpu_milli,
+        resources={**(resources or {}), "cpus": required_cpus},
+        gpu_types=tuple(gpu_types),
+        vendor=vendor,
+        preferred_node=None if prefer_server_id is None else server_name(cluster, prefer_server_id),
+        required_node=None if required_server is None else server_name(cluster, required_server),
+        priority=priority,
+        team=team,
+        owner=owner,
+        ttl_s=settings.lease_ttl_s if ttl_s is None else ttl_s,
+        expected_runtime_s=expected_runtime_s,
+        quarantine=quarantine,
+        labels=dict(labels or {}),
+        utility=_utility(utility, target_s, sensitivity_per_s),
+    )
+
+
+def server_name(cluster: ClusterState, server: int | str) -> str:
+    """The name of the server with this name or number; raises `UnknownNodeError`."""
+    state = (
+        cluster.by_name.get(server)
+        if isinstance(server, str)
+        else None
+        if isinstance(server, bool)
+        else cluster.by_server_id.get(server)
+    )
+    if state is None:
+        raise UnknownNodeError(server, len(cluster.nodes))
+    return state.name
+
+
+def same_as_before(cluster: ClusterState, request: Request) -> bool:
+    """Whether the task already holds or waits for just this; raises `DuplicateTaskError` if for another."""
+    lease = cluster.leases.get(request.task_id)
+    waiting = cluster.waiting.get(request.task_id)
+    if lease is None and waiting is None:
+        return False
+    before = lease.request if lease is not None else waiting.request  # type: ignore[union-attr]
+    if before.shape != request.shape:
+        verb = "holds" if lease is not None else "waits for"
+        raise DuplicateTaskError(
+            request.task_id,
+            f"already {verb} {allocator.describe(before)}; release it before asking for "
+            f"{allocator.describe(request)}",
+        )
+    return True
+
+
+def _utility(priority: float | None, target_s: float | None, sensitivity_per_s: float) -> Utility | None:
+    if priority is None:
+        if target_s is not None or sensitivity_per_s:
+            raise InvalidRequestError(
+                "target_s and sensitivity_per_s need utility beside them", field="utility"
+            )
+        return None
+    if target_s is None:
+        raise InvalidRequestError("utility needs target_s beside it", field="target_s")
+    return Utility(priority, target_s, sensitivity_per_s)
