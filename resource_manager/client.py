@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from resource_manager.errors import (
+    NO_ROOM,
     InvalidRequestError,
     LeaseNotFoundError,
     ResourceManagerError,
@@ -29,7 +30,11 @@ class ServiceError(ResourceManagerError):
 
 
 class ServiceUnavailableError(ServiceError):
-    """The service cannot be reached, or cannot reach its store."""
+    """The service cannot be reached, cannot reach its store, or has no room; `kind` is the problem's type."""
+
+    def __init__(self, status: int, message: str, kind: str = "") -> None:
+        super().__init__(status, message)
+        self.kind = kind
 
 
 class ServiceClient:
@@ -56,7 +61,7 @@ class ServiceClient:
         try:
             return self._post("/api/allocate", demand)
         except ServiceUnavailableError as error:
-            if str(error).startswith("no server has room"):
+            if error.kind == NO_ROOM:
                 return None
             raise
 
@@ -185,7 +190,7 @@ class ServiceClient:
             )
         if response.is_success:
             return answer
-        raise _error(response.status_code, str(answer.get("detail") or answer))
+        raise _error(response.status_code, str(answer.get("detail") or answer), str(answer.get("type", "")))
 
 
 def _demand(
@@ -205,7 +210,7 @@ def _demand(
     return {key: value for key, value in demand.items() if value is not None}
 
 
-def _error(status: int, detail: str) -> ResourceManagerError:
+def _error(status: int, detail: str, kind: str) -> ResourceManagerError:
     if status == 404:
         error = LeaseNotFoundError("")
         error.args = (detail,)
@@ -213,5 +218,5 @@ def _error(status: int, detail: str) -> ResourceManagerError:
     if status in (400, 413, 415, 422):
         return InvalidRequestError(detail)
     if status >= 500:
-        return ServiceUnavailableError(status, detail)
+        return ServiceUnavailableError(status, detail, kind)
     return ServiceError(status, detail)

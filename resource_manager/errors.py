@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+NO_ROOM = "urn:gpu-manager:no-room"
+"""The problem type (RFC 9457) by which a service tells that nothing fits from a store that is out."""
+
 
 class ResourceManagerError(Exception):
     """Root of every error this project raises itself."""

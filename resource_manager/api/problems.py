@@ -53,6 +53,7 @@ class ProblemError(Exception):
         detail: str,
         *,
         error: str | None = None,
+        kind: str = "about:blank",
         headers: dict[str, str] | None = None,
         **members: Any,
     ) -> None:
@@ -60,12 +61,13 @@ class ProblemError(Exception):
         self.status = status
         self.detail = detail
         self.error = detail if error is None else error
+        self.kind = kind
         self.headers = headers or {}
         self.members = members
 
     def response(self) -> flask.Response:
         response = flask.jsonify(
-            type="about:blank",
+            type=self.kind,
             title=TITLES.get(self.status, "Error"),
             status=self.status,
             detail=self.detail,

@@ -41,7 +41,7 @@ from resource_manager.api.schemas import (
 from resource_manager.api.service import Service
 from resource_manager.api.tokens import Role
 from resource_manager.api.what_if import estimate_view, estimated_starts, what_if
-from resource_manager.errors import LeaseNotFoundError, UnknownNodeError
+from resource_manager.errors import NO_ROOM, LeaseNotFoundError, UnknownNodeError
 
 T = TypeVar("T")
 
@@ -67,6 +67,7 @@ def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
             503,
             f"no server has room for task {body.task_id!r} now; POST /api/submit waits in the queue instead",
             error=ALLOCATION_FAILED,
+            kind=NO_ROOM,
         )
     return own(result, caller)
 

@@ -159,6 +159,18 @@ def test_unknown_paths_are_problems(open_client: FlaskClient, path: str) -> None
     assert response.content_type == "application/problem+json"
 
 
+def test_no_room_is_told_from_a_store_that_is_out(open_client: FlaskClient) -> None:
+    for task_id in ("one", "two", "three", "four"):
+        assert (
+            open_client.post(
+                "/api/allocate", json={**WISH, "task_id": task_id, "required_gpus": 8}
+            ).status_code
+            == 200
+        )
+    full = open_client.post("/api/allocate", json={**WISH, "task_id": "five"})
+    assert (full.status_code, full.get_json()["type"]) == (503, "urn:gpu-manager:no-room")
+
+
 def test_a_store_that_is_out_is_503(
     open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +183,9 @@ def test_a_store_that_is_out_is_503(
         response = open_client.get(path)
         assert response.status_code == 503, path
         assert response.headers["Retry-After"]
-    assert open_client.post("/api/allocate", json=WISH).json["error"] == "Resource allocation failed"  # type: ignore[index]
+    problem = open_client.post("/api/allocate", json=WISH).get_json()
+    assert problem["error"] == "Resource allocation failed"
+    assert problem["type"] == "about:blank"
     page = open_client.get("/")
     assert page.status_code == 503
     assert "cannot be reached" in page.get_data(as_text=True)
