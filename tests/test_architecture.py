@@ -14,7 +14,7 @@ LAYERS = (
     ("cluster",),
     ("policies", "queueing", "reservations", "admission"),
     ("allocator", "explain", "estimates"),
-    ("schemas", "views", "history"),
+    ("schemas", "views", "history", "archive"),
     ("outage", "server_clock"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from resource_manager import __version__
+from resource_manager.archive import extend
 from resource_manager.cli import tables
 from resource_manager.cli.target import BAD_INPUT, DONE, REFUSED, Failure, Target, exit_codes, print_json
 from resource_manager.errors import UnknownNodeError
@@ -281,21 +282,36 @@ def restore(target: Target, server: str, as_json: bool) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write all that is kept into this file, for gpu-simulate replay --history.",
 )
+@click.option(
+    "--archive",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="As --export, but append to the file what it does not have yet.",
+)
 @json_option
 @click.pass_obj
 @exit_codes
-def history(target: Target, after: int, limit: int, export: Path | None, as_json: bool) -> None:
+def history(
+    target: Target, after: int, limit: int, export: Path | None, archive: Path | None, as_json: bool
+) -> None:
     """The changes that are kept, the oldest first."""
+    if export is not None and archive is not None:
+        raise Failure("--export and --archive exclude each other", BAD_INPUT)
+    if target.url and (export or archive):
+        raise Failure("--export and --archive read the store itself: leave out --url", BAD_INPUT)
+    if archive is not None:
+        changes = extend(archive, target.manager)
+        print_json({"file": str(archive), "changes": changes}) if as_json else click.echo(
+            f"{archive}: {changes} changes more"
+        )
+        return
     if export is not None:
-        if target.url:
-            raise Failure("--export reads the store itself: leave out --url", BAD_INPUT)
         recorded = collect(target.manager)
         write_file(recorded, export)
         written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}
         print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
         return
-    changes = target.manager.history(after=after, limit=limit)
-    print_json(changes) if as_json else tables.console().print(tables.history_table(changes))
+    entries = target.manager.history(after=after, limit=limit)
+    print_json(entries) if as_json else tables.console().print(tables.history_table(entries))
 
 
 @main.command()

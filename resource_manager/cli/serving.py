@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from resource_manager.api import tokens
 from resource_manager.api.tokens import Role, TokenFile, TokenStore
+from resource_manager.archive import extend
 from resource_manager.cli import tables
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import BAD_INPUT, REFUSED, Failure, Target, exit_codes, print_json
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_RATE = "1000/second"
 SWEEP_S = 10.0
+ARCHIVE_S = 5.0
 
 tokens_file_option = click.option(
     "--tokens",
@@ -59,6 +62,12 @@ tokens_file_option = click.option(
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
+@click.option(
+    "--archive",
+    envvar="GPU_MANAGER_ARCHIVE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append every change to this file, before the store forgets it.",
+)
 @tokens_file_option
 @click.pass_obj
 @exit_codes
@@ -75,6 +84,7 @@ def serve(
     trusted_proxy: str | None,
     log_format: str | None,
     log_level: str,
+    archive: Path | None,
     tokens_file: Path | None,
 ) -> None:
     """Serve the REST interface and the console."""
@@ -89,12 +99,14 @@ def serve(
     opening = _opening(kept.tokens, host, insecure)
     manager = GPUResourceManager(settings)
     target._opened = manager
+    if archive is not None:
+        extend(archive, manager)
     logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)
     service = standalone(
         manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
     )
     app = create_app(service, secure_cookies=behind_https)
-    _serve(app, service, host, port, threads + max_streams, trusted_proxy)
+    _serve(app, service, host, port, threads + max_streams, trusted_proxy, archive)
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:
@@ -120,7 +132,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _serve(
-    app: object, service: Service, host: str, port: int, threads: int, trusted_proxy: str | None
+    app: object,
+    service: Service,
+    host: str,
+    port: int,
+    threads: int,
+    trusted_proxy: str | None,
+    archive: Path | None,
 ) -> None:
     from waitress.server import create_server
 
@@ -143,10 +161,9 @@ def _serve(
     address = f"http://{server.effective_host}:{server.effective_port}"
     logger.info("serving at %s", address, extra={"address": address})
     stop = threading.Event()
-    sweeper = threading.Thread(
-        target=_sweep, args=(service.manager, stop), name="gpu-manager-sweep", daemon=True
-    )
-    sweeper.start()
+    chores = [_regularly("sweep", SWEEP_S, service.manager.sweep, stop)]
+    if archive is not None:
+        chores.append(_regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.run()
@@ -156,16 +173,27 @@ def _serve(
         stop.set()
         service.watch.close()
         server.close()
-        sweeper.join(timeout=5)
+        for chore in chores:
+            chore.join(timeout=5)
 
 
-def _sweep(manager: GPUResourceManager, stop: threading.Event) -> None:
-    """Ends leases that are over even while nobody calls."""
-    while not stop.wait(SWEEP_S):
-        try:
-            manager.sweep()
-        except ResourceManagerError as error:
-            logger.warning("no sweep: %s", error)
+def _regularly(
+    name: str, interval_s: float, work: Callable[[], object], stop: threading.Event
+) -> threading.Thread:
+    """A thread that does this also while nobody calls, and a last time at the end."""
+
+    def run() -> None:
+        stopped = False
+        while not stopped:
+            stopped = stop.wait(interval_s)
+            try:
+                work()
+            except (ResourceManagerError, OSError) as error:
+                logger.warning("no %s: %s", name, error)
+
+    thread = threading.Thread(target=run, name=f"gpu-manager-{name}", daemon=True)
+    thread.start()
+    return thread
 
 
 @main.group()

@@ -15,7 +15,9 @@ import pytest
 
 @pytest.mark.parametrize("options", [[], ["--trusted-proxy", "127.0.0.1", "--behind-https"]])
 def test_it_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None:
+    archive = tmp_path / "history.jsonl"
     command = [sys.executable, "-m", "resource_manager.cli", "--store", "memory://", "serve", "--port", "0"]
+    command += ["--archive", str(archive)]
     environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
     process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -31,3 +33,6 @@ def test_it_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None
         rest = process.communicate(timeout=30)[1]
     assert process.returncode == 0, rest
     assert all(json.loads(text)["level"] != "error" for text in rest.splitlines())
+    before, granted = map(json.loads, archive.read_text().splitlines())
+    assert before["snapshot"]["version"] == 0
+    assert granted["lease"]["request"]["task_id"] == "test_001"

@@ -1,0 +1,117 @@
+"""The archive: one unbroken history in a file, through cut streams, resets and crashes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.archive import extend
+from resource_manager.bench import redis_server
+from resource_manager.errors import SettingsError
+from simulator.replay.history import read_history
+
+
+def pairs(manager: GPUResourceManager, count: int, name: str = "t") -> None:
+    for number in range(count):
+        assert manager.allocate_resources(f"{name}{number}", 2, 4)
+        assert manager.release_resources(f"{name}{number}")
+
+
+def versions(path: Path) -> list[int]:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "snapshot" in lines[0]
+    return [lines[0]["snapshot"]["version"], *(line["version"] for line in lines[1:])]
+
+
+def test_it_grows_by_what_is_new_and_replays(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with GPUResourceManager.from_url("memory://") as manager:
+        pairs(manager, 3)
+        assert extend(path, manager) == 6
+        assert extend(path, manager) == 0
+        pairs(manager, 700, "u")
+        assert extend(path, manager) == 1400, "more than a page"
+    assert versions(path) == list(range(1407))
+    assert len(read_history(str(path)).changes) == 1406
+
+
+def test_nothing_is_missing_although_the_store_forgets(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with (
+        redis_server(None) as url,
+        GPUResourceManager.from_url(f"{url}?namespace=archive", history_length=1000) as manager,
+    ):
+        for number in range(3):
+            pairs(manager, 250, f"r{number}-")
+            extend(path, manager)
+        assert len(manager.history(limit=10_000)) < 1500
+    assert versions(path) == list(range(1501))
+
+
+def test_what_was_forgotten_unread_begins_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with (
+        redis_server(None) as url,
+        GPUResourceManager.from_url(f"{url}?namespace=archive", history_length=1000) as manager,
+    ):
+        pairs(manager, 2)
+        extend(path, manager)
+        pairs(manager, 600, "u")
+        extend(path, manager)
+    assert versions(tmp_path / "history.jsonl.4") == list(range(5))
+    first, *rest = versions(path)
+    assert first > 4
+    assert rest == list(range(first + 1, 1205))
+
+
+def test_a_reset_begins_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with redis_server(None) as url, GPUResourceManager.from_url(f"{url}?namespace=archive") as manager:
+        pairs(manager, 2)
+        extend(path, manager)
+        pairs(manager, 1, "u")
+        manager.reset_resources()
+        pairs(manager, 1, "v")
+        extend(path, manager)
+    assert versions(tmp_path / "history.jsonl.6") == list(range(7)), "the changes before it are kept"
+    assert len(versions(path)) == 3
+
+
+def test_a_line_torn_by_a_crash_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with GPUResourceManager.from_url("memory://") as manager:
+        pairs(manager, 2)
+        extend(path, manager)
+        path.write_bytes(path.read_bytes()[:-20])
+        assert extend(path, manager) == 1
+    assert versions(path) == list(range(5))
+
+
+def test_two_writers_write_each_change_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with GPUResourceManager.from_url("memory://") as manager:
+        extend(path, manager)
+        threads = [
+            threading.Thread(target=lambda: [extend(path, manager) for _ in range(100)]) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        pairs(manager, 200)
+        for thread in threads:
+            thread.join()
+        extend(path, manager)
+    assert versions(path) == list(range(401))
+
+
+@pytest.mark.parametrize("content", ["", "hello\n", '{"a": 1}\n', '{"snapshot": 1}\n', "[]\n"])
+def test_another_file_is_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with GPUResourceManager.from_url("memory://") as manager, pytest.raises(SettingsError, match="notes"):
+        extend(path, manager)
+    assert path.read_text() == content
