@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,21 +20,15 @@ from resource_manager.models import (
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
-    Node,
     Quarantined,
     Queued,
     Released,
     Renewed,
-    Request,
     Restored,
-    Waiting,
 )
 
 FORMAT_VERSION = 1
 """Version of everything stored; a reader refuses a newer one."""
-
-T = TypeVar("T")
 
 _CHANGES: dict[str, TypeAdapter[Any]] = {
     kind.__name__.lower(): TypeAdapter(kind)
@@ -52,10 +46,6 @@ _CHANGES: dict[str, TypeAdapter[Any]] = {
     )
 }
 _TAGS = {adapter._type: tag for tag, adapter in _CHANGES.items()}
-_LEASE = TypeAdapter(Lease)
-_WAITING = TypeAdapter(Waiting)
-_NODE = TypeAdapter(Node)
-_REQUEST = TypeAdapter(Request)
 _SNAPSHOT = TypeAdapter(Snapshot)
 _TAG_KEY = '{"change":"'
 
@@ -70,12 +60,18 @@ def change_to_json(change: Change) -> str:
 def change_from_json(text: str | bytes) -> Change:
     """The change that `change_to_json` wrote; raises `CorruptStateError`."""
     if isinstance(text, bytes):
-        text = text.decode()
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptStateError(f"not a change: {error}") from error
     if text.startswith(_TAG_KEY):
         tag = text[len(_TAG_KEY) : text.find('"', len(_TAG_KEY))]
         if tag in _CHANGES:
-            return _load(_CHANGES[tag], text, "change")  # type: ignore[no-any-return]
-    return change_from_dict(_parse(text, "change"))
+            try:
+                return _CHANGES[tag].validate_json(text)  # type: ignore[no-any-return]
+            except ValidationError as error:
+                raise CorruptStateError(f"not a {tag} change: {_first(error)}") from error
+    return change_from_dict(_parse(text))
 
 
 def change_to_dict(change: Change) -> dict[str, Any]:
@@ -94,46 +90,6 @@ def change_from_dict(value: Mapping[str, Any]) -> Change:
         return adapter.validate_python(dict(value))  # type: ignore[no-any-return]
     except ValidationError as error:
         raise CorruptStateError(f"not a {tag} change: {_first(error)}") from error
-
-
-def lease_to_json(lease: Lease) -> str:
-    """A lease as JSON."""
-    return _LEASE.dump_json(lease, exclude_defaults=True).decode()
-
-
-def lease_from_json(text: str | bytes) -> Lease:
-    """The lease that `lease_to_json` wrote; raises `CorruptStateError`."""
-    return _load(_LEASE, text, "lease")
-
-
-def waiting_to_json(waiting: Waiting) -> str:
-    """A queue entry as JSON."""
-    return _WAITING.dump_json(waiting, exclude_defaults=True).decode()
-
-
-def waiting_from_json(text: str | bytes) -> Waiting:
-    """The queue entry that `waiting_to_json` wrote; raises `CorruptStateError`."""
-    return _load(_WAITING, text, "queue entry")
-
-
-def node_to_json(node: Node) -> str:
-    """A node as JSON."""
-    return _NODE.dump_json(node, exclude_defaults=True).decode()
-
-
-def node_from_json(text: str | bytes) -> Node:
-    """The node that `node_to_json` wrote; raises `CorruptStateError`."""
-    return _load(_NODE, text, "node")
-
-
-def request_to_dict(request: Request) -> dict[str, Any]:
-    """A request as plain values."""
-    return _REQUEST.dump_python(request, mode="json", exclude_defaults=True)  # type: ignore[no-any-return]
-
-
-def lease_to_dict(lease: Lease) -> dict[str, Any]:
-    """A lease as plain values."""
-    return _LEASE.dump_python(lease, mode="json", exclude_defaults=True)  # type: ignore[no-any-return]
 
 
 def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
@@ -165,20 +121,13 @@ def check_format(found: object, where: str) -> None:
         )
 
 
-def _load(adapter: TypeAdapter[T], text: str | bytes, what: str) -> T:
-    try:
-        return adapter.validate_json(text)
-    except ValidationError as error:
-        raise CorruptStateError(f"not a {what}: {_first(error)}") from error
-
-
-def _parse(text: str, what: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise CorruptStateError(f"not a {what}: {error}") from error
+        raise CorruptStateError(f"not a change: {error}") from error
     if not isinstance(value, dict):
-        raise CorruptStateError(f"not a {what}: {text[:120]}")
+        raise CorruptStateError(f"not a change: {text[:120]}")
     return value
 
 
