@@ -88,9 +88,7 @@ def _ours(value: dict[str, Any]) -> Document:
     check_format(value.get("format"), "the document")
     cluster = ClusterState.from_snapshot(snapshot_from_dict(value["state"]))
     changes = tuple((int(version), change_from_dict(change)) for version, change in value["changes"])
-    return Document(
-        cluster, str(value["epoch"]), str(value["commit"]), bool(value.get("by_hand", False)), changes
-    )
+    return Document(cluster, str(value["epoch"]), str(value["commit"]), bool(value["by_hand"]), changes)
 
 
 def _original(servers: Sequence[dict[str, Any]]) -> Document:
