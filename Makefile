@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test test-e2e bench bench-peers demo up docs clean
+.PHONY: install lock lint test test-e2e mutants bench bench-peers demo up docs clean
 
 install: $(STAMP)
 
@@ -33,6 +33,14 @@ test: lint
 test-e2e: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m e2e
 
+# Which bugs in the core would no quick test notice? About an hour on a quiet machine, one process; see
+# docs/development.md. Its tools are not part of the pinned environment.
+mutants: install
+	test -x $(VENV)-mutants/bin/python || $(PYTHON) -m venv $(VENV)-mutants
+	$(BIN)/uv pip install --quiet --python $(VENV)-mutants/bin/python -r pyproject.toml --extra mutants
+	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut run --max-children 1
+	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut results
+
 bench: install
 	$(BIN)/gpu-manager bench
 
@@ -52,4 +60,4 @@ docs: install
 	$(VENV)-docs/bin/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs site .build artifacts dist
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-mutants mutants site .build artifacts dist
