@@ -33,9 +33,11 @@ HISTORY_LENGTH = 5_000
 INVENTORY = '[[servers]]\nname = "server-{{id}}"\ncount = {count}\ncpus = 64\ngpus = 8\n'
 THREADS = 16
 HELD_S = 0.5
-GROWTH = {"service_mb": 1.15, "redis_mb": 1.15, "service_ms": 1.15, "p50_ms": 1.5, "p99_ms": 2.0}
-"""The last quarter may be this many times the second. Latencies share the machine with whatever else runs
-on it and vary more than the processor time that the service itself takes for a request."""
+GROWTH = {"service_mb": 1.15, "redis_mb": 1.15, "service_ms": 1.15, "p50_ms": 1.5, "p99_ms": 1.5}
+"""The last quarter may be this many times the second."""
+
+LATENCIES = {"p50_ms", "p99_ms"}
+"""Of these the best minute of each quarter counts: what else runs on the machine only adds to them."""
 
 MAY_NOT_GROW = {"sockets": 4, "files": 4, "threads": 2, "redis_clients": 4, "keys": 4}
 """What must stay the same, but for as many as come and go."""
@@ -174,7 +176,8 @@ def verdict(records: list[dict[str, Any]], asked: float) -> list[str]:
     if sent < 0.98 * asked:
         problems.append(f"only {sent} of {asked:g} requests were sent")
     for key in (*GROWTH, *MAY_NOT_GROW):
-        old, new = (statistics.median(record[key] for record in part) for part in (before, after))
+        typical = min if key in LATENCIES else statistics.median
+        old, new = (typical([record[key] for record in part]) for part in (before, after))
         if new > (GROWTH[key] * old if key in GROWTH else old + MAY_NOT_GROW[key]):
             problems.append(f"{key} grew from {old:g} to {new:g}")
     if records[-1]["stream"] > 1.2 * HISTORY_LENGTH:
