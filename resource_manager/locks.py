@@ -105,8 +105,9 @@ class ThreadLock:
                 raise LockError("released a lock that is not held")
             following = mutex.waiters.popleft() if mutex.waiters else None
             mutex.give_to(following)
-        if following is not None:
-            following._turn.release()
+            # Still under the guard: a waiter that gives up finds either its place in line or its permit.
+            if following is not None:
+                following._turn.release()
 
 
 LIFE_S = 10.0

@@ -40,7 +40,7 @@ class Store(Protocol):
         """Writes the first state if there is none; False, changing nothing, if there is one."""
 
     def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
-        """Starts over from `snapshot`, whatever is stored; version and fencing numbers grow on.
+        """Starts over from `snapshot`, whatever is stored; version, fencing and sequence grow on.
 
         `lock_token` names the lock under which this is done, if one is held.
         """

@@ -33,7 +33,7 @@ class Document:
 
     cluster: ClusterState
     epoch: str
-    commit: str
+    commit: str = ""
     by_hand: bool = False
     changes: tuple[tuple[int, Change], ...] = ()
 
@@ -117,7 +117,7 @@ def _original(servers: Sequence[dict[str, Any]]) -> Document:
     if len({lease.task_id for lease in leases}) != len(leases):
         raise CorruptStateError("a task stands in it twice")
     snapshot = Snapshot(version=0, fencing=len(leases), sequence=0, nodes=nodes, leases=tuple(leases))
-    return Document(ClusterState.from_snapshot(snapshot), epoch="", commit="")
+    return Document(ClusterState.from_snapshot(snapshot), epoch="")
 
 
 def _server(state: NodeState) -> dict[str, Any]:

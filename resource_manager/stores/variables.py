@@ -115,7 +115,7 @@ class VariableStore:
         with self._holding(snapshot.version, None, patient=True) as lock:
             if self._read() is not None:
                 return False
-            self._write(Document(ClusterState.from_snapshot(snapshot), _name(), ""), lock)
+            self._write(Document(ClusterState.from_snapshot(snapshot), _name()), lock)
             return True
 
     def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
@@ -130,17 +130,18 @@ class VariableStore:
                 stored = None
             # What was there before may have reached any number: the time in ms is beyond them all.
             beyond = round(self.now() * 1000)
-            old = None if stored is None else stored.cluster
+            before = ClusterState() if stored is None else stored.cluster
             cluster = ClusterState.from_snapshot(
                 replace(
                     snapshot,
-                    version=max(snapshot.version, beyond, 0 if old is None else old.version + 1),
-                    fencing=max(snapshot.fencing, beyond, 0 if old is None else old.fencing),
+                    version=max(snapshot.version, before.version + 1, beyond),
+                    fencing=max(snapshot.fencing, before.fencing, beyond),
+                    sequence=max(snapshot.sequence, before.sequence),
                 )
             )
             changes = () if stored is None else stored.changes
             epoch = stored.epoch if stored is not None and stored.epoch else _name()
-            self._write(Document(cluster, epoch, "", True, changes), lock)
+            self._write(Document(cluster, epoch, by_hand=True, changes=changes), lock)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read()
@@ -158,8 +159,8 @@ class VariableStore:
 
     def _read(self) -> Document | None:
         text = self._access.get(self._variable)
-        remembered = self._remembered_version() if text is None else 0
         if text is None:
+            remembered = self._remembered_version()
             if self._epoch or remembered is not None:
                 raise StateLostError(
                     f"{self._where} is gone (deleted, or Airflow's database is out), though version "
@@ -167,7 +168,7 @@ class VariableStore:
                 )
             return None
         stored = document.from_json(text, self._where)
-        if self._epoch and stored.epoch not in {self._epoch, ""} and not stored.by_hand:
+        if self._epoch and stored.epoch != self._epoch and not stored.by_hand:
             raise StateLostError(
                 f"{self._where} holds another state than before, begun without a reset; {WAY_OUT}"
             )

@@ -48,6 +48,36 @@ def test_a_lock_object_can_be_used_again(make_lock: MakeLock) -> None:
     assert len({token for _, token in seen}) == 3
 
 
+def test_fencing_counts_the_acquisitions(make_lock: MakeLock) -> None:
+    first, second = make_lock(), make_lock()
+    seen = []
+    for lock in (first, second, first):
+        assert lock.acquire(1)
+        seen.append(lock.fencing)
+        lock.release()
+    assert seen == [1, 2, 3]
+
+
+def test_a_lock_object_is_one_claim(make_lock: MakeLock) -> None:
+    lock = make_lock()
+    assert lock.acquire(1)
+    with pytest.raises(LockError, match="in use already; make one for each acquirer"):
+        lock.acquire(0)
+    lock.release()
+    assert lock.acquire(0)
+    lock.release()
+
+
+def test_who_will_not_wait_long_need_not(make_lock: MakeLock) -> None:
+    holder = make_lock()
+    assert holder.acquire(1)
+    begin = time.monotonic()
+    assert not any(make_lock().acquire(0) for _ in range(10))
+    assert not any(make_lock().acquire(0.02) for _ in range(10))
+    assert time.monotonic() - begin < 8
+    holder.release()
+
+
 def test_a_time_out_takes_the_time_it_was_given(make_lock: MakeLock) -> None:
     holder, waiter = make_lock(), make_lock()
     assert holder.acquire(1)
@@ -58,12 +88,12 @@ def test_a_time_out_takes_the_time_it_was_given(make_lock: MakeLock) -> None:
 
 
 def test_release_without_holding_is_an_error(make_lock: MakeLock) -> None:
-    with pytest.raises(LockError):
+    with pytest.raises(LockError, match="not held"):
         make_lock().release()
     lock = make_lock()
     assert lock.acquire(1)
     lock.release()
-    with pytest.raises(LockError):
+    with pytest.raises(LockError, match="not held"):
         lock.release()
 
 
@@ -127,3 +157,73 @@ def test_many_threads_exclude_each_other(make_lock: MakeLock) -> None:
     for thread in threads:
         thread.join()
     assert worst == 1
+
+
+# ---- locks between threads: when the turn comes just as patience ends ----
+
+
+class Turn:
+    """A waiter's turn, in whose wait something else happens first."""
+
+    def __init__(self, lock: ThreadLock, meanwhile: Callable[[], None]) -> None:
+        self.permits = lock._turn
+        self.meanwhile = meanwhile
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        if timeout is None:
+            return self.permits.acquire(blocking)
+        self.meanwhile()
+        return False
+
+    def release(self) -> None:
+        self.permits.release()
+
+
+def waiting(mutex: ThreadMutex, meanwhile: Callable[[], None]) -> ThreadLock:
+    lock = ThreadLock(mutex)
+    lock._turn = Turn(lock, meanwhile)  # type: ignore[assignment]
+    return lock
+
+
+def test_a_turn_that_comes_as_patience_ends_is_taken() -> None:
+    mutex = ThreadMutex()
+    holder = ThreadLock(mutex)
+    assert holder.acquire(0)
+    late = waiting(mutex, holder.release)
+    assert late.acquire(1)
+    assert mutex.holder is late
+    late.release()
+    # The turn was spent: asked again, it does not count once more.
+    assert holder.acquire(0)
+    late._turn = late._turn.permits  # type: ignore[attr-defined]
+    assert not late.acquire(0)
+    holder.release()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_who_is_interrupted_in_line_leaves_it() -> None:
+    mutex = ThreadMutex()
+    holder = ThreadLock(mutex)
+    assert holder.acquire(0)
+    with pytest.raises(KeyboardInterrupt):
+        waiting(mutex, interrupt).acquire(1)
+    assert not mutex.waiters
+    holder.release()
+    assert mutex.holder is None
+
+
+def test_who_is_interrupted_at_its_turn_passes_it_on() -> None:
+    mutex = ThreadMutex()
+    holder = ThreadLock(mutex)
+    assert holder.acquire(0)
+
+    def at_its_turn() -> None:
+        holder.release()
+        interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        waiting(mutex, at_its_turn).acquire(1)
+    assert mutex.holder is None

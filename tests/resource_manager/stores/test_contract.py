@@ -12,7 +12,16 @@ import pytest
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState, Snapshot
 from resource_manager.errors import LockedError, StaleStateError, StateLostError
-from resource_manager.models import Change, Drained, Granted, Lease, Placement, Request
+from resource_manager.models import (
+    Change,
+    Drained,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Placement,
+    Queued,
+    Request,
+)
 from resource_manager.stores import Store
 
 from .walk import Walk, first_state
@@ -51,6 +60,22 @@ def normal(snapshot: Snapshot) -> Snapshot:
     )
 
 
+def commit(store: Store, cluster: ClusterState, decide: Callable[[float], list[Change]]) -> None:
+    """Decides, commits and applies; anew where a busy machine took too long in between."""
+    while True:
+        now = store.now()
+        changes = decide(now)
+        try:
+            store.commit(cluster.version, changes, now=now)
+        except StaleStateError as error:
+            if error.found != cluster.version:
+                raise
+        else:
+            break
+    for change in changes:
+        cluster.apply(change)
+
+
 def test_an_empty_store_has_no_state(open_client: OpenStore) -> None:
     store = open_client()
     assert store.refresh(None) is None
@@ -69,6 +94,7 @@ def test_a_commit_reaches_other_replicas(open_client: OpenStore) -> None:
     mine = started(writer)
     theirs = reader.refresh(None)
     assert theirs is not None
+    assert reader.refresh(theirs) is theirs, "nothing changed"
     change = granted(mine, "a", writer.now())
     writer.commit(mine.version, [change], now=writer.now())
     assert mine.version == 0, "the caller's replica is the caller's"
@@ -95,17 +121,43 @@ def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
     assert [lease.task_id for lease in fresh(other).leases] == ["a"]
 
 
+def test_a_commit_to_nothing_is_stale(open_client: OpenStore) -> None:
+    store = open_client()
+    with pytest.raises(StaleStateError) as caught:
+        store.commit(0, [], now=store.now())
+    assert caught.value.found is None
+    assert store.refresh(None) is None
+
+
+def test_a_lost_race_for_the_inventory_is_told_as_such(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    store.commit(0, [granted(mine, "a", store.now())], now=store.now())
+    with pytest.raises(StaleStateError) as caught:
+        store.commit(0, [InventoryChanged((), store.now())], now=store.now())
+    assert (caught.value.expected, caught.value.found) == (0, 1)
+    assert len(fresh(store).nodes) == 4
+
+
+def test_nodes_that_left_while_closed_come_back_open(open_client: OpenStore) -> None:
+    store = open_client()
+    nodes = started(store).snapshot().nodes
+    changes: list[Change] = [Drained(node.name, store.now()) for node in nodes[1:]]
+    for inventory in (nodes[:1], nodes):
+        changes.append(InventoryChanged(inventory, store.now()))
+    for version, change in enumerate(changes):
+        store.commit(version, [change], now=store.now())
+    assert fresh(open_client()).nodes == nodes
+    assert not fresh(open_client()).drained
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_every_kind_of_change_survives_the_store(open_client: OpenStore, seed: int) -> None:
     writer, reader = open_client(), open_client()
     mine, walk = started(writer), Walk(seed)
     theirs: ClusterState | None = None
     for step in range(120):
-        now = writer.now()
-        changes = walk.changes(mine, now)
-        writer.commit(mine.version, changes, now=now)
-        for change in changes:
-            mine.apply(change)
+        commit(writer, mine, lambda now: walk.changes(mine, now))
         if step % 7 == 0:
             theirs = reader.refresh(theirs)
     theirs = reader.refresh(theirs)
@@ -117,11 +169,7 @@ def test_history_folds_to_the_state(open_client: OpenStore) -> None:
     store = open_client()
     mine, walk = started(store), Walk(11)
     for _ in range(60):
-        now = store.now()
-        changes = walk.changes(mine, now)
-        store.commit(mine.version, changes, now=now)
-        for change in changes:
-            mine.apply(change)
+        commit(store, mine, lambda now: walk.changes(mine, now))
     history = open_client().history(limit=10_000)
     assert 40 < mine.version <= 100, "the Variable keeps the last 100"
     assert [version for version, _ in history] == list(range(1, mine.version + 1))
@@ -148,24 +196,51 @@ def test_while_a_lock_is_held_only_the_holder_commits(open_client: OpenStore) ->
     other.commit(1, [granted(cluster, "a", other.now())], now=other.now())
 
 
+def test_first_state_and_new_beginning_wait_for_a_commit_under_way(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    for step in (store.initialise, store.replace):
+        lock = other.lock()
+        assert lock.acquire(5)
+        timer = threading.Timer(0.1, lock.release)
+        timer.start()
+        step(first_state())
+        timer.join()
+        assert len(fresh(other).nodes) == 4
+
+
 def test_starting_over_keeps_numbers_growing(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)
     theirs = other.refresh(None)
     assert theirs is not None
-    change = granted(mine, "a", store.now())
-    store.commit(0, [change], now=store.now())
-    mine.apply(change)
+    changes: list[Change] = [granted(mine, "a", store.now()), Queued(Request("b", 9), store.now())]
+    store.commit(0, changes, now=store.now())
+    for change in changes:
+        mine.apply(change)
     store.replace(first_state(2))
     for client, replica in ((store, mine), (other, theirs)):
         seen = client.refresh(replica)
         assert seen is not None
-        assert seen.version > 1
+        assert seen.version > 2
         assert seen.fencing >= 1
-        assert (len(seen.nodes), seen.leases) == (2, {})
+        assert seen.sequence >= 1
+        assert (len(seen.nodes), seen.leases, seen.waiting) == (2, {}, {})
         version = seen.version
     store.commit(version, [Drained("gpu-server-0", store.now())], now=store.now())
     assert fresh(other).drained
+
+
+def test_starting_over_from_a_later_state_keeps_its_numbers(open_client: OpenStore) -> None:
+    """As when a store is filled from a copy of another one."""
+    store = open_client()
+    started(store)
+    later = replace(first_state(2), version=10**15, fencing=10**15 + 1, sequence=7)
+    store.replace(later)
+    assert fresh(store) == later
+    store.replace(first_state(2))
+    again = fresh(store)
+    assert again.version > 10**15, "no replica of what was there before passes as current"
+    assert again.fencing > 10**15
 
 
 def test_starting_over_under_a_lock(open_client: OpenStore) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from resource_manager.cluster import ClusterState
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
-    LockError,
     NewerFormatError,
     SettingsError,
     StaleStateError,
@@ -25,7 +23,6 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreUnavailableError,
 )
-from resource_manager.locks import RedisLock
 from resource_manager.manager import GPUResourceManager
 from resource_manager.models import Granted, Lease, Placement, Released, Request
 from resource_manager.redis_client import RedisClient
@@ -176,7 +173,7 @@ def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis
     assert after is not None
     assert after.version > version + 1000, "no replica from before passes as current"
     assert after.fencing > fencing + 1000, "no number of a lost lease is given out again"
-    with pytest.raises(StateUnconfirmedError) as caught:
+    with pytest.raises(StateUnconfirmedError, match=r"^Redis at .* another 1 s, in which owners") as caught:
         add(store, after, "b")
     assert 0 < caught.value.rest_s <= 1.0
     released = Released("a", after.leases["a"].fencing_token, store.now())
@@ -211,7 +208,7 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
         server.stop(signal.SIGKILL)
         server.start()
         for step in (lambda: store.refresh(cluster), lambda: add(store, cluster, "b")):
-            with pytest.raises(StateLostError, match="reset"):
+            with pytest.raises(StateLostError, match=r"\(version 1; now: empty\)"):
                 step()
         newcomer = opened(server.url)
         assert newcomer.initialise(first_state()), "who never saw the old state cannot know"
@@ -235,7 +232,7 @@ def test_an_older_copy_of_the_data_is_a_lost_state(url: str, embedded_redis: Red
     add(store, cluster, "a")
     meta = RedisClient.from_url(url).key("meta")
     embedded_redis.client().hset(meta, "version", 0)
-    with pytest.raises(StateLostError):
+    with pytest.raises(StateLostError, match=r"^Redis at .* \(version 1; now: 0\); .*over with a reset$"):
         store.refresh(cluster)
     with pytest.raises(StaleStateError):
         add(store, cluster, "b")
@@ -331,18 +328,6 @@ def test_flushed_scripts_are_loaded_again(url: str, embedded_redis: RedisServer)
         add(store, cluster, task_id)
         redis.script_flush()
         assert store.refresh(cluster) is cluster
-    held, waiting = store.lock(), store.lock()
-    assert held.acquire(1)
-    got = threading.Event()
-    thread = threading.Thread(target=lambda: waiting.acquire(5) and got.set())
-    thread.start()
-    time.sleep(0.1)
-    redis.script_flush()
-    held.release()
-    assert got.wait(3)
-    thread.join()
-    redis.script_flush()
-    waiting.release()
 
 
 def test_a_trimmed_stream_means_a_whole_read(url: str, embedded_redis: RedisServer) -> None:
@@ -423,6 +408,11 @@ def test_a_slow_network_is_no_error(proxy: Proxy, url: str) -> None:
     assert leases(store) == {"a"}
 
 
+def test_a_commit_before_the_first_state_says_what_is_missing(url: str) -> None:
+    with pytest.raises(StaleStateError, match=r"^Redis at .* holds no state; write the first one$"):
+        opened(url).commit(0, [], now=opened(url).now())
+
+
 # ---- clocks ----
 
 
@@ -431,8 +421,9 @@ def test_a_clock_that_jumps_decides_nothing(url: str, jump_s: float) -> None:
     store = opened(url)
     cluster = begin(store)
     store._clock._offset_s += jump_s  # as after a suspend, or on a broken clock
-    with pytest.raises(StaleStateError, match="clock"):
+    with pytest.raises(StaleStateError, match="clock") as caught:
         add(store, cluster, "a")
+    assert caught.value.found == cluster.version
     add(store, cluster, "a")  # the refusal told the time
     assert abs(cluster.leases["a"].granted_at - opened(url).now()) < 1
 
@@ -445,78 +436,7 @@ def test_the_machines_wall_clock_does_not_matter(url: str, monkeypatch: pytest.M
     assert cluster.leases["a"].granted_at > 1.7e9
 
 
-# ---- locks and paused processes ----
-
-
-def test_a_long_held_lock_is_renewed(url: str) -> None:
-    client = RedisClient.from_url(url)
-    lock, other = RedisLock(client, life_s=0.6), RedisLock(client, life_s=0.6)
-    assert lock.acquire(1)
-    assert not other.acquire(1.5)
-    lock.release()
-    assert other.acquire(1)
-    other.release()
-
-
-def test_a_lost_lock_is_an_error_at_renewal_and_release(url: str) -> None:
-    client = RedisClient.from_url(url)
-    lock = RedisLock(client)
-    assert lock.acquire(1)
-    client.driver.delete(client.key("lock"))
-    with pytest.raises(LockError, match="lost"):
-        lock.renew()
-    with pytest.raises(LockError, match="lost"):
-        lock.release()
-
-
-def test_dead_waiters_are_passed_over(url: str) -> None:
-    client = RedisClient.from_url(url)
-    holder, patient = RedisLock(client), RedisLock(client)
-    assert holder.acquire(1)
-    client.driver.rpush(client.key("lock:line"), "dead-1", "dead-2")
-    got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
-    thread.start()
-    time.sleep(0.1)
-    holder.release()
-    assert got.wait(1)
-    thread.join()
-    patient.release()
-
-
-def test_a_waiter_that_dies_at_its_turn_costs_a_claim(url: str) -> None:
-    client = RedisClient.from_url(url)
-    holder, patient = RedisLock(client), RedisLock(client)
-    assert holder.acquire(1)
-    client.driver.rpush(client.key("lock:line"), "dead")
-    client.driver.set(client.key("lock:alive:dead"), 1, px=3000)
-    got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
-    thread.start()
-    time.sleep(0.1)
-    begin = time.monotonic()
-    holder.release()
-    assert got.wait(3)
-    assert 0.5 < time.monotonic() - begin < 2.5
-    thread.join()
-    patient.release()
-
-
-def test_a_dead_holders_lock_runs_out(url: str) -> None:
-    script = f"""
-import os
-from resource_manager.locks import RedisLock
-from resource_manager.redis_client import RedisClient
-assert RedisLock(RedisClient.from_url({url!r}), life_s=1.0).acquire(1)
-os.kill(os.getpid(), 9)
-"""
-    done = subprocess.run([sys.executable, "-c", script], check=False)
-    assert done.returncode == -signal.SIGKILL
-    lock = RedisLock(RedisClient.from_url(url))
-    begin = time.monotonic()
-    assert lock.acquire(5)
-    assert time.monotonic() - begin < 2
-    lock.release()
+# ---- paused and forked processes ----
 
 
 PAUSED_HOLDER = """

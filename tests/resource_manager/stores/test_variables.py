@@ -19,7 +19,7 @@ from resource_manager.errors import (
 )
 from resource_manager.locks import RedisLock
 from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Granted, Lease, Placement, Request
+from resource_manager.models import Drained, Granted, Lease, Placement, Request
 from resource_manager.outage import outage
 from resource_manager.redis_client import RedisClient
 from resource_manager.settings import Settings
@@ -232,7 +232,7 @@ def test_an_older_document_is_a_lost_state(
     older = variables.texts[KEY]
     add(store, cluster, "b")
     variables.texts[KEY] = older
-    with pytest.raises(StateLostError):
+    with pytest.raises(StateLostError, match="is at version 1, but version 2 was read before"):
         store.refresh(cluster)
     newcomer = VariableStore(variables, RedisClient.from_url(redis_url))
     theirs = newcomer.refresh(None)
@@ -240,6 +240,85 @@ def test_an_older_document_is_a_lost_state(
     with pytest.raises(StateLostError, match="version 2 was written"):
         add(newcomer, theirs, "c")
     assert variables.texts[KEY] == older
+
+
+def test_a_state_begun_without_a_reset_is_a_lost_state(
+    store: VariableStore, variables: Variables, redis_url: str
+) -> None:
+    add(store, begin(store), "a")
+    begun_anew = Variables()
+    begin(VariableStore(begun_anew, RedisClient.from_url(f"{redis_url}-other")))
+    for text in (begun_anew.texts[KEY], json.dumps(ORIGINAL)):
+        variables.texts[KEY] = text
+        with pytest.raises(StateLostError, match="holds another state than before, begun without a reset"):
+            store.refresh(None)
+
+
+def test_the_first_commit_on_a_document_of_the_original_makes_it_this_ones(
+    store: VariableStore, variables: Variables
+) -> None:
+    variables.texts[KEY] = json.dumps(ORIGINAL)
+    cluster = store.refresh(None)
+    assert cluster is not None
+    add(store, cluster, "a")
+    assert store.refresh(cluster) is cluster
+    variables.texts[KEY] = json.dumps(ORIGINAL)
+    with pytest.raises(StateLostError, match="holds another state"):
+        store.refresh(None)
+
+
+def test_two_writes_that_led_to_the_same_version_are_told_apart(
+    store: VariableStore, variables: Variables, redis_url: str
+) -> None:
+    """An older document was put back, and Redis, which remembers the version, was emptied too."""
+    cluster = begin(store)
+    older = variables.texts[KEY]
+    add(store, cluster, "lost")
+    variables.texts[KEY] = older
+    other = VariableStore(variables, RedisClient.from_url(f"{redis_url}-emptied"))
+    theirs = other.refresh(None)
+    assert theirs is not None
+    add(other, theirs, "kept")
+    assert theirs.version == cluster.version
+    seen = store.refresh(cluster)
+    assert seen is not None
+    assert set(seen.leases) == {"kept"}
+
+
+def test_the_document_keeps_its_last_hundred_changes(store: VariableStore) -> None:
+    cluster = begin(store)
+    for number in range(0, 120, 4):
+        now = store.now()
+        changes = [Drained("gpu-server-0", now) for _ in range(4)]
+        store.commit(number, changes, now=now)
+    assert [version for version, _ in store.history()] == list(range(21, 121))
+    with pytest.raises(StaleStateError) as caught:
+        store.commit(110, [], now=store.now())
+    assert len(caught.value.missed) == 10
+    with pytest.raises(StaleStateError) as caught:
+        store.commit(cluster.version, [], now=store.now())
+    assert caught.value.missed == (), "an incomplete list would be worse than none"
+
+
+def test_the_history_outlives_a_reset(store: VariableStore) -> None:
+    add(store, begin(store), "a")
+    store.replace(first_state())
+    assert [type(change) for _, change in store.history()] == [Granted]
+
+
+def test_the_url_names_the_variable(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = Variables()
+    monkeypatch.setattr("resource_manager.stores.airflow_access.variable_access", lambda: variables)
+    for url in ("airflow://", "airflow://team_b"):
+        assert open_store(url, Settings(redis_url=redis_url)).initialise(first_state())
+    assert set(variables.texts) == {KEY, "team_b"}
+
+
+def test_a_decision_made_at_another_time_is_made_anew(store: VariableStore) -> None:
+    begin(store)
+    for now in (store.now() - 5, store.now() + 5):
+        with pytest.raises(StaleStateError, match="decided more than 1 s off the clock; retry"):
+            store.commit(0, [], now=now)
 
 
 def test_a_holder_whose_lock_ran_out_writes_nothing(

@@ -1,0 +1,255 @@
+"""Plants one bug after another where mutmut cannot (Lua, decorated functions); the tests must notice each."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+LUA = "resource_manager/stores/lua"
+TESTS = "tests/resource_manager"
+SLOW = "not system_redis and not trimmed_to_about and not paused_past and not in_airflow"
+OF_STORES = (f"{TESTS}/stores/test_contract.py", f"{TESTS}/stores/test_redis_faults.py")
+OF_LOCKS = (f"{TESTS}/test_redis_lock.py", f"{TESTS}/test_locks.py")
+OF_VARIABLES = (f"{TESTS}/stores/test_variables.py", f"{TESTS}/stores/test_contract.py")
+OF_CLUSTER = (f"{TESTS}/test_cluster.py", f"{TESTS}/test_queueing.py")
+
+
+class Bug(NamedTuple):
+    """`right` is replaced by `wrong` where it stands first in `file`."""
+
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+def of_script(name: str, tests: tuple[str, ...], *bugs: tuple[str, str]) -> list[Bug]:
+    return [Bug(f"{LUA}/{name}.lua", right, wrong, tests) for right, wrong in bugs]
+
+
+BUGS = [
+    *of_script(
+        "commit",
+        OF_STORES,
+        ("if version ~= expected then", "if false then"),
+        ("expected + 1) .. '-0', (expected", "expected + 2) .. '-0', (expected"),
+        ("if first and first[2][4] == ARGV[7] then", "if first then"),
+        ("'stale', time[1], time[2], version, '', missing_changes(changes, expected", "'stale', 0, 0, 0, ''"),
+        ("if holder and holder ~= ARGV[6] then", "if false then"),
+        ("if holder and holder ~= ARGV[6] then", "if holder then"),
+        ("math.abs(now - tonumber(ARGV[4]))", "now - tonumber(ARGV[4])"),
+        ("math.abs(now - tonumber(ARGV[4]))", "tonumber(ARGV[4]) - now"),
+        ("if ARGV[10] ~= '' and detail ~= '' then", "if false then"),
+        ("if ARGV[10] ~= '' and detail ~= '' then", "if detail ~= '' then"),
+        ("redis.call('HDEL', waiting, key)", ""),
+        ("redis.call('HDEL', leases, key)", ""),
+        ("redis.call('HDEL', renewals, key)", ""),
+        ("redis.call('HDEL', quarantined, key)\n  elseif operation == 'renew'",
+         "elseif operation == 'renew'"),
+        ("redis.call('HSET', renewals, key, json)", ""),
+        ("redis.call('HDEL', quarantined, key)\n  elseif operation == 'quarantine'",
+         "elseif operation == 'quarantine'"),
+        ("redis.call('HSET', quarantined, key, json)", ""),
+        ("'sequence', 1)", "'sequence', 0)"),
+        ("elseif operation == 'cancel' then\n    redis.call('HDEL', waiting, key)", ""),
+        ("redis.call('HSET', drained, key, json)", ""),
+        ("elseif operation == 'restore' then\n    redis.call('HDEL', drained, key)", ""),
+        ("if operation == 'forget' then\n    redis.call('HDEL', drained, key)",
+         "if operation == 'forget' then"),
+        ("if operation == 'forget' then", "if operation == 'never' then"),
+        ("'MAXLEN', '~', ARGV[8], ", ""),
+        ("'i', ARGV[7])", "'i', '')"),
+        ("'version', version, 'fencing', ARGV[10],", "'fencing', ARGV[10],"),
+        ("'fencing', ARGV[10], ", ""),
+        (", 'last_node', ARGV[11])", ")"),
+        ("else\n  redis.call('HSET', meta, 'version', version)", ""),
+        ("redis.call('SET', inventory, ARGV[12])", ""),
+        ("redis.call('HSET', meta, 'inventory_version', version)", ""),
+    ),
+    *of_script(
+        "examine",
+        OF_STORES,
+        ("tonumber(found[1]) > tonumber(format)", "false"),
+        ("epoch ~= '' and found[2] ~= epoch and not found[6]", "false"),
+        ("and not found[6]", ""),
+        ("if found[4] ~= server then", "if false then"),
+        ("resting_until = now + rest_s", ""),
+        ("version = version + 1048576", ""),
+        ("redis.call('HINCRBY', meta, 'fencing', 1048576)", ""),
+        ("'server', server, 'version', version,", "'version', version,"),
+        ("'version', version, 'resting_until', resting_until)", "'resting_until', resting_until)"),
+        (", 'resting_until', resting_until)", ")"),
+        ("if now < resting_until then", "if now > resting_until then"),
+        ("(known + 1) .. '-0', '+')", "known .. '-0', '+')"),
+        ("#entries ~= version - known or ", ""),
+        ("missing[i] = entry[2][2]", "missing[i] = entry[2][4]"),
+    ),
+    *of_script(
+        "refresh",
+        OF_STORES,
+        ("if known >= 0 and missed == 0 then", "if known >= 0 then"),
+        ("if known > version then", "if false then"),
+        ("if missing then", "if true then"),
+        ("if found[5] ~= ARGV[5] then", "if ARGV[5] == '' then"),
+        ("nodes = redis.call('GET', inventory)", ""),
+        ("redis.call('HGETALL', renewals), redis.call('HGETALL', quarantined),",
+         "redis.call('HGETALL', quarantined), redis.call('HGETALL', quarantined),"),
+        ("redis.call('HGETALL', renewals), redis.call('HGETALL', quarantined),",
+         "redis.call('HGETALL', renewals), redis.call('HGETALL', renewals),"),
+    ),
+    *of_script(
+        "write",
+        OF_STORES,
+        ("if found[1] and tonumber(found[1]) > tonumber(ARGV[1]) then", "if false then"),
+        ("if found[1] then\n    return {'exists'", "if false then\n    return {'exists'"),
+        ("by_hand = '1'", ""),
+        ("version = math.max(version, tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000)", ""),
+        ("tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000", "tonumber(found[2] or 0) + 1"),
+        ("fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)", ""),
+        ("sequence = math.max(sequence, tonumber(found[4] or 0))", ""),
+        ("inventory, KEYS[3], KEYS[4]", "inventory, KEYS[4]"),
+        ("KEYS[3], KEYS[4], KEYS[5]", "KEYS[3], KEYS[5]"),
+        ("KEYS[4], KEYS[5], KEYS[6]", "KEYS[4], KEYS[6]"),
+        ("KEYS[5], KEYS[6], KEYS[7])\n", "KEYS[5], KEYS[7])\n"),
+        ("KEYS[6], KEYS[7])\nif", "KEYS[6])\nif"),
+        ("if not found[1] then\n  redis.call('DEL', changes)\nend", ""),
+        ("'inventory_version', version,", ""),
+        (",\n  'server', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))", ")"),
+    ),
+    *of_script(
+        "lock",
+        OF_LOCKS,
+        ("if redis.call('GET', lock .. ':server') ~= server then", "if false then"),
+        ("redis.call('SET', lock .. ':server', server)", ""),
+        ("if redis.call('EXISTS', waiters) == 0 then", "if true then"),
+        ("redis.call('SET', lock, token, 'PX', life_ms)", "redis.call('SET', lock, token)"),
+        ("redis.call('INCR', fencing), 0", "1, 0"),
+        ("elseif holder == token then\n    redis.call('PEXPIRE', lock, life_ms)",
+         "elseif holder == token then"),
+        ("elseif holder == token then", "elseif false then"),
+        ("redis.call('SET', alive, 1, 'PX', alive_ms)", "redis.call('SET', alive, 1)"),
+        ("if not holder then\n    hand_over(lock", "if false then\n    hand_over(lock"),
+        ("if redis.call('GET', lock) == token then\n      redis.call('PEXPIRE', lock, life_ms)",
+         "if redis.call('GET', lock) == token then"),
+        ("if step == 'renew' then\n  if holder ~= token then",
+         "if step == 'renew' then\n  if not holder then"),
+        ("return redis.call('PEXPIRE', lock, life_ms)", "return 1"),
+        ("local held = holder == token", "local held = true"),
+        ("redis.call('LREM', waiters, 0, token)\n  redis.call('DEL', alive, turn)", ""),
+        ("if held then\n  redis.call('DEL', lock)",
+         "if held and step ~= 'leave' then\n  redis.call('DEL', lock)"),
+        ("redis.call('DEL', lock)\n  hand_over", "hand_over"),
+    ),
+    *of_script(
+        "handover",
+        OF_LOCKS,
+        ("if redis.call('DEL', lock .. ':alive:' .. waiter) == 1 then", "if true then"),
+        ("redis.call('INCR', fencing)", ""),
+        (", 'PX', claim_ms)", ")"),
+        ("redis.call('RPUSH', lock .. ':turn:' .. waiter, 1)", ""),
+        ("redis.call('PEXPIRE', lock .. ':turn:' .. waiter, claim_ms)", ""),
+        ("      return\n", ""),
+    ),
+]  # fmt: skip
+
+
+def of_python(file: str, tests: tuple[str, ...], *bugs: tuple[str, str]) -> list[Bug]:
+    return [Bug(f"resource_manager/{file}.py", right, wrong, tests) for right, wrong in bugs]
+
+
+BUGS += [
+    *of_python(
+        "cluster",
+        OF_CLUSTER,
+        ("return self.drained is None and not self.retired", "return self.drained is None"),
+        ("return self.drained is None and not self.retired", "return not self.retired"),
+        ("return self.journal_start + len(self.journal)", "return len(self.journal)"),
+        ("before = (self.version, self.fencing, self.sequence", "before = (0, self.fencing, self.sequence"),
+        ("before = (self.version, self.fencing, self.sequence", "before = (self.version, 0, self.sequence"),
+        ("before = (self.version, self.fencing, self.sequence", "before = (self.version, self.fencing, 0"),
+        ("self.sequence, self.last_node)\n", "self.sequence, None)\n"),
+        ("deadlines, self._deadlines = self._deadlines, []", "deadlines = self._deadlines"),
+        ("            self._deadlines = deadlines\n", ""),
+        ("            self._undo = outer\n", "            self._undo = None\n"),
+        ("for step in reversed(undo):", "for step in undo:"),
+    ),
+    *of_python(
+        "locks",
+        OF_LOCKS,
+        ('return f"thread-{self._fencing}"', 'return "thread"'),
+        ("self._alive_since + self._life_s - time.monotonic()", "self._life_s"),
+        ("if self._token is None:\n            return 0.0", "if False:\n            return 0.0"),
+    ),
+    *of_python(
+        "stores/variables",
+        OF_VARIABLES,
+        ("if lock.token == token), None)", "), None)"),
+        ("raise LockedError(version)\n            try", "lock = next(iter(self._locks))\n            try"),
+        ("2 * LOCK_LIFE_S if patient else 0.0", "2 * LOCK_LIFE_S"),
+        ("2 * LOCK_LIFE_S if patient else 0.0", "0.0"),
+        ("            if patient:\n", "            if not patient:\n"),
+        ("            if own.token:\n                own.release()", "            pass"),
+        ("            if own.token:\n", "            if True:\n"),
+    ),
+    *of_python(
+        "transactions",
+        (f"{TESTS}/test_transactions.py", f"{TESTS}/stores/test_redis_faults.py"),
+        ("return nothing_fits if time.monotonic() < self._resting_until else self._policy",
+         "return self._policy"),
+        ("return nothing_fits if time.monotonic() < self._resting_until else self._policy",
+         "return nothing_fits"),
+    ),
+]  # fmt: skip
+
+
+def verdict(folder: Path, tests: tuple[str, ...]) -> str:
+    """The first test that fails, or an empty string."""
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-pno:cacheprovider", "--timeout=20")
+    known = [test for test in tests if (folder / test).exists()]
+    done = subprocess.run(
+        [*command, "-k", SLOW, *known], cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return failed[1] if failed else f"exit code {done.returncode}: {done.stdout[-500:]}"
+
+
+def main(pattern: str = "") -> int:
+    """Plants the bugs of which file and text match `pattern` in a copy of the tree; 1 if any lives on."""
+    bugs = [bug for bug in BUGS if re.search(pattern, f"{bug.file} {bug.right} {bug.wrong}")]
+    survived = 0
+    with tempfile.TemporaryDirectory(prefix="planted-") as name:
+        folder = Path(name)
+        for part in ("resource_manager", "tests"):
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy2(ROOT / "pyproject.toml", folder)
+        os.environ["TMPDIR"] = name
+        for tests in sorted({bug.tests for bug in bugs}):
+            if failed := verdict(folder, tests):
+                print(f"without any bug {failed} fails: mend that first", file=sys.stderr)
+                return 2
+        for bug in bugs:
+            target = folder / bug.file
+            text = target.read_text(encoding="utf-8")
+            if bug.right not in text:
+                print(f"{bug.file} no longer has {bug.right!r}: bring the list up to date", file=sys.stderr)
+                return 2
+            target.write_text(text.replace(bug.right, bug.wrong, 1), encoding="utf-8")
+            found = verdict(folder, bug.tests)
+            target.write_text(text, encoding="utf-8")
+            survived += not found
+            print(f"{found or 'SURVIVED'}: {bug.file}: {bug.right!r} -> {bug.wrong!r}", flush=True)
+    print(f"{len(bugs)} planted, {survived} survived")
+    return min(survived, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))

@@ -1,0 +1,347 @@
+"""The lock in Redis: what it leaves behind, who inherits it, and the thread that renews it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from resource_manager import locks
+from resource_manager.errors import LockError, StoreUnavailableError
+from resource_manager.locks import CLAIM_S, HEARTBEAT_S, LIFE_S, RedisLock, _Renewals
+from resource_manager.redis_client import RedisClient
+
+from .conftest import RedisServer
+
+
+@pytest.fixture
+def url(embedded_redis: RedisServer) -> str:
+    return embedded_redis.fresh_url()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[RedisClient]:
+    with closing(RedisClient.from_url(url)) as client:
+        yield client
+
+
+def soon(happened: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + 5
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(happened())
+
+
+def start(lock: RedisLock, timeout_s: float = 10.0) -> tuple[threading.Thread, list[bool]]:
+    """Acquires in a thread; the answer will be in the list."""
+    got: list[bool] = []
+    thread = threading.Thread(target=lambda: got.append(lock.acquire(timeout_s)))
+    thread.start()
+    return thread, got
+
+
+def lives_s(client: RedisClient) -> dict[str, float]:
+    """How long each key of the lock still lives, by the end of its name; below 0: for ever."""
+    keys = [key.decode() for key in client.driver.keys(client.key("lock") + "*")]
+    return {key.rpartition(":")[2]: client.driver.pttl(key) / 1000 for key in keys}
+
+
+# ---- what is in Redis ----
+
+
+def test_a_held_lock_runs_out_by_itself(client: RedisClient) -> None:
+    lock = RedisLock(client)
+    assert lock.remaining_s == 0
+    assert lock.acquire(1)
+    assert LIFE_S - 5 < lives_s(client)["lock"] <= LIFE_S
+    assert LIFE_S - 5 < lock.remaining_s <= LIFE_S
+    assert client.driver.get(client.key("lock")).decode() == lock.token
+    lock.release()
+    assert lock.remaining_s == 0
+    assert lives_s(client).keys() == {"fencing", "server"}
+
+
+def test_what_a_waiter_leaves_behind_runs_out_by_itself(client: RedisClient) -> None:
+    holder, waiter = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    assert waiter._step("acquire", "dead")[0] == 0
+    assert 0 < lives_s(client)["dead"] <= HEARTBEAT_S
+    holder.release()
+    lives = lives_s(client)
+    assert 0 < lives["lock"] <= CLAIM_S, "a turn that nobody claims"
+    assert 0 < lives["dead"] <= CLAIM_S, "the list that wakes it"
+
+
+@pytest.mark.parametrize("holder_dies", [False, True])
+def test_a_turn_that_was_claimed_lives_as_long_as_any(client: RedisClient, holder_dies: bool) -> None:
+    holder, waiter = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    thread, got = start(waiter)
+    assert soon(lambda: client.driver.llen(client.key("lock:line")))
+    if holder_dies:
+        client.driver.pexpire(client.key("lock"), 1)
+    else:
+        holder.release()
+    thread.join()
+    assert got == [True]
+    assert lives_s(client)["lock"] > LIFE_S - 5
+    assert waiter.remaining_s > LIFE_S - 5
+    waiter.release()
+    if holder_dies:
+        with pytest.raises(LockError, match="lost"):
+            holder.release()
+
+
+def test_a_waiter_sleeps_in_redis(client: RedisClient, embedded_redis: RedisServer) -> None:
+    def asked() -> int:
+        calls: int = embedded_redis.client().info("commandstats")["cmdstat_evalsha"]["calls"]
+        return calls
+
+    holder, waiter = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    before = asked()
+    assert not waiter.acquire(0.4)
+    assert asked() - before <= 4, "to get in line, after the sleep, and to leave"
+    holder.release()
+
+
+def test_a_waiter_goes_on_where_redis_forgot_the_script(
+    client: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "WAIT_S", 0.05)
+    holder, waiter = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    thread, got = start(waiter)
+    assert soon(lambda: client.driver.llen(client.key("lock:line")))
+    client.driver.script_flush()
+    assert soon(lambda: client.driver.script_exists(waiter._script.sha)[0]), "it asked again meanwhile"
+    client.driver.script_flush()
+    holder.release()
+    thread.join()
+    assert got == [True]
+    waiter.release()
+
+
+# ---- a lock that is lost, given up or passed on ----
+
+
+def test_without_a_lock_there_is_nothing_to_renew(client: RedisClient) -> None:
+    with pytest.raises(LockError, match="renewed a lock that is not held"):
+        RedisLock(client).renew()
+
+
+def test_who_lost_the_lock_takes_it_from_nobody(client: RedisClient) -> None:
+    late, owner = RedisLock(client), RedisLock(client)
+    assert late.acquire(1)
+    client.driver.delete(client.key("lock"))
+    assert owner.acquire(1)
+    with pytest.raises(LockError, match="held for more than its life of 10 s"):
+        late.renew()
+    with pytest.raises(LockError, match="held for more than its life of 10 s"):
+        late.release()
+    assert not RedisLock(client).acquire(0)
+    owner.renew()
+    owner.release()
+
+
+def test_renewal_counts_the_life_anew(client: RedisClient) -> None:
+    lock = RedisLock(client)
+    assert lock.acquire(1)
+    client.driver.pexpire(client.key("lock"), 500)
+    lock._alive_since -= LIFE_S - 0.5
+    lock.renew()
+    assert lives_s(client)["lock"] > LIFE_S - 5
+    assert lock.remaining_s > LIFE_S - 5
+    lock.release()
+
+
+def test_an_abandoned_lock_stays_until_it_runs_out(client: RedisClient) -> None:
+    lock = RedisLock(client, life_s=0.3)
+    assert lock.acquire(1)
+    lock.abandon()
+    assert (lock.remaining_s, lock.token) == (0, "")
+    with pytest.raises(LockError, match="not held"):
+        lock.release()
+    assert not RedisLock(client).acquire(0)
+    assert soon(lambda: not client.driver.exists(client.key("lock"))), "nobody renews it"
+
+
+def test_who_gives_up_at_its_turn_passes_it_on(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, late, following = RedisLock(client), RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+
+    def too_late(token: str, patience_s: float) -> list[int]:
+        holder.release()  # which makes it the holder, as Redis sees it
+        time.sleep(patience_s)
+        return [0, 0]
+
+    monkeypatch.setattr(late, "_wait", too_late)
+    assert not late.acquire(0.05)
+    assert following.acquire(0), "at once, not when an unclaimed turn has run out"
+    following.release()
+
+
+def test_who_is_interrupted_leaves_the_line(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, waiter = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+
+    def interrupt(token: str, patience_s: float) -> list[int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(waiter, "_wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            waiter.acquire(1)
+    assert lives_s(client).keys() == {"lock", "fencing", "server"}
+    holder.release()
+    assert waiter.acquire(0), "it may be used again"
+    waiter.release()
+
+
+def test_nobody_waits_for_a_holder_from_before_a_restart(own_redis: RedisServer) -> None:
+    """The restarted server may have lost what that one did; its commits are void in any case."""
+    with closing(RedisClient.from_url(own_redis.url)) as client:
+        before, after = RedisLock(client), RedisLock(client)
+        assert before.acquire(1)
+        own_redis.stop(signal.SIGKILL)
+        own_redis.start()
+        assert client.driver.exists(client.key("lock")), "it was kept"
+        assert after.acquire(0)
+        with pytest.raises(LockError, match="lost"):
+            before.release()
+        assert after.fencing == before.fencing + 1
+        after.release()
+
+
+def test_a_long_held_lock_is_renewed(client: RedisClient) -> None:
+    lock, other = RedisLock(client, life_s=0.6), RedisLock(client, life_s=0.6)
+    assert lock.acquire(1)
+    assert not other.acquire(1.5)
+    lock.release()
+    assert other.acquire(1)
+    other.release()
+
+
+def test_a_lost_lock_is_an_error_at_renewal_and_release(client: RedisClient) -> None:
+    lock = RedisLock(client)
+    assert lock.acquire(1)
+    client.driver.delete(client.key("lock"))
+    with pytest.raises(LockError, match="lost"):
+        lock.renew()
+    with pytest.raises(LockError, match="lost"):
+        lock.release()
+
+
+def test_dead_waiters_are_passed_over(client: RedisClient) -> None:
+    holder, patient = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    client.driver.rpush(client.key("lock:line"), "dead-1", "dead-2")
+    got = threading.Event()
+    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread.start()
+    time.sleep(0.1)
+    holder.release()
+    assert got.wait(1)
+    thread.join()
+    patient.release()
+
+
+def test_a_waiter_that_dies_at_its_turn_costs_a_claim(client: RedisClient) -> None:
+    holder, patient = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    client.driver.rpush(client.key("lock:line"), "dead")
+    client.driver.set(client.key("lock:alive:dead"), 1, px=3000)
+    got = threading.Event()
+    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread.start()
+    time.sleep(0.1)
+    begin = time.monotonic()
+    holder.release()
+    assert got.wait(3)
+    assert 0.5 < time.monotonic() - begin < 2.5
+    thread.join()
+    patient.release()
+
+
+def test_a_dead_holders_lock_runs_out(url: str) -> None:
+    script = f"""
+import os
+from resource_manager.locks import RedisLock
+from resource_manager.redis_client import RedisClient
+assert RedisLock(RedisClient.from_url({url!r}), life_s=1.0).acquire(1)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    lock = RedisLock(RedisClient.from_url(url))
+    begin = time.monotonic()
+    assert lock.acquire(5)
+    assert time.monotonic() - begin < 2
+    lock.release()
+
+
+# ---- the thread that renews ----
+
+ROUND_S = 0.01
+
+
+class Held:
+    """A lock that somebody holds, as far as the renewing thread sees it."""
+
+    _life_s = ROUND_S * 10
+
+    def __init__(self, remaining: float, error: Exception | None = None) -> None:
+        self.remaining_s = remaining * self._life_s
+        self.error = error
+        self.renewals = 0
+
+    def renew(self) -> None:
+        self.renewals += 1
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def renewals() -> Iterator[_Renewals]:
+    renewals = _Renewals()
+    renewals.IDLE_ROUNDS = 3  # type: ignore[misc]
+    yield renewals
+    for lock in list(renewals._held):
+        renewals.forget(lock)
+    assert soon(lambda: renewals._thread is None), "idle, the thread ends"
+
+
+def watch(renewals: _Renewals, *locks: Held) -> None:
+    for lock in locks:
+        renewals.watch(lock)  # type: ignore[arg-type]
+
+
+def test_a_lock_is_renewed_once_a_third_of_its_life_is_over(renewals: _Renewals) -> None:
+    fresh, old = Held(0.7), Held(0.6)
+    watch(renewals, fresh, old)
+    assert soon(lambda: old.renewals > 1)
+    assert not fresh.renewals
+
+
+def test_a_lock_is_renewed_for_as_long_as_it_is_held(renewals: _Renewals) -> None:
+    lock = Held(0.5)
+    watch(renewals, lock)
+    assert soon(lambda: lock.renewals > 10 * renewals.IDLE_ROUNDS)
+    renewals.forget(lock)  # type: ignore[arg-type]
+    assert soon(lambda: renewals._thread is None)
+    count = lock.renewals
+    watch(renewals, lock)
+    assert soon(lambda: lock.renewals > count), "the next lock is renewed too"
+
+
+@pytest.mark.parametrize("error", [LockError("lost"), StoreUnavailableError("out")])
+def test_one_lock_that_cannot_be_renewed_takes_none_with_it(renewals: _Renewals, error: Exception) -> None:
+    locks = [Held(0.5), Held(0.5, error), Held(0.5)]
+    watch(renewals, *locks)
+    assert soon(lambda: all(lock.renewals > 2 for lock in locks))
