@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 LUA = "resource_manager/stores/lua"
 TESTS = "tests/resource_manager"
-SLOW = "not system_redis and not trimmed_to_about and not paused_past and not in_airflow"
+SLOW = "not system_redis and not trimmed_to_about and not paused_past and not dead_holders and not in_airflow"
 OF_STORES = (f"{TESTS}/stores/test_contract.py", f"{TESTS}/stores/test_redis_faults.py")
 OF_LOCKS = (f"{TESTS}/test_redis_lock.py", f"{TESTS}/test_locks.py")
 OF_VARIABLES = (f"{TESTS}/stores/test_variables.py", f"{TESTS}/stores/test_contract.py")

@@ -15,11 +15,15 @@ from resource_manager.errors import LockedError, StaleStateError, StateLostError
 from resource_manager.models import (
     Change,
     Drained,
+    Expired,
     Granted,
     InventoryChanged,
     Lease,
     Placement,
+    Quarantined,
     Queued,
+    Released,
+    Renewed,
     Request,
 )
 from resource_manager.stores import Store
@@ -60,13 +64,18 @@ def normal(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def commit(store: Store, cluster: ClusterState, decide: Callable[[float], list[Change]]) -> None:
+def commit(
+    store: Store,
+    cluster: ClusterState,
+    decide: Callable[[float], list[Change]],
+    lock_token: str | None = None,
+) -> None:
     """Decides, commits and applies; anew where a busy machine took too long in between."""
     while True:
         now = store.now()
         changes = decide(now)
         try:
-            store.commit(cluster.version, changes, now=now)
+            store.commit(cluster.version, changes, now=now, lock_token=lock_token)
         except StaleStateError as error:
             if error.found != cluster.version:
                 raise
@@ -149,6 +158,39 @@ def test_nodes_that_left_while_closed_come_back_open(open_client: OpenStore) -> 
         store.commit(version, [change], now=store.now())
     assert fresh(open_client()).nodes == nodes
     assert not fresh(open_client()).drained
+
+
+@pytest.mark.parametrize("end", [Released, Expired])
+def test_a_task_that_comes_again_starts_with_a_clean_slate(
+    open_client: OpenStore, end: type[Released | Expired]
+) -> None:
+    store = open_client()
+    mine = started(store)
+    now = store.now()
+    lives: list[list[Change]] = [[Renewed("t", 1, now, now + 900)], [Quarantined("t", 2, now)], []]
+    for life in lives:
+        lease = granted(mine, "t", now)
+        number = lease.lease.fencing_token
+        for change in (lease, *life):
+            store.commit(mine.version, [change], now=store.now())
+            mine.apply(change)
+        assert fresh(open_client()).leases == tuple(mine.leases.values())
+        ended = end("t", number, now)
+        store.commit(mine.version, [ended], now=store.now())
+        mine.apply(ended)
+    assert fresh(open_client()).leases == ()
+
+
+def test_a_quarantined_lease_that_is_renewed_is_active_again(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    now = store.now()
+    changes = [granted(mine, "t", now), Quarantined("t", 1, now), Renewed("t", 1, now, now + 900)]
+    for version, change in enumerate(changes):
+        store.commit(version, [change], now=store.now())
+        (lease,) = fresh(open_client()).leases
+        assert lease.quarantined == isinstance(change, Quarantined)
+    assert lease.expires_at == now + 900
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -275,11 +317,13 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
     errors: list[BaseException] = []
 
     def change(store: Store, replica: ClusterState, step: int, name: str, token: str | None) -> None:
-        now = store.now()
-        changes: list[Change] = [granted(replica, f"{name}-{step}", now, gpus=1)]
-        if step:
-            changes += allocator.release(replica, f"{name}-{step - 1}", now)
-        store.commit(replica.version, changes, now=now, lock_token=token)
+        def decide(now: float) -> list[Change]:
+            changes: list[Change] = [granted(replica, f"{name}-{step}", now, gpus=1)]
+            if step:
+                changes += allocator.release(replica, f"{name}-{step - 1}", now)
+            return changes
+
+        commit(store, replica, decide, token)
 
     def write(name: str) -> None:
         try:
