@@ -19,9 +19,22 @@ from typing import Any
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError
-from resource_manager.models import Change, Expired, Granted, Lease, Node, Released, Renewed, Request
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    Lease,
+    Node,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+)
 from resource_manager.server_clock import CLOCK_TOLERANCE_S
 from tests.faults.worker import LOCK_TIMEOUT_S
+
+REQUESTS = {"allocate", "submit"}
 
 
 @dataclass(slots=True)
@@ -138,7 +151,9 @@ class _Replay:
         self.cluster = ClusterState(nodes)
         self.positions: dict[tuple[str, str, int], list[int]] = defaultdict(list)
         self.lives: dict[tuple[str, int], list[int]] = {}
-        self.ends_at: list[dict[str, float]] = []
+        self.held: dict[str, list[list[int]]] = defaultdict(list)
+        self.waits: dict[str, list[list[int]]] = defaultdict(list)
+        self.asked_anew: list[tuple[int, str]] = []
         self.length = len(history)
         self.states_fitting: list[dict[tuple[int, int], bool]] = [self._fitting()]
         for position, (version, change) in enumerate(history, 1):
@@ -151,6 +166,8 @@ class _Replay:
             self.states_fitting.append(self._fitting())
 
     def _fitting(self) -> dict[tuple[int, int], bool]:
+        if self.cluster.waiting:
+            return {}  # nobody overtakes those who wait
         shapes = [(gpus, 4) for gpus in range(2, 9)]
         return {
             (gpus, cpus): any(
@@ -164,8 +181,21 @@ class _Replay:
             lease = change.lease
             if any(task == lease.task_id and token >= lease.fencing_token for task, token in self.lives):
                 self.complaints.append(f"the fencing number of {lease.task_id} did not grow")
-            self.lives[lease.task_id, lease.fencing_token] = [position, self.length + 1]
+            life = [position, self.length + 1]
+            self.lives[lease.task_id, lease.fencing_token] = life
+            self.held[lease.task_id].append(life)
             self.positions["granted", lease.task_id, lease.fencing_token].append(position)
+            if lease.task_id in self.cluster.waiting:
+                self.waits[lease.task_id][-1][1] = position
+            else:
+                self.asked_anew.append((position, lease.task_id))
+        elif isinstance(change, Queued):
+            self.waits[change.request.task_id].append([position, self.length + 1])
+            self.asked_anew.append((position, change.request.task_id))
+        elif isinstance(change, Cancelled):
+            self.positions["cancelled", change.task_id, 0].append(position)
+            if change.task_id in self.cluster.waiting:
+                self.waits[change.task_id][-1][1] = position
         elif isinstance(change, Released | Expired | Renewed):
             key = (change.task_id, change.fencing_token)
             kind = type(change).__name__.lower()
@@ -187,7 +217,7 @@ def check_order(
     begin_of[0] = end_of[0] = -math.inf
     asked: dict[str, float] = {}
     for operation in operations:
-        if operation.kind == "allocate":
+        if operation.kind in REQUESTS:
             asked[operation.task_id] = min(asked.get(operation.task_id, math.inf), operation.begin)
     for (kind, task_id, _), positions in replay.positions.items():
         for position in positions:
@@ -197,6 +227,7 @@ def check_order(
                 begin_of[position] = asked.get(task_id, -math.inf)
     for operation in operations:
         complaints += _bound(operation, replay, begin_of, end_of)
+    complaints += _bound_cancellations(operations, replay, end_of)
     # A commit comes after all that were asked for later in the history began, and before any later one ended.
     for position in range(1, replay.length + 1):
         begin_of[position] = max(begin_of[position], begin_of[position - 1])
@@ -205,19 +236,44 @@ def check_order(
     for position in range(1, replay.length + 1):
         if begin_of[position] > end_of[position]:
             complaints.append(f"change {position} of the history was answered before it can have been made")
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for operation in operations:
         first = max(bisect.bisect_left(end_of, operation.begin, 1, replay.length + 1) - 1, 0)
         last = bisect.bisect_right(begin_of, operation.end, 0, replay.length + 1) - 1
+        if operation.kind in REQUESTS:
+            # Behind an answer that never came, or was an error, the request may still have been on its way.
+            spans[operation.task_id].append((first, last if operation.result else replay.length))
         if not _explained(operation, replay, first, last, rests):
             complaints.append(
                 f"{operation.kind} of {operation.task_id} answered {operation.answer}, "
                 f"which no state between changes {first} and {last} explains"
             )
+    for position, task_id in replay.asked_anew:
+        if not any(first < position <= last for first, last in spans[task_id]):
+            complaints.append(f"change {position} gave {task_id} what nobody was asking for at that time")
+    return complaints
+
+
+def _bound_cancellations(operations: Sequence[Operation], replay: _Replay, end_of: list[float]) -> list[str]:
+    """Each answer that a task was cancelled has a cancellation of its own, made before it."""
+    answered: dict[str, list[float]] = defaultdict(list)
+    for operation in operations:
+        if operation.result == "cancelled":
+            answered[operation.task_id].append(operation.end)
+    complaints = []
+    for task_id, ends in answered.items():
+        positions = replay.positions.get(("cancelled", task_id, 0), [])
+        if len(ends) > len(positions):
+            complaints.append(f"{len(ends)} times {task_id} was answered as cancelled, not {len(positions)}")
+        for position, end in zip(positions, sorted(ends), strict=False):
+            end_of[position] = min(end_of[position], end)
     return complaints
 
 
 def _bound(operation: Operation, replay: _Replay, begin_of: list[float], end_of: list[float]) -> list[str]:
     """Narrows when the change behind an answer can have been committed."""
+    if operation.result == "waiting" and (waits := replay.waits.get(operation.task_id)):
+        end_of[waits[0][0]] = min(end_of[waits[0][0]], operation.end)
     if operation.result not in {"granted", "renewed", "released"}:
         return []
     positions = replay.positions.get((operation.result, operation.task_id, operation.token), [])
@@ -241,15 +297,37 @@ def _explained(
 ) -> bool:
     """Whether a state from `first` to `last` gives the answer."""
     life = replay.lives.get((operation.task_id, operation.token))
-    if operation.result in {"none", "gone"} and operation.end - operation.begin > LOCK_TIMEOUT_S:
+    if (
+        operation.result in {"none", "gone", "not waiting"}
+        and operation.end - operation.begin > LOCK_TIMEOUT_S
+    ):
         return True  # it also answers so when the lock was not free in time
     if operation.result in {"granted", "renewed"}:
         return life is not None and life[0] <= last and first < life[1]
     if operation.result == "gone":
         return life is None or first < life[0] or last >= life[1]
+    waits = replay.waits.get(operation.task_id, ())
+    if operation.result == "waiting":
+        return any(begin <= last and first < end for begin, end in waits)
+    if operation.result == "cancelled":
+        cancelled = replay.positions.get(("cancelled", operation.task_id, 0), ())
+        return any(first < position <= last for position in cancelled)
+    if operation.result == "not waiting":
+        return not any(begin <= first and last < end for begin, end in waits)
+    if operation.result == "absent":
+        return _somewhere_absent([*waits, *replay.held.get(operation.task_id, ())], first, last)
     if operation.result == "none":
         if any(operation.begin < until and operation.end > since for since, until in rests):
             return True
         shape = (operation.asked["gpus"], operation.asked["cpus"])
-        return any(not replay.states_fitting[position][shape] for position in range(first, last + 1))
+        return any(not replay.states_fitting[position].get(shape) for position in range(first, last + 1))
     return True
+
+
+def _somewhere_absent(spans: Iterable[Sequence[int]], first: int, last: int) -> bool:
+    """Whether a state from `first` to `last` lies in none of the spans."""
+    at = first
+    for begin, end in sorted(spans):
+        if begin <= at < end:
+            at = end
+    return at <= last

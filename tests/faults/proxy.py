@@ -1,8 +1,9 @@
-"""A proxy before a Redis that delays, holds back, cuts connections and loses answers on demand."""
+"""A proxy before a Redis that delays, holds back, repeats, cuts connections and loses answers on demand."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -12,13 +13,15 @@ class Proxy:
     """Forwards a local TCP port to a unix socket; every attribute may be changed while it runs.
 
     `delay_s` is added to each piece of data; while `partitioned` nothing passes and nothing is refused;
-    `lose_answers` counts the answers still to be lost, each with its connection.
+    `lose_answers` counts the answers still to be lost, each with its connection, and `repeat` the scripts
+    still to be sent a second time, up to half a second later and so behind others, by nobody who listens.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.delay_s = 0.0
         self.lose_answers = 0
+        self.repeat = 0
         self.partitioned = False
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._guard = threading.Lock()
@@ -78,8 +81,18 @@ class Proxy:
                         lose, self.lose_answers = self.lose_answers > 0, max(self.lose_answers - 1, 0)
                     if lose:
                         break
+                elif b"EVALSHA" in data and self.repeat > 0:
+                    self.repeat -= 1
+                    threading.Timer(0.5 * random.random(), self._send_again, (data,)).start()
                 sink.sendall(data)
         self._end(pair)
+
+    def _send_again(self, data: bytes) -> None:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late:
+            late.settimeout(1.0)
+            late.connect(self.target)
+            late.sendall(data)
+            late.recv(65536)
 
     def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:
         with self._guard:

@@ -1,6 +1,8 @@
-"""Runs seeded schedules of faults against real processes and a real Redis, and checks what happened.
+"""Runs seeded schedules of faults against real processes and real servers, and checks what happened.
 
-`python -m tests.faults.run --seeds 200` runs seeds 0 to 199; `--seed 17` replays one, with its schedule.
+`python -m tests.faults.run --seeds 200` runs seeds 0 to 199, `--seed 17` replays one, with its schedule;
+`--store variables` hurts the Variable store on an Airflow on PostgreSQL, `--network netns` goes over network
+namespaces, `--other-version CHECKOUT` runs every other worker on the package there.
 """
 
 from __future__ import annotations
@@ -11,50 +13,31 @@ import logging
 import multiprocessing
 import os
 import random
-import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from resource_manager.inventory import default_inventory
-from resource_manager.manager import GPUResourceManager
 from resource_manager.models import Change, Granted
-from resource_manager.stores import RedisStore
+from tests.faults import airflow_on_postgres, namespaces
+from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check, read_records
-from tests.faults.proxy import Proxy
-from tests.faults.servers import SentinelGroup, Server
-from tests.faults.worker import BUGS, SERVERS, TTL_S, Assignment, main
+from tests.faults.commit_points import POINTS
+from tests.faults.processes import Forked, Process, of_other_version
+from tests.faults.schedule import Schedule
+from tests.faults.setups import SETTINGS, Variables, remove, setting_of
+from tests.faults.worker import SERVERS, TTL_S, Assignment, main
 
 HEAL_S = 30.0
 """Within the time to live and this, everything is free or held by a live owner once the faults are over."""
 
-ONE_SERVER = (
-    "kill worker",
-    "kill worker",
-    "stop worker",
-    "stop worker",
-    "lose answers",
-    "lose answers",
-    "cut",
-    "partition",
-    "delay",
-    "restart redis",
-    "fill memory",
-    "read only",
-    "flush scripts",
-    "stop redis",
-)
 FINDING = {"no fencing": ("stop worker",)}
 """The faults that bring a planted bug to light, where not all do."""
-
-FAILING_OVER = ("kill worker", "stop worker", "fail over")
 
 
 @dataclass
@@ -62,6 +45,7 @@ class Outcome:
     seed: int
     setting: str
     faults: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     operations: int = 0
     granted: int = 0
     errors: int = 0
@@ -77,38 +61,36 @@ class Run:
         seed: int,
         folder: Path,
         *,
-        workers: int,
-        seconds: float,
+        setting: str = "",
+        workers: int = 8,
+        seconds: float = 5.0,
         bug: str = "",
         kinds: tuple[str, ...] = (),
+        dying: float = 0.3,
+        other_version: Path | None = None,
         verbose: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
-        self.seed = seed
-        self.folder = folder
         self.count = workers
         self.seconds = seconds
         self.bug = bug
-        self.kinds = kinds
-        self.verbose = verbose
-        self.failing_over = seed % 5 == 4 and not bug and not kinds
-        self.outcome = Outcome(seed, "sentinel" if self.failing_over else "one server")
+        self.dying = dying
+        self.other_version = other_version
+        setting = setting or ("one server" if bug or kinds else setting_of(seed))
+        self.outcome = Outcome(seed, setting)
         self.records = folder / "records"
-        self.records.mkdir(parents=True)
+        self.deaths = folder / "deaths"
         self.stop_file = folder / "stop"
-        self.workers: dict[int, BaseProcess] = {}
-        self.replaced: list[BaseProcess] = []
-        self.stopped: list[tuple[float, int]] = []
+        for path in (self.records, self.deaths):
+            path.mkdir(parents=True)
+        self.workers: dict[int, Process] = {}
+        self.replaced: list[Process] = []
         self.rests: list[tuple[float, float]] = []
-        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.due: dict[int, float] = {}
         self.incarnation = 0
-        if self.failing_over:
-            self.group = SentinelGroup(folder / "servers")
-            self.group.wait_until_joined()
-            self.server = self.group.primary
-        else:
-            self.server = Server(folder / "server", 'save ""', "appendonly yes", "appendfsync always")
-            self.proxies = [Proxy(str(self.server.socket)) for _ in range(workers)]
+        self.setup = SETTINGS[setting](folder, workers, self.rng)
+        self.kinds = kinds or FINDING.get(bug, self.setup.kinds)
+        self.schedule = Schedule(self, self.setup, self.rng, print if verbose else lambda line: None)
 
     # ---- the course of a run ----
 
@@ -117,19 +99,14 @@ class Run:
             for slot in range(self.count):
                 self.spawn(slot)
             self.wait_for_work()
-            self.hurt()
+            self.schedule.run(self.kinds, self.setup.once, self.seconds)
             self.heal()
             self.finish()
         finally:
-            for process in self.processes():
+            self.stop_file.touch()
+            for process in [*self.workers.values(), *self.replaced]:
                 process.kill()
-                process.join()
-            if self.failing_over:
-                self.group.stop()
-            else:
-                self.server.kill()
-                for proxy in self.proxies:
-                    proxy.close()
+            self.setup.stop()
         return self.outcome
 
     def spawn(self, slot: int) -> None:
@@ -137,278 +114,213 @@ class Run:
         assignment = Assignment(
             slot=slot,
             seed=self.rng.randrange(2**32),
-            url=self.group.url() if self.failing_over else self.proxies[slot].url("faults"),
-            record=self.records / f"{slot}-{self.incarnation}.jsonl",
-            stop=self.stop_file,
+            record=str(self.records / f"{slot}-{self.incarnation}.jsonl"),
+            stop=str(self.stop_file),
+            deaths=str(self.deaths),
             bug=self.bug,
+            dies_at=self.commit_point(),
+            **self.setup.assignment(slot),
         )
-        context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=main, args=(assignment,), daemon=True)
-        process.start()
-        self.workers[slot] = process
+        if self.other_version is not None and slot % 2 and not assignment.services:
+            self.workers[slot] = of_other_version(assignment, self.other_version)
+        else:
+            self.workers[slot] = Forked(assignment)
+
+    def commit_point(self) -> tuple[str, int] | None:
+        """Where a process is to die, if it is."""
+        dies, point = self.rng.random(), self.rng.choice(POINTS[self.setup.store_kind])
+        number = self.rng.randint(3, 25)
+        if not self.setup.starts_afresh or self.bug or dies >= self.dying:
+            return None
+        return point, number
+
+    def replace(self, slot: int) -> None:
+        self.replaced.append(self.workers[slot])
+        self.spawn(slot)
+
+    def tend(self) -> None:
+        """Starts those anew who died, a little later; a worker that ended with an error is a complaint."""
+        now = time.monotonic()
+        for slot, process in list(self.workers.items()):
+            if process.exitcode() is not None and slot not in self.due:
+                self.due[slot] = now + self.rng.uniform(0.0, 1.0)
+        for slot, moment in list(self.due.items()):
+            if moment <= now:
+                del self.due[slot]
+                self.note_end(self.workers[slot])
+                self.spawn(slot)
+        for service in self.setup.services:
+            if service.process.exitcode() is not None:
+                service.start(self.commit_point())
+
+    def note_end(self, process: Process) -> None:
+        code = process.exitcode()
+        if code not in {0, -9}:
+            self.outcome.complaints.append(f"a worker ended with {code}")
 
     def wait_for_work(self) -> None:
         """Until every worker has begun: faults that hit nobody prove nothing."""
-        deadline = time.monotonic() + 60
-        while len(list(self.records.glob("*.jsonl"))) < self.count:
+        deadline = time.monotonic() + 120
+        while len({path.name.partition("-")[0] for path in self.records.glob("*.jsonl")}) < self.count:
             if time.monotonic() > deadline:
-                raise RuntimeError("the workers did not begin within 60 s")
+                raise RuntimeError("the workers did not begin within 120 s")
+            self.tend()
             time.sleep(0.05)
 
-    def processes(self) -> list[BaseProcess]:
-        return [*self.workers.values(), *self.replaced]
-
-    def hurt(self) -> None:
-        begin = time.monotonic()
-        kinds = self.kinds or (FAILING_OVER if self.failing_over else FINDING.get(self.bug, ONE_SERVER))
-        at = 0.6
-        schedule: list[tuple[float, str]] = []
-        while at < self.seconds - 0.5:
-            schedule.append((at, self.rng.choice(kinds)))
-            at += self.rng.uniform(0.1, 0.8)
-        if self.failing_over:
-            schedule = [(at, kind) for at, kind in schedule if kind != "fail over"]
-            schedule.append((self.rng.uniform(1.5, 2.5), "fail over"))
-        for at, kind in sorted(schedule):
-            self.wait_until(begin + at)
-            self.outcome.faults[kind] += 1
-            if self.verbose:
-                print(f"  {at:5.2f} s  {kind}", flush=True)
-            getattr(self, "do_" + kind.replace(" ", "_"))()
-        self.wait_until(begin + self.seconds)
-
-    def wait_until(self, moment: float) -> None:
-        """Sleeps, doing what is due on the way."""
-        while True:
-            due = [item for item in self.later if item[0] <= time.monotonic()]
-            for item in due:
-                self.later.remove(item)
-                item[1]()
-            if time.monotonic() >= moment:
-                return
-            time.sleep(0.01)
-
-    def after(self, delay_s: float, step: Callable[[], None]) -> None:
-        self.later.append((time.monotonic() + delay_s, step))
-
     def heal(self) -> None:
-        while self.later:
-            self.wait_until(min(at for at, _ in self.later))
+        self.schedule.heal()
         self.stop_file.touch()
-        for process in self.processes():
-            process.join(25)
-            if process.exitcode != 0:
-                self.outcome.complaints.append(f"a worker ended with {process.exitcode} after the faults")
+        for process in [*self.workers.values(), *self.replaced]:
+            if process.wait(60) is None:
+                self.outcome.complaints.append("a worker did not end within 60 s of the last fault")
+            else:
+                self.note_end(process)
 
     def finish(self) -> None:
         """Everything must be free again; then all that was written down is checked."""
-        url = self.group.url() if self.failing_over else f"unix://{self.server.socket}?namespace=faults"
-        servers = default_inventory(SERVERS)
-        with GPUResourceManager.from_url(url, inventory=servers, reconfirm_s=TTL_S) as manager:
+        with self.setup.manager() as manager:
             begin = time.monotonic()
-            while manager.leases() and time.monotonic() - begin < TTL_S + HEAL_S:
+            while (manager.leases() or manager.queue()) and time.monotonic() - begin < TTL_S + HEAL_S:
                 time.sleep(0.1)
                 manager.sweep()
+                for entry in manager.queue():  # of workers who died, and have no successor any more
+                    manager.cancel(entry["task_id"])
             summary = manager.get_resource_summary()["servers"]
             if any(server["available_gpus"] != 8 for server in summary):
                 self.outcome.complaints.append(f"not all is free after {TTL_S + HEAL_S:g} s: {summary}")
-            store = manager._state.store
-            assert isinstance(store, RedisStore)
-            history: list[tuple[int, Change]] = []
-            while batch := store.history(after=history[-1][0] if history else 0, limit=10_000):
-                history += batch
+            history = self.setup.history(manager)
         operations = read_records(self.records)
         self.count_up(operations, [change for _, change in history])
         self.outcome.complaints += check(
-            servers,
+            default_inventory(SERVERS),
             operations,
             history,
             wall_minus_monotonic_s=time.time() - time.monotonic(),
             rests=self.rests,
-            may_lose=self.failing_over,
+            may_lose=self.setup.may_lose,
         )
 
     def count_up(self, operations: list[Operation], history: list[Change]) -> None:
+        outcome = self.outcome
+        outcome.faults = self.schedule.done
+        for path in self.deaths.iterdir():
+            outcome.faults[f"killed at a commit, {path.suffix[1:]}"] += 1
         tokens = {change.lease.fencing_token for change in history if isinstance(change, Granted)}
-        self.outcome.operations = len(operations)
-        self.outcome.errors = sum("error" in operation.answer for operation in operations)
+        outcome.operations = len(operations)
+        outcome.kinds = Counter(operation.kind for operation in operations)
+        outcome.errors = sum("error" in operation.answer for operation in operations)
         granted = {
             operation.answer["fencing_token"] for operation in operations if operation.result == "granted"
         }
-        self.outcome.granted = len(granted)
-        self.outcome.lost_leases = len(granted - tokens)
-
-    # ---- faults ----
-
-    def some_slot(self) -> int:
-        alive = [slot for slot, process in sorted(self.workers.items()) if process.is_alive()]
-        return self.rng.choice(alive or sorted(self.workers))
-
-    def do_kill_worker(self) -> None:
-        slot = self.some_slot()
-        if not self.workers[slot].is_alive():
-            return
-        self.workers[slot].kill()
-        self.workers[slot].join()
-        self.after(self.rng.uniform(0.0, 1.0), lambda: self.spawn(slot))
-
-    def do_stop_worker(self) -> None:
-        """A worker sleeps; now and then it is taken for dead and another does its tasks when it wakes."""
-        slot = self.some_slot()
-        process = self.workers[slot]
-        assert process.pid is not None
-        pid = process.pid
-        signalled(pid, signal.SIGSTOP)
-        if self.rng.random() < 0.5 and process.is_alive():
-            self.replaced.append(process)
-            self.spawn(slot)
-        self.after(self.rng.uniform(0.05, 1.8 * TTL_S), lambda: signalled(pid, signal.SIGCONT))
-
-    def do_lose_answers(self) -> None:
-        self.proxies[self.some_slot()].lose_answers += self.rng.randint(1, 4)
-
-    def do_cut(self) -> None:
-        self.proxies[self.some_slot()].cut()
-
-    def do_partition(self) -> None:
-        some = self.rng.sample(self.proxies, self.rng.randint(1, len(self.proxies)))
-        self.for_a_while(some, "partitioned", True, False, self.rng.uniform(0.1, 1.5 * TTL_S))
-
-    def do_delay(self) -> None:
-        some = self.rng.sample(self.proxies, self.rng.randint(1, len(self.proxies)))
-        self.for_a_while(some, "delay_s", self.rng.uniform(0.001, 0.1), 0.0, self.rng.uniform(0.2, 1.0))
-
-    def for_a_while(self, targets: list[Proxy], name: str, value: Any, before: Any, seconds: float) -> None:
-        for target in targets:
-            setattr(target, name, value)
-
-        def undo() -> None:
-            for target in targets:
-                setattr(target, name, before)
-
-        self.after(seconds, undo)
-
-    def do_restart_redis(self) -> None:
-        self.server.kill()
-        time.sleep(self.rng.uniform(0.0, 0.3))
-        self.server.start()
-        self.rest()
-
-    def do_stop_redis(self) -> None:
-        pid = self.server.process.pid
-        signalled(pid, signal.SIGSTOP)
-        self.after(self.rng.uniform(0.05, 1.0), lambda: signalled(pid, signal.SIGCONT))
-
-    def do_fill_memory(self) -> None:
-        self.configure("maxmemory", "1")
-        self.after(self.rng.uniform(0.1, 1.0), lambda: self.configure("maxmemory", "0"))
-
-    def do_read_only(self) -> None:
-        self.command("REPLICAOF", "127.0.0.1", "1")
-        self.after(self.rng.uniform(0.1, 0.6), lambda: self.command("REPLICAOF", "NO", "ONE"))
-
-    def do_flush_scripts(self) -> None:
-        self.command("SCRIPT", "FLUSH")
-
-    def do_fail_over(self) -> None:
-        """The replica falls behind, then the primary dies: the last commits are lost."""
-        replica = self.group.replica.process.pid
-        signalled(replica, signal.SIGSTOP)
-        time.sleep(self.rng.uniform(0.0, 0.2))
-        self.group.primary.kill()
-        signalled(replica, signal.SIGCONT)
-        self.rest()
-
-    def rest(self) -> None:
-        now = time.monotonic()
-        self.rests.append((now - 1.0, now + TTL_S + 8.0))
-
-    def configure(self, name: str, value: str) -> None:
-        self.command("CONFIG", "SET", name, value)
-
-    def command(self, *words: str) -> None:
-        signalled(self.server.process.pid, signal.SIGCONT)
-        with self.server.client() as client:
-            client.execute_command(*words)
+        outcome.granted = len(granted)
+        outcome.lost_leases = len(granted - tokens)
+        if not outcome.operations:
+            outcome.complaints.append("no operation was carried out, which proves nothing")
 
 
-def signalled(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def run_seed(
-    seed: int,
-    *,
-    workers: int = 8,
-    seconds: float = 5.0,
-    bug: str = "",
-    kinds: tuple[str, ...] = (),
-    verbose: bool = False,
-    keep: bool = False,
-) -> Outcome:
-    """Runs one seed in a folder of its own and removes it, unless it is to be kept.
-
-    `kinds` are the faults to choose from, by default all that the seed's servers allow.
-    """
+def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
+    """Runs one seed in a folder of its own and removes it, unless it is to be kept; options as of `Run`."""
     logging.disable(logging.CRITICAL)
-    multiprocessing.get_context("forkserver").set_forkserver_preload([main.__module__])
+    preload = [main.__module__]
+    if options.get("setting") == Variables.name:
+        preload += airflow_on_postgres.PRELOAD
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{seed}-"))
     try:
-        run = Run(seed, folder, workers=workers, seconds=seconds, bug=bug, kinds=kinds, verbose=verbose)
-        return run.run()
+        return Run(seed, folder, **options).run()  # type: ignore[arg-type]
     finally:
-        if keep:
-            print(f"  records are in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        print(f"  records are in {folder}") if keep else remove(folder)
+
+
+@contextmanager
+def servers_of(setting: str) -> Iterator[None]:
+    """What all runs of a setting share; ends the program in one line where that cannot be had."""
+    missing = {"variables": airflow_on_postgres, "namespaces": namespaces}
+    if setting in missing and (reason := missing[setting].what_is_missing()):
+        raise SystemExit(f"--store and --network: {setting} {reason}")
+    if setting != Variables.name:
+        yield
+        return
+    Variables.postgres = airflow_on_postgres.Postgres()
+    try:
+        with tempfile.TemporaryDirectory() as home:
+            os.environ.update(airflow_on_postgres.airflow_on(Variables.postgres, Path(home)))
+            yield
+    finally:
+        Variables.postgres.stop()
 
 
 def command() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="replay only this seed, and keep its records")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5.0, help="how long faults go on in each run")
     parser.add_argument("--bug", default="", choices=["", *BUGS], help="a bug to plant")
+    parser.add_argument("--store", default="redis", choices=["redis", "variables"])
+    parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
+    parser.add_argument("--setting", default="", choices=["", *SETTINGS], help="the same one for all seeds")
+    parser.add_argument("--other-version", type=Path, help="a checkout whose package every other worker runs")
     options = parser.parse_args()
-    seeds = (
-        [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    setting = options.setting
+    if options.store == "variables":
+        setting = Variables.name
+    elif options.network == "netns":
+        setting = "namespaces"
+    one = options.seed is not None
+    seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
+    with servers_of(setting):
+        outcomes = []
+        for seed in seeds:
+            outcome = run_seed(
+                seed,
+                setting=setting,
+                workers=options.workers,
+                seconds=options.seconds,
+                bug=options.bug,
+                other_version=options.other_version and options.other_version.resolve(),
+                verbose=one,
+                keep=one,
+            )
+            outcomes.append(outcome)
+            report(outcome)
+    return summarise(outcomes)
+
+
+def report(outcome: Outcome) -> None:
+    verdict = "ok" if not outcome.complaints else f"BROKEN: {outcome.complaints[0]}"
+    print(
+        f"seed {outcome.seed:4d}  {outcome.setting:10s}  {outcome.operations:5d} operations  "
+        f"{outcome.granted:4d} grants  {outcome.errors:4d} errors  "
+        f"{outcome.faults.total():2d} faults  {verdict}",
+        flush=True,
     )
-    total: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
-    bad = 0
-    for seed in seeds:
-        outcome = run_seed(
-            seed,
-            workers=options.workers,
-            seconds=options.seconds,
-            bug=options.bug,
-            verbose=options.seed is not None,
-            keep=options.seed is not None,
-        )
-        bad += bool(outcome.complaints)
-        faults += outcome.faults
-        total += Counter(
-            operations=outcome.operations,
-            grants=outcome.granted,
-            errors=outcome.errors,
-            lost_by_redis=outcome.lost_leases if outcome.setting == "sentinel" else 0,
-        )
-        verdict = "ok" if not outcome.complaints else f"BROKEN: {outcome.complaints[0]}"
-        print(
-            f"seed {seed:4d}  {outcome.setting:10s}  {outcome.operations:5d} operations  "
-            f"{outcome.granted:4d} grants  {outcome.errors:4d} errors  "
-            f"{sum(outcome.faults.values()):2d} faults  {verdict}",
-            flush=True,
-        )
-        for complaint in outcome.complaints[1:6]:
-            print(f"           {complaint}")
-    print(json.dumps({"seeds": len(seeds), "broken": bad, **total, "faults": dict(faults)}, indent=2))
-    return 1 if bad else 0
+    for complaint in outcome.complaints[1:6]:
+        print(f"           {complaint}")
+
+
+def summarise(outcomes: list[Outcome]) -> int:
+    """Prints one JSON object; 1 if a promise was broken."""
+    faults: Counter[str] = sum((outcome.faults for outcome in outcomes), Counter())
+    kinds: Counter[str] = sum((outcome.kinds for outcome in outcomes), Counter())
+    broken = sum(bool(outcome.complaints) for outcome in outcomes)
+    lossy = {name for name, setup in SETTINGS.items() if setup.may_lose}
+    total = {
+        "seeds": len(outcomes),
+        "broken": broken,
+        "settings": Counter(outcome.setting for outcome in outcomes),
+        "operations": sum(outcome.operations for outcome in outcomes),
+        "fewest_operations": min(outcome.operations for outcome in outcomes),
+        "grants": sum(outcome.granted for outcome in outcomes),
+        "errors": sum(outcome.errors for outcome in outcomes),
+        "lost_by_redis": sum(outcome.lost_leases for outcome in outcomes if outcome.setting in lossy),
+        "by_kind": dict(kinds.most_common()),
+        "faults": faults.total(),
+        "by_fault": dict(faults.most_common()),
+    }
+    print(json.dumps(total, indent=2))
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

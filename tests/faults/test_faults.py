@@ -10,20 +10,48 @@ from typing import Any
 import pytest
 
 from resource_manager.inventory import default_inventory
-from resource_manager.models import Change, Expired, Granted, Lease, Placement, Released, Request
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    Lease,
+    Placement,
+    Queued,
+    Released,
+    Request,
+)
+from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check
+from tests.faults.commit_points import POINTS
+from tests.faults.namespaces import what_is_missing
 from tests.faults.run import run_seed
-from tests.faults.worker import BUGS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [0, 2, 3, 4])
 def test_a_seed_of_the_matrix_breaks_no_promise(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.complaints == []
     assert outcome.operations > 50
     assert outcome.granted > 5
     assert outcome.faults.total() > 3
+
+
+@pytest.mark.slow
+def test_a_process_killed_at_any_point_of_a_commit_loses_and_doubles_nothing() -> None:
+    outcome = run_seed(5, kinds=("repeat requests",), dying=1.0)
+    assert outcome.complaints == []
+    assert {f"killed at a commit, {point}" for point in POINTS["redis"]} <= set(outcome.faults)
+    assert outcome.lost_leases == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing())
+def test_links_of_the_kernel_that_go_down_and_lose_packets_break_no_promise() -> None:
+    outcome = run_seed(6, setting="namespaces", kinds=("link down", "packet loss"), seconds=3.0)
+    assert outcome.complaints == []
+    assert outcome.granted > 5
 
 
 @pytest.mark.slow
@@ -120,6 +148,43 @@ def test_a_lost_lease_is_found() -> None:
     a = lease("a", 1)
     found = complaints([told("a", 0, 1, a), released("a", 1, 2, 3, "gone")], [Granted(a, 0)])
     assert any("no state" in complaint for complaint in found)
+
+
+def asked(kind: str, begin: float, end: float, result: str) -> Operation:
+    return Operation(f"{kind}{begin}", kind, "a", begin, {"gpus": 2, "cpus": 4}, end, {"result": result})
+
+
+def test_a_wait_in_the_queue_has_no_complaint() -> None:
+    full, a = lease("b", 1, tuple(range(8))), lease("a", 2)
+    operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), released("b", 1, 4, 5)]
+    operations.append(Operation("s", "status", "a", 6, {}, 7, told("a", 6, 7, a).answer))
+    changes = [Granted(full, 0), Queued(REQUEST, 2), Released("b", 1, 4), Granted(a, 4)]
+    assert complaints(operations, changes) == []
+
+
+def test_a_grant_from_the_queue_after_its_cancellation_is_found() -> None:
+    full, a = lease("b", 1, tuple(range(8))), lease("a", 2)
+    operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), asked("cancel", 4, 5, "cancelled")]
+    operations.append(released("b", 1, 6, 7))
+    changes = [Granted(full, 0), Queued(REQUEST, 2), Cancelled("a", 4), Released("b", 1, 6), Granted(a, 6)]
+    assert any("nobody was asking" in complaint for complaint in complaints(operations, changes))
+
+
+def test_a_cancellation_that_never_happened_is_found() -> None:
+    full = lease("b", 1, tuple(range(8)))
+    operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), asked("cancel", 4, 5, "cancelled")]
+    assert any(
+        "answered as cancelled" in found
+        for found in complaints(operations, [Granted(full, 0), Queued(REQUEST, 2)])
+    )
+
+
+def test_a_wait_that_was_forgotten_is_found() -> None:
+    full = lease("b", 1, tuple(range(8)))
+    operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), asked("status", 4, 5, "absent")]
+    assert any(
+        "status of a" in found for found in complaints(operations, [Granted(full, 0), Queued(REQUEST, 2)])
+    )
 
 
 def test_a_fencing_number_given_out_twice_is_found() -> None:

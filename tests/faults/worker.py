@@ -1,53 +1,65 @@
-"""One process that allocates, renews and releases at random, and writes down when it asked and was told."""
+"""One process that allocates, queues, renews and releases at random, and writes down what it was told."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import random
+import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from resource_manager import allocator
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.inventory import default_inventory
 from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Released
-from resource_manager.stores import RedisStore
 
 TTL_S = 2.0
 SERVERS = 3
 LOCK_TIMEOUT_S = 5.0
-BUGS = ("no version check", "no fencing", "lost release")
+VARIABLE_LOCK_LIFE_S = 2.0
+ALL_CHANGES = 1_000_000
+
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is told: its place, the seed of its choices, and a bug to have, if any."""
+    """What a worker is told; all of it plain values, so that it can cross to another version.
+
+    `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
+    `dies_at` is a commit point and the number of the commit; `netns` a network namespace to enter.
+    """
 
     slot: int
     seed: int
-    url: str
-    record: Path
-    stop: Path
+    store: str
+    record: str
+    stop: str
+    deaths: str
+    services: tuple[str, ...] = ()
+    redis_url: str = ""
     bug: str = ""
+    dies_at: tuple[str, int] | None = None
+    netns: str = ""
 
 
 class Recorder:
     """Lines of JSON that survive a kill: each is written in one system call."""
 
-    def __init__(self, path: Path, slot: int) -> None:
+    def __init__(self, path: str, slot: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._slot = slot
-        self._count = 0
+        self._count = count(1)
 
     def begin(self, kind: str, task_id: str, **details: Any) -> str:
-        self._count += 1
-        operation = f"{self._slot}.{os.getpid()}.{self._count}"
+        operation = f"{self._slot}.{os.getpid()}.{next(self._count)}"
         self._write(operation=operation, kind=kind, task_id=task_id, begin=time.monotonic(), **details)
         return operation
 
@@ -58,138 +70,207 @@ class Recorder:
         os.write(self._file, json.dumps(values).encode() + b"\n")
 
 
+# ---- what is asked, and what the answer means ----
+
+
+def _granted(view: dict[str, Any]) -> Answer:
+    keys = ("task_id", "server_name", "gpu_ids", "fencing_token", "expires_at")
+    return {"result": "granted", **{key: view[key] for key in keys}}
+
+
+def allocate(client: Any, task_id: str, gpus: int, cpus: int) -> Answer:
+    view = client.allocate_resources(task_id, gpus, cpus)
+    return {"result": "none"} if view is None else _granted(view)
+
+
+def submit(client: Any, task_id: str, gpus: int, cpus: int) -> Answer:
+    view = client.submit(task_id, gpus, cpus)
+    return _granted(view) if view["state"] == "RUNNING" else {"result": "waiting"}
+
+
+def status(client: Any, task_id: str) -> Answer:
+    view = client.status_of(task_id)
+    if view is None:
+        return {"result": "absent"}
+    return _granted(view) if view["state"] == "RUNNING" else {"result": "waiting"}
+
+
+def cancel(client: Any, task_id: str) -> Answer:
+    return {"result": "cancelled" if client.cancel(task_id) else "not waiting"}
+
+
+def renew(client: Any, task_id: str, fencing_token: int) -> Answer:
+    view = client.renew(task_id, fencing_token=fencing_token)
+    return {"result": "renewed", "expires_at": view["expires_at"]}
+
+
+def release(client: Any, task_id: str, fencing_token: int) -> Answer:
+    released = client.release_resources(task_id, fencing_token=fencing_token)
+    return {"result": "released" if released else "gone"}
+
+
+CALLS: dict[str, Callable[..., Answer]] = {
+    call.__name__: call for call in (allocate, submit, status, cancel, renew, release)
+}
+
+
 class Worker:
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
+        self.stop = Path(assignment.stop)
         self.rng = random.Random(assignment.seed)
         self.shapes = {f"w{assignment.slot}-{i}": (2 + (assignment.slot + i) % 5, 4) for i in range(3)}
         self.held: dict[str, int] = {}
+        self.waiting: set[str] = set()
         self.renewed_at: dict[str, float] = {}
+        self.past: list[tuple[str, int]] = []
 
     def run(self) -> None:
-        manager = self.connect()
+        self.clients = self.connect()
         self.recorder = Recorder(self.assignment.record, self.assignment.slot)
-        while not self.assignment.stop.exists():
-            self.step(manager)
+        for task_id in self.shapes:
+            self.ask("status", task_id)  # what one before it in this slot left
+        while not self.stop.exists():
+            self.step()
             time.sleep(self.rng.random() * 0.04)
         deadline = time.monotonic() + 20
-        while self.held and time.monotonic() < deadline:
-            self.release(manager, next(iter(self.held)))
+        while (self.held or self.waiting) and time.monotonic() < deadline:
+            for task_id in list(self.waiting):
+                self.ask("cancel", task_id)
+                self.ask("status", task_id)
+            for task_id in list(self.held):
+                self.ask("release", task_id, fencing_token=self.held[task_id])
 
-    def connect(self) -> GPUResourceManager:
+    def connect(self) -> list[Any]:
+        if self.assignment.services:
+            from resource_manager.client import ServiceClient
+
+            return [ServiceClient(url, timeout_s=LOCK_TIMEOUT_S + 3) for url in self.assignment.services]
+        settings: dict[str, Any] = {"lease_ttl_s": TTL_S, "lock_timeout_s": LOCK_TIMEOUT_S}
+        settings["reconfirm_s"] = TTL_S
+        if self.assignment.redis_url:
+            settings["redis_url"] = self.assignment.redis_url
+        servers = default_inventory(SERVERS)
         while True:
             try:
-                return GPUResourceManager.from_url(
-                    self.assignment.url,
-                    inventory=default_inventory(SERVERS),
-                    lease_ttl_s=TTL_S,
-                    lock_timeout_s=LOCK_TIMEOUT_S,
-                    reconfirm_s=TTL_S,
-                )
+                return [GPUResourceManager.from_url(self.assignment.store, inventory=servers, **settings)]
             except ResourceManagerError:
-                if self.assignment.stop.exists():
+                if self.stop.exists():
                     raise SystemExit(0) from None
                 time.sleep(0.1)
 
-    def step(self, manager: GPUResourceManager) -> None:
+    def step(self) -> None:
         for task_id, at in list(self.renewed_at.items()):
             due = task_id in self.held and time.monotonic() - at > TTL_S / 4
             if due and self.rng.random() < 0.8:
-                self.renew(manager, task_id)
+                self.ask("renew", task_id, fencing_token=self.held[task_id])
                 return
         choice = self.rng.random()
         task_id = self.rng.choice(sorted(self.shapes))
-        if choice < 0.02:
-            self.step_clock(manager)
-        elif choice < 0.5:
-            self.allocate(manager, task_id)  # also what it holds: a request sent twice
-        elif self.held:
-            self.release(manager, self.rng.choice(sorted(self.held)))
-
-    def step_clock(self, manager: GPUResourceManager) -> None:
-        """This process's idea of the time goes wrong, as after a suspend."""
-        store = manager._state.store
-        assert isinstance(store, RedisStore)
-        store._clock._offset_s += self.rng.choice((-100.0, 100.0))
-
-    def allocate(self, manager: GPUResourceManager, task_id: str) -> None:
         gpus, cpus = self.shapes[task_id]
-        operation = self.recorder.begin("allocate", task_id, gpus=gpus, cpus=cpus)
-        try:
-            granted = manager.allocate_resources(task_id, gpus, cpus)
-        except ResourceManagerError as error:
-            self.recorder.end(operation, error=repr(error))
-            return
-        if granted is None:
-            self.recorder.end(operation, result="none")
-            return
-        keys = ("server_name", "gpu_ids", "fencing_token", "expires_at")
-        self.recorder.end(operation, result="granted", **{key: granted[key] for key in keys})
-        self.held[task_id] = granted["fencing_token"]
-        self.renewed_at[task_id] = time.monotonic()
+        if self.waiting and choice < 0.5:
+            self.ask("cancel" if choice < 0.15 else "status", self.rng.choice(sorted(self.waiting)))
+        elif choice < 0.02:
+            self.step_clock()
+        elif choice < 0.06:
+            self.ask("submit", task_id, gpus=gpus, cpus=cpus)
+        elif choice < 0.1 and self.past:
+            old_task_id, token = self.rng.choice(self.past)  # a request that arrives late, once more
+            self.ask(self.rng.choice(("renew", "release")), old_task_id, fencing_token=token)
+        elif choice < 0.5:
+            self.ask("allocate", task_id, gpus=gpus, cpus=cpus)  # also what it holds: a request sent twice
+        elif self.held:
+            task_id = self.rng.choice(sorted(self.held))
+            self.ask("release", task_id, fencing_token=self.held[task_id])
 
-    def renew(self, manager: GPUResourceManager, task_id: str) -> None:
-        token = self.held[task_id]
-        self.renewed_at[task_id] = time.monotonic()
-        operation = self.recorder.begin("renew", task_id, fencing_token=token)
+    def step_clock(self) -> None:
+        """This process's idea of the time goes wrong, as after a suspend."""
+        for client in self.clients:
+            if isinstance(client, GPUResourceManager):
+                clock: Any = client._state.store
+                clock._clock._offset_s += self.rng.choice((-100.0, 100.0))
+
+    def ask(self, kind: str, task_id: str, **asked: Any) -> None:
+        """Asks once, or twice at the same time; of a service that does not answer, the other one."""
+        first = self.rng.randrange(len(self.clients))
+        clients = [*self.clients[first:], *self.clients[:first]]
+        if self.rng.random() < 0.1:
+            answers: list[Answer] = []
+            other = threading.Thread(
+                target=lambda: answers.append(self.call(clients[-1], kind, task_id, asked))
+            )
+            other.start()
+            answers.append(self.call(clients[0], kind, task_id, asked))
+            other.join()
+        else:
+            answers = [self.call(clients[0], kind, task_id, asked)]
+            if "error" in answers[0] and len(clients) > 1:
+                answers.append(self.call(clients[1], kind, task_id, asked))
+        for answer in answers:
+            self.note(kind, task_id, asked, answer)
+
+    def call(self, client: Any, kind: str, task_id: str, asked: dict[str, Any]) -> Answer:
+        operation = self.recorder.begin(kind, task_id, **asked)
         try:
-            renewed = manager.renew(task_id, fencing_token=token)
+            answer = CALLS[kind](client, task_id, **asked)
         except LeaseNotFoundError:
-            self.recorder.end(operation, result="gone")
-            del self.held[task_id]
-            return
+            answer = {"result": "gone"}
         except ResourceManagerError as error:
-            self.recorder.end(operation, error=repr(error))
-            return
-        self.recorder.end(operation, result="renewed", expires_at=renewed["expires_at"])
+            answer = {"error": repr(error)}
+        self.recorder.end(operation, **answer)
+        return answer
 
-    def release(self, manager: GPUResourceManager, task_id: str) -> None:
-        token = self.held[task_id]
-        for _ in range(2 if self.rng.random() < 0.2 else 1):
-            operation = self.recorder.begin("release", task_id, fencing_token=token)
-            try:
-                released = manager.release_resources(task_id, fencing_token=token)
-            except ResourceManagerError as error:
-                self.recorder.end(operation, error=repr(error))
-                return
-            self.recorder.end(operation, result="released" if released else "gone")
-        self.held.pop(task_id)
-
-
-def plant(bug: str) -> None:
-    """Breaks this process in one of the ways that the checker must find."""
-    if bug == "no version check":
-        from resource_manager import redis_client
-
-        load = redis_client.load_script.__wrapped__
-
-        def careless(*names: str) -> redis_client.Script:
-            text = load(*names).text
-            return redis_client.Script(text.replace("if version ~= expected then", "if false then"))
-
-        from resource_manager.stores import redis as redis_store
-
-        redis_store.load_script = careless  # type: ignore[attr-defined]
-    elif bug == "no fencing":
-        for name in ("release", "renew"):
-            setattr(allocator, name, partial(_without_fencing, getattr(allocator, name)))
-    elif bug == "lost release":
-        commit = RedisStore.commit
-
-        def forgetful(self: RedisStore, version: int, changes: Any, **options: Any) -> None:
-            if not all(isinstance(change, Released) for change in changes) or random.random() < 0.8:
-                commit(self, version, changes, **options)
-
-        RedisStore.commit = forgetful  # type: ignore[method-assign]
-    elif bug:
-        raise ValueError(f"unknown bug {bug!r}")
+    def note(self, kind: str, task_id: str, asked: dict[str, Any], answer: Answer) -> None:
+        result = answer.get("result")
+        token = asked.get("fencing_token")
+        if result == "granted":
+            self.waiting.discard(task_id)
+            self.held[task_id] = answer["fencing_token"]
+            self.renewed_at[task_id] = time.monotonic()
+            if (task_id, answer["fencing_token"]) not in self.past:
+                self.past = [*self.past[-9:], (task_id, answer["fencing_token"])]
+        elif result == "waiting" or (kind == "submit" and result is None):
+            self.waiting.add(task_id)
+        elif result in {"absent", "cancelled"}:
+            self.waiting.discard(task_id)
+        elif kind == "renew":
+            self.renewed_at[task_id] = time.monotonic()
+        if result in {"released", "gone"} and self.held.get(task_id) == token:
+            del self.held[task_id]
 
 
-def _without_fencing(step: Any, *arguments: Any, **options: Any) -> Any:
-    return step(*arguments, **{**options, "fencing_token": None})
+def enter(netns: str) -> None:
+    """Moves this process into that network namespace (`ip netns add`); needs CAP_SYS_ADMIN."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{netns}", "rb") as handle:
+        if libc.setns(handle.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {netns}")
 
 
 def main(assignment: Assignment) -> None:
     logging.disable(logging.CRITICAL)
-    plant(assignment.bug)
+    if assignment.netns:
+        enter(assignment.netns)
+    if assignment.bug:
+        from tests.faults.bugs import plant
+
+        plant(assignment.bug)
+    variables = assignment.store.startswith("airflow://")
+    if variables:
+        from resource_manager.stores import variables as variable_store
+
+        variable_store.LOCK_LIFE_S = VARIABLE_LOCK_LIFE_S
+        variable_store.WRITE_MARGIN_S = VARIABLE_LOCK_LIFE_S / 3
+        variable_store.CHANGES_KEPT = ALL_CHANGES
+    if assignment.dies_at is not None:
+        from tests.faults.commit_points import CommitPoint
+
+        point = CommitPoint(*assignment.dies_at, Path(assignment.deaths), Path(assignment.stop))
+        point.arm_variables() if variables else point.arm_redis()
     Worker(assignment).run()
+
+
+if __name__ == "__main__":
+    values = json.loads(sys.argv[1])
+    values["services"] = tuple(values["services"])
+    main(Assignment(**values))

@@ -1,0 +1,78 @@
+"""Kills this very process at a given commit to its store: before, in the middle of, or right after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+POINTS = {
+    "redis": ("before", "sent", "answered"),
+    "variables": ("before", "sent", "written", "answered"),
+}
+"""`sent`: the script has gone out and no answer was read; to a database: the row is written and its
+transaction open. `written`: committed there, and not yet remembered in Redis. `answered`: all is done and
+the caller was not told."""
+
+
+class CommitPoint:
+    """Kills the process at `point` of its commits from the `number`-th on, until the file `stop` is there.
+
+    Each death leaves a file in `deaths`.
+    """
+
+    def __init__(self, point: str, number: int, deaths: Path, stop: Path) -> None:
+        self._point = point
+        self._number = number
+        self._deaths = deaths
+        self._stop = stop
+        self._commits = count(1)
+        self._here = threading.local()
+
+    def arm_redis(self) -> None:
+        from redis.connection import AbstractConnection
+
+        from resource_manager.stores import RedisStore
+
+        self._surround(RedisStore, "commit", before="before", after="answered", is_commit=True)
+        self._surround(AbstractConnection, "send_command", after="sent", only="EVALSHA")
+
+    def arm_variables(self) -> None:
+        from sqlalchemy import event
+        from sqlalchemy.engine import Engine
+
+        from resource_manager.stores import VariableStore
+        from resource_manager.stores.airflow_access import DatabaseAccess
+
+        self._surround(VariableStore, "commit", after="answered", is_commit=True)
+        self._surround(DatabaseAccess, "set", before="before", after="written")
+        event.listen(Engine, "commit", lambda connection: self._reach("sent"))
+
+    def _surround(
+        self, owner: type, name: str, *, before: str = "", after: str, is_commit: bool = False, only: str = ""
+    ) -> None:
+        inner: Callable[..., Any] = getattr(owner, name)
+
+        def outer(this: Any, *args: Any, **options: Any) -> Any:
+            if is_commit:
+                self._here.due = next(self._commits) >= self._number
+            self._reach(before)
+            try:
+                result = inner(this, *args, **options)
+                if not only or args[0] == only:
+                    self._reach(after)
+                return result
+            finally:
+                if is_commit:
+                    self._here.due = False
+
+        setattr(owner, name, outer)
+
+    def _reach(self, point: str) -> None:
+        if point == self._point and getattr(self._here, "due", False) and not self._stop.exists():
+            (self._deaths / f"{os.getpid()}.{point}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,221 @@
+"""The faults, and when each is done and undone."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from tests.faults.processes import Process, signalled
+from tests.faults.proxy import Proxy
+from tests.faults.setups import Namespaces, OneRedis, Sentinels, Variables
+from tests.faults.worker import TTL_S, VARIABLE_LOCK_LIFE_S
+
+SECONDS_BEFORE = 0.6
+
+
+class Crew(Protocol):
+    """The workers of a run, by slot."""
+
+    workers: dict[int, Process]
+    rests: list[tuple[float, float]]
+
+    def spawn(self, slot: int) -> None:
+        """Starts a worker in that slot."""
+
+    def replace(self, slot: int) -> None:
+        """Starts another beside the one in that slot, which is taken for dead."""
+
+    def tend(self) -> None:
+        """Starts another for each that died on its own."""
+
+
+class Schedule:
+    """Does the faults of one run at their times, drawn from its seed."""
+
+    def __init__(self, crew: Crew, setup: OneRedis, rng: random.Random, say: Callable[[str], None]) -> None:
+        self.crew = crew
+        self.setup = setup
+        self.rng = rng
+        self.say = say
+        self.done: Counter[str] = Counter()
+        self.later: list[tuple[float, Callable[[], None]]] = []
+
+    def run(self, kinds: tuple[str, ...], once: str, seconds: float) -> None:
+        begin = time.monotonic()
+        at = SECONDS_BEFORE
+        times: list[tuple[float, str]] = []
+        while at < seconds - 0.5:
+            times.append((at, self.rng.choice(kinds)))
+            at += self.rng.uniform(0.1, 0.8)
+        if once:
+            times.append((self.rng.uniform(0.3, 0.5) * seconds, once))
+        for at, kind in sorted(times):
+            self.wait_until(begin + at)
+            self.done[kind] += 1
+            self.say(f"  {at:5.2f} s  {kind}")
+            getattr(self, "do_" + kind.replace(" ", "_"))()
+        self.wait_until(begin + seconds)
+
+    def heal(self) -> None:
+        """Waits until every fault is undone."""
+        while self.later:
+            self.wait_until(min(at for at, _ in self.later))
+
+    def wait_until(self, moment: float) -> None:
+        """Sleeps, doing what is due on the way."""
+        while True:
+            due = [item for item in self.later if item[0] <= time.monotonic()]
+            for item in due:
+                self.later.remove(item)
+                item[1]()
+            self.crew.tend()
+            if time.monotonic() >= moment:
+                return
+            time.sleep(0.01)
+
+    def after(self, delay_s: float, step: Callable[[], None]) -> None:
+        self.later.append((time.monotonic() + delay_s, step))
+
+    def rest(self) -> None:
+        """From now on, until leases are confirmed, nothing needs to be granted."""
+        now = time.monotonic()
+        self.crew.rests.append((now - 1.0, now + TTL_S + 8.0))
+
+    # ---- processes ----
+
+    def some_slot(self) -> int:
+        workers = self.crew.workers
+        alive = [slot for slot, process in sorted(workers.items()) if process.exitcode() is None]
+        return self.rng.choice(alive or sorted(workers))
+
+    def do_kill_worker(self) -> None:
+        self.crew.workers[self.some_slot()].kill()
+
+    def do_stop_worker(self) -> None:
+        """A worker sleeps; now and then it is taken for dead and another does its tasks when it wakes."""
+        slot = self.some_slot()
+        pid = self.crew.workers[slot].pid
+        longest = 1.8 * max(TTL_S, VARIABLE_LOCK_LIFE_S)
+        self.stop_for(pid, self.rng.uniform(0.05, longest))
+        if self.rng.random() < 0.5 and self.setup.starts_afresh:
+            self.crew.replace(slot)
+
+    def stop_for(self, pid: int, seconds: float) -> None:
+        signalled(pid, signal.SIGSTOP)
+        self.after(seconds, lambda: signalled(pid, signal.SIGCONT))
+
+    def do_kill_service(self) -> None:
+        self.rng.choice(self.setup.services).process.kill()
+
+    def do_stop_service(self) -> None:
+        service = self.rng.choice(self.setup.services)
+        self.stop_for(service.process.pid, self.rng.uniform(0.05, 1.8 * TTL_S))
+
+    # ---- the way to Redis ----
+
+    def some_proxies(self) -> list[Proxy]:
+        return self.rng.sample(self.setup.proxies, self.rng.randint(1, len(self.setup.proxies)))
+
+    def do_lose_answers(self) -> None:
+        self.rng.choice(self.setup.proxies).lose_answers += self.rng.randint(1, 4)
+
+    def do_repeat_requests(self) -> None:
+        self.rng.choice(self.setup.proxies).repeat += self.rng.randint(1, 8)
+
+    def do_cut(self) -> None:
+        self.rng.choice(self.setup.proxies).cut()
+
+    def do_partition(self) -> None:
+        self.for_a_while("partitioned", True, False, self.rng.uniform(0.1, 1.5 * TTL_S))
+
+    def do_delay(self) -> None:
+        self.for_a_while("delay_s", self.rng.uniform(0.001, 0.1), 0.0, self.rng.uniform(0.2, 1.0))
+
+    def for_a_while(self, name: str, value: Any, before: Any, seconds: float) -> None:
+        targets = self.some_proxies()
+
+        def put(what: Any) -> None:
+            for target in targets:
+                setattr(target, name, what)
+
+        put(value)
+        self.after(seconds, lambda: put(before))
+
+    def do_link_down(self) -> None:
+        zone = self.rng.choice(cast(Namespaces, self.setup).zones)
+        zone.cut()
+        self.after(self.rng.uniform(0.1, 1.5 * TTL_S), zone.join)
+
+    def do_packet_loss(self) -> None:
+        zone = self.rng.choice(cast(Namespaces, self.setup).zones)
+        zone.heal()
+        zone.lose(self.rng.uniform(0.05, 0.4))
+        self.after(self.rng.uniform(0.3, 1.5), zone.heal)
+
+    def do_link_delay(self) -> None:
+        zone = self.rng.choice(cast(Namespaces, self.setup).zones)
+        delay = f"{self.rng.uniform(1, 50):.1f}ms"
+        zone.shape("delay", delay, delay, "reorder", "25%", "duplicate", "10%", "loss", "5%")
+        self.after(self.rng.uniform(0.3, 1.5), zone.heal)
+
+    # ---- Redis ----
+
+    def do_restart_redis(self) -> None:
+        self.setup.server.kill()
+        time.sleep(self.rng.uniform(0.0, 0.3))
+        self.setup.server.start()
+        self.rest()
+
+    def do_wipe_redis(self) -> None:
+        """It comes back empty; an operator waits until all leases are over, and resets it."""
+        self.do_restart_redis()
+        self.after(TTL_S + 1.5, self.reset)
+
+    def reset(self) -> None:
+        with self.setup.manager() as manager:
+            manager.reset_resources()
+
+    def do_stop_redis(self) -> None:
+        self.stop_for(self.setup.server.process.pid, self.rng.uniform(0.05, 1.0))
+
+    def do_fill_memory(self) -> None:
+        self.configure("maxmemory", "1")
+        self.after(self.rng.uniform(0.1, 1.0), lambda: self.configure("maxmemory", "0"))
+
+    def do_read_only(self) -> None:
+        self.command("REPLICAOF", "127.0.0.1", "1")
+        self.after(self.rng.uniform(0.1, 0.6), lambda: self.command("REPLICAOF", "NO", "ONE"))
+
+    def do_flush_scripts(self) -> None:
+        self.command("SCRIPT", "FLUSH")
+
+    def do_fail_over(self) -> None:
+        """The replica falls behind, then the primary dies: the last commits are lost."""
+        group = cast(Sentinels, self.setup).group
+        replica = group.replica.process.pid
+        signalled(replica, signal.SIGSTOP)
+        time.sleep(self.rng.uniform(0.0, 0.2))
+        group.primary.kill()
+        signalled(replica, signal.SIGCONT)
+        self.rest()
+
+    def configure(self, name: str, value: str) -> None:
+        self.command("CONFIG", "SET", name, value)
+
+    def command(self, *words: str) -> None:
+        signalled(self.setup.server.process.pid, signal.SIGCONT)
+        with self.setup.server.client() as client:
+            client.execute_command(*words)
+
+    # ---- PostgreSQL ----
+
+    def do_restart_postgres(self) -> None:
+        cast(Variables, self.setup).postgres.restart(self.rng.uniform(0.0, 0.3))
+
+    def do_stop_postgres(self) -> None:
+        for pid in cast(Variables, self.setup).postgres.pids():
+            self.stop_for(pid, self.rng.uniform(0.05, 1.0))

@@ -1,0 +1,204 @@
+"""What the workers of a run share: servers, the ways to them, services; one class a setting."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from resource_manager.inventory import default_inventory
+from resource_manager.manager import GPUResourceManager
+from resource_manager.models import Change
+from tests.faults import namespaces
+from tests.faults.airflow_on_postgres import Postgres
+from tests.faults.processes import Service
+from tests.faults.proxy import Proxy
+from tests.faults.redis_servers import SentinelGroup, Server
+from tests.faults.worker import LOCK_TIMEOUT_S, SERVERS, TTL_S
+
+DISK = ("appendonly yes", "appendfsync always")
+PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")
+NETWORK = ("lose answers", "lose answers", "cut", "partition", "delay", "repeat requests")
+REDIS = ("restart redis", "fill memory", "read only", "flush scripts", "stop redis")
+
+
+class OneRedis:
+    """A Redis with an append-only file, and a proxy for each worker."""
+
+    name = "one server"
+    kinds: tuple[str, ...] = (*PROCESSES, *NETWORK, *REDIS)
+    once = ""
+    """A fault that comes once, in the middle."""
+
+    may_lose = False
+    starts_afresh = True
+    """Whether processes may be killed, or taken for dead, and others started in their place."""
+
+    store_kind = "redis"
+    redis_options: tuple[str, ...] = DISK
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        self.folder = folder
+        self.rng = rng
+        self.server = Server(folder / "server", 'save ""', *self.redis_options)
+        self.proxies = [Proxy(str(self.server.socket)) for _ in range(workers)]
+        self.services: list[Service] = []
+
+    def assignment(self, slot: int) -> dict[str, Any]:
+        """What a worker in that slot is told of where to go."""
+        return {"store": self.proxies[slot].url("faults")}
+
+    def manager(self) -> GPUResourceManager:
+        """A manager that no fault comes between."""
+        url = f"unix://{self.server.socket}?namespace=faults"
+        return self._manager(url)
+
+    def _manager(self, url: str, **settings: Any) -> GPUResourceManager:
+        return GPUResourceManager.from_url(
+            url,
+            inventory=default_inventory(SERVERS),
+            lease_ttl_s=TTL_S,
+            lock_timeout_s=4 * LOCK_TIMEOUT_S,
+            reconfirm_s=TTL_S,
+            **settings,
+        )
+
+    def history(self, manager: GPUResourceManager) -> list[tuple[int, Change]]:
+        history: list[tuple[int, Change]] = []
+        while batch := manager.store.history(after=history[-1][0] if history else 0, limit=10_000):
+            history += batch
+        return history
+
+    def stop(self) -> None:
+        for service in self.services:
+            service.process.kill()
+        for proxy in self.proxies:
+            proxy.close()
+        self.server.kill()
+
+
+class Services(OneRedis):
+    """Two services, each behind a proxy of its own; every other worker asks them, the rest go to Redis."""
+
+    name = "services"
+    kinds = (*OneRedis.kinds, *("kill service", "kill service", "stop service", "stop service"))
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        super().__init__(folder, workers + 2, rng)
+        self.manager().close()  # the first state, with its servers
+        for number in range(2):
+            url = self.proxies[workers + number].url("faults")
+            place = folder / f"service-{number}"
+            self.services.append(Service(url, place, folder / "stop", folder / "deaths"))
+        for service in self.services:
+            service.wait_until_up()
+
+    def assignment(self, slot: int) -> dict[str, Any]:
+        if slot % 2:
+            return super().assignment(slot)
+        return {"store": "", "services": tuple(service.url for service in self.services)}
+
+
+class NoDisk(OneRedis):
+    """A Redis without persistence that is restarted and reset by an operator once old leases are over."""
+
+    name = "no disk"
+    kinds = ("stop worker", *NETWORK, "flush scripts", "stop redis")
+    once = "wipe redis"
+    may_lose = True
+    starts_afresh = False  # who starts afresh on an empty Redis cannot know that there was a state
+    redis_options = ()
+
+
+class Sentinels(OneRedis):
+    """A primary, a replica that lags, and a sentinel that promotes it."""
+
+    name = "sentinel"
+    kinds = PROCESSES
+    once = "fail over"
+    may_lose = True
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        self.folder = folder
+        self.rng = rng
+        self.group = SentinelGroup(folder / "servers")
+        self.group.wait_until_joined()
+        self.server = self.group.primary
+        self.proxies = []
+        self.services = []
+
+    def assignment(self, slot: int) -> dict[str, Any]:
+        return {"store": self.group.url()}
+
+    def manager(self) -> GPUResourceManager:
+        return self._manager(self.group.url())
+
+    def stop(self) -> None:
+        self.group.stop()
+
+
+class Namespaces(OneRedis):
+    """Three network namespaces with the workers in them, joined to Redis by links that can be hurt."""
+
+    name = "namespaces"
+    kinds = (*PROCESSES, "restart redis", "stop redis", "link down", "link down", "packet loss")
+    redis_options = (*DISK, "bind 0.0.0.0", "protected-mode no")
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        super().__init__(folder, 0, rng)
+        self.zones = [namespaces.Namespace() for _ in range(3)]
+        if namespaces.has_netem():
+            self.kinds = (*self.kinds, "link delay")
+
+    def assignment(self, slot: int) -> dict[str, Any]:
+        zone = self.zones[slot % len(self.zones)]
+        return {
+            "store": f"redis://{zone.address}:{self.server.port}/0?namespace=faults",
+            "netns": zone.name,
+        }
+
+    def stop(self) -> None:
+        for zone in self.zones:
+            zone.close()
+        super().stop()
+
+
+class Variables(OneRedis):
+    """The state in a Variable of a real Airflow on PostgreSQL, under a lock in Redis."""
+
+    name = "variables"
+    kinds = (*PROCESSES, *NETWORK, "restart redis", "stop redis", "restart postgres", "stop postgres")
+    store_kind = "variables"
+    postgres: Postgres
+    """Started once for all runs; the environment has to name its Airflow."""
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        super().__init__(folder, workers, rng)
+        self.variable = f"faults_{folder.name.replace('-', '_')}_{time.time_ns()}"
+
+    def assignment(self, slot: int) -> dict[str, Any]:
+        return {"store": f"airflow://{self.variable}", "redis_url": self.proxies[slot].url("faults")}
+
+    def manager(self) -> GPUResourceManager:
+        url = f"unix://{self.server.socket}?namespace=faults"
+        return self._manager(f"airflow://{self.variable}", redis_url=url)
+
+
+SETTINGS: dict[str, type[OneRedis]] = {
+    setup.name: setup for setup in (OneRedis, Services, NoDisk, Sentinels, Namespaces, Variables)
+}
+
+
+def setting_of(seed: int) -> str:
+    """The setting of a seed where none is named: of ten seeds, four on one server, two each of the others."""
+    return {2: "services", 7: "services", 3: "no disk", 4: "sentinel", 9: "sentinel"}.get(
+        seed % 10, "one server"
+    )
+
+
+def remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(folder)
