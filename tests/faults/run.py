@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -270,8 +270,9 @@ def command() -> int:
         setting = "namespaces"
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
-    with servers_of(setting):
-        outcomes = []
+    outcomes: list[Outcome] = []
+    # Interrupted, it sums up the seeds that are through.
+    with servers_of(setting), suppress(KeyboardInterrupt):
         for seed in seeds:
             outcome = run_seed(
                 seed,
@@ -306,12 +307,12 @@ def summarise(outcomes: list[Outcome]) -> int:
     kinds: Counter[str] = sum((outcome.kinds for outcome in outcomes), Counter())
     broken = sum(bool(outcome.complaints) for outcome in outcomes)
     lossy = {name for name, setup in SETTINGS.items() if setup.may_lose}
-    total = {
+    total: dict[str, object] = {
         "seeds": len(outcomes),
         "broken": broken,
         "settings": Counter(outcome.setting for outcome in outcomes),
         "operations": sum(outcome.operations for outcome in outcomes),
-        "fewest_operations": min(outcome.operations for outcome in outcomes),
+        "fewest_operations": min((outcome.operations for outcome in outcomes), default=0),
         "grants": sum(outcome.granted for outcome in outcomes),
         "errors": sum(outcome.errors for outcome in outcomes),
         "lost_by_redis": sum(outcome.lost_leases for outcome in outcomes if outcome.setting in lossy),
