@@ -17,16 +17,15 @@ from airflow.sdk.exceptions import AirflowException
 
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers.devices import device_environment
-from resource_manager.models import MILLI_PER_GPU
-from resource_manager.provider.demand import Demand, describe_waiting, end_lease, team_of
-from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
-from resource_manager.provider.links import ConsoleLink
-from resource_manager.provider.triggers import GrantTrigger, LeaseEndTrigger, identity_of
+from resource_manager.provider.demand import end_lease
+from resource_manager.provider.hook import Manager
+from resource_manager.provider.operators.base import GPUOperator
+from resource_manager.provider.triggers import LeaseEndTrigger, identity_of
 
 SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 
 
-class GPUDecoratedOperator(DecoratedOperator, PythonOperator):
+class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
     """Waits for its GPUs in the triggerer, then runs the function in a worker and releases them.
 
     The lease lives `ttl` beyond its last renewal, and the process ends itself before that if it cannot
@@ -37,75 +36,37 @@ class GPUDecoratedOperator(DecoratedOperator, PythonOperator):
     environment variable `GPU_MANAGER_SERVER` with its server's name and Airflow queues of their own: then
     only GPUs of that server are asked for.
 
-    Parameters as for `GPUTrainingOperator`.
+    Parameters as for `GPUOperator`.
     """
 
     custom_operator_name = "@task.gpu"
-    template_fields: Sequence[str] = (*PythonOperator.template_fields, "gpus", "cpus", "server", "gpu_type")
+    template_fields: Sequence[str] = (*PythonOperator.template_fields, *GPUOperator.template_fields)
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py"}
-    operator_extra_links = (ConsoleLink(),)
 
     def __init__(
         self,
         *,
-        gpus: int | str,
-        cpus: int | str = 1,
-        server: int | str | None = None,
-        gpu_type: str | Sequence[str] = (),
-        gpu_milli: int = MILLI_PER_GPU,
-        priority: int | None = None,
-        team: str | None = None,
-        max_wait: timedelta | None = None,
-        expected_runtime: timedelta | None = None,
         ttl: timedelta = timedelta(minutes=1),
-        gpu_conn_id: str = DEFAULT_CONNECTION,
         python_callable: Callable[..., Any],
         op_args: Any = None,
         op_kwargs: Any = None,
         **kwargs: Any,
     ) -> None:
         call = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
-        super().__init__(kwargs_to_upstream=call, **call, **kwargs)
-        self.gpus = gpus
-        self.cpus = cpus
-        self.server = server
-        self.gpu_type = gpu_type
-        self.gpu_milli = gpu_milli
-        self.priority = priority
-        self.team = team
-        self.max_wait = max_wait
-        self.expected_runtime = expected_runtime
-        self.ttl = ttl
-        self.gpu_conn_id = gpu_conn_id
+        super().__init__(ttl=ttl, kwargs_to_upstream=call, **call, **kwargs)
 
     def execute(self, context: Any, granted_to_this_try: bool = False) -> Any:
         """Asks for the lease, and runs the function if it is granted and no other try may still use it."""
         identity, plain_identity = identity_of(context)
         this_try = str(context["ti"].try_number)
-        manager = GPUManagerHook(self.gpu_conn_id).get_conn()
-        demand = Demand(
-            self.gpus,
-            self.cpus,
-            self.server,
-            self.gpu_type,
-            self.gpu_milli,
-            self.priority_weight if self.priority is None else self.priority,
-            team_of(self, self.team),
-            self.owner,
-            self.ttl,
-            self.expected_runtime,
-            quarantine=False,
+        manager = self.manager
+        status = self.lease(
+            context,
+            manager,
             labels={"try_number": this_try},
+            quarantine=False,
             required_server=os.environ.get(SERVER_VARIABLE),
         )
-        status = demand.submit(manager, identity)
-        if status["state"] == "WAITING":
-            self.log.info("%s", describe_waiting(status))
-            max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()
-            self.defer(
-                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s),
-                method_name="execute_granted",
-            )
         if not granted_to_this_try and status["labels"].get("try_number") != this_try:
             self.log.info("a try before this one may still use the GPUs; waiting until its lease is over")
             self.defer(
@@ -124,10 +85,7 @@ class GPUDecoratedOperator(DecoratedOperator, PythonOperator):
 
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Goes on after the wait: this try saw the request wait, so nobody else ran under its lease."""
-        if event["state"] == "TOO LATE":
-            identity, _ = identity_of(context)
-            if GPUManagerHook(self.gpu_conn_id).get_conn().cancel(identity.lease_id):
-                raise AirflowException(f"no GPUs within max_wait = {self.max_wait}")
+        self.give_up_if_late(context, event)
         return self.execute(context, granted_to_this_try=True)
 
     def execute_over(self, context: Any, event: dict[str, Any]) -> Any:

@@ -9,91 +9,31 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup
-from airflow.sdk.exceptions import AirflowException
 
 from resource_manager.launchers.devices import VISIBLE_DEVICES
-from resource_manager.models import MILLI_PER_GPU
-from resource_manager.provider.demand import Demand, describe_waiting, end_lease, team_of
+from resource_manager.provider.demand import end_lease
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
-from resource_manager.provider.links import ConsoleLink
-from resource_manager.provider.triggers import GrantTrigger, identity_of
+from resource_manager.provider.operators.base import GPUOperator
 from resource_manager.reconcile import RUN_SCOPE
 
 
-class GPUAllocateOperator(BaseOperator):
+class GPUAllocateOperator(GPUOperator):
     """Waits in the triggerer for GPUs and returns the allocation; the lease outlives this task.
 
     It ends with `GPUReleaseOperator`, and at the latest when the reconciler sees that the DAG run is over.
-    Parameters as for `GPUTrainingOperator`.
+    Parameters as for `GPUOperator`.
     """
 
-    template_fields: Sequence[str] = ("gpus", "cpus", "server", "gpu_type", "team")
-    operator_extra_links = (ConsoleLink(),)
     ui_color = "#d0e0f0"
 
-    def __init__(
-        self,
-        *,
-        gpus: int | str,
-        cpus: int | str = 1,
-        server: int | str | None = None,
-        gpu_type: str | Sequence[str] = (),
-        gpu_milli: int = MILLI_PER_GPU,
-        priority: int | None = None,
-        team: str | None = None,
-        max_wait: timedelta | None = None,
-        expected_runtime: timedelta | None = None,
-        ttl: timedelta = timedelta(days=1),
-        gpu_conn_id: str = DEFAULT_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.gpus = gpus
-        self.cpus = cpus
-        self.server = server
-        self.gpu_type = gpu_type
-        self.gpu_milli = gpu_milli
-        self.priority = priority
-        self.team = team
-        self.max_wait = max_wait
-        self.expected_runtime = expected_runtime
-        self.ttl = ttl
-        self.gpu_conn_id = gpu_conn_id
+    def __init__(self, *, ttl: timedelta = timedelta(days=1), **kwargs: Any) -> None:
+        super().__init__(ttl=ttl, **kwargs)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """The allocation, at once or after a wait."""
-        identity, plain_identity = identity_of(context)
-        demand = Demand(
-            self.gpus,
-            self.cpus,
-            self.server,
-            self.gpu_type,
-            self.gpu_milli,
-            self.priority_weight if self.priority is None else self.priority,
-            team_of(self, self.team),
-            self.owner,
-            self.ttl,
-            self.expected_runtime,
-            labels={"scope": RUN_SCOPE},
-        )
-        status = demand.submit(GPUManagerHook(self.gpu_conn_id).get_conn(), identity)
-        if status["state"] == "WAITING":
-            self.log.info("%s", describe_waiting(status))
-            max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()
-            self.defer(
-                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s),
-                method_name="execute_granted",
-            )
-        self.log.info("holding GPUs %s of %s", status["gpu_devices"], status["server_name"])
-        return status
-
-    def execute_granted(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
-        """Goes on after the wait."""
-        if event["state"] == "TOO LATE":
-            identity, _ = identity_of(context)
-            if GPUManagerHook(self.gpu_conn_id).get_conn().cancel(identity.lease_id):
-                raise AirflowException(f"no GPUs within max_wait = {self.max_wait}")
-        return self.execute(context)
+        allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
+        self.log.info("holding GPUs %s of %s", allocation["gpu_devices"], allocation["server_name"])
+        return allocation
 
 
 class GPUReleaseOperator(BaseOperator):

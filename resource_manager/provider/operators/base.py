@@ -1,0 +1,117 @@
+"""What every operator that holds a lease shares: its demand as arguments, and the wait for the grant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException
+
+from resource_manager.models import MILLI_PER_GPU
+from resource_manager.provider.demand import Demand, describe_waiting, team_of
+from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
+from resource_manager.provider.links import ConsoleLink
+from resource_manager.provider.triggers import GrantTrigger, identity_of
+
+
+class GPUOperator(BaseOperator):
+    """Asks for GPUs and CPUs of one server, and waits for them in the triggerer.
+
+    :param gpus: whole GPUs, all of one server.
+    :param cpus: CPUs of the same server.
+    :param server: name or id of the server to try first.
+    :param gpu_type: type of GPU, or several that will do.
+    :param gpu_milli: thousandths of one GPU, instead of whole ones.
+    :param priority: higher goes first where the queue's order says so; the task's `priority_weight` if None.
+    :param team: whose share it counts towards; the task's pool if None.
+    :param max_wait: how long to wait for the grant before failing; forever if None.
+    :param expected_runtime: helps to tell others when they may start.
+    :param ttl: life of the lease without renewal.
+    :param gpu_conn_id: connection of type `gpu_manager`.
+    """
+
+    template_fields: Sequence[str] = ("gpus", "cpus", "server", "gpu_type", "team")
+    operator_extra_links = (ConsoleLink(),)
+
+    def __init__(
+        self,
+        *,
+        gpus: int | str,
+        cpus: int | str = 1,
+        server: int | str | None = None,
+        gpu_type: str | Sequence[str] = (),
+        gpu_milli: int = MILLI_PER_GPU,
+        priority: int | None = None,
+        team: str | None = None,
+        max_wait: timedelta | None = None,
+        expected_runtime: timedelta | None = None,
+        ttl: timedelta,
+        gpu_conn_id: str = DEFAULT_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.gpus = gpus
+        self.cpus = cpus
+        self.server = server
+        self.gpu_type = gpu_type
+        self.gpu_milli = gpu_milli
+        self.priority = priority
+        self.team = team
+        self.max_wait = max_wait
+        self.expected_runtime = expected_runtime
+        self.ttl = ttl
+        self.gpu_conn_id = gpu_conn_id
+
+    @property
+    def manager(self) -> Manager:
+        """The manager behind the connection."""
+        return GPUManagerHook(self.gpu_conn_id).get_conn()
+
+    def lease(
+        self,
+        context: Any,
+        manager: Manager,
+        *,
+        labels: Mapping[str, str],
+        quarantine: bool = True,
+        required_server: str | None = None,
+    ) -> dict[str, Any]:
+        """This task's allocation; while there is none, defers, which leaves the method for good."""
+        identity, plain_identity = identity_of(context)
+        demand = Demand(
+            self.gpus,
+            self.cpus,
+            self.server,
+            self.gpu_type,
+            self.gpu_milli,
+            self.priority_weight if self.priority is None else self.priority,
+            team_of(self, self.team),
+            self.owner,
+            self.ttl,
+            self.expected_runtime,
+            quarantine,
+            labels,
+            required_server,
+        )
+        status = demand.submit(manager, identity)
+        if status["state"] == "WAITING":
+            self.log.info("%s", describe_waiting(status))
+            max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()
+            self.defer(
+                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s),
+                method_name="execute_granted",
+            )
+        return status
+
+    def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
+        """Goes on after the wait: asks again, which answers with the lease that was granted."""
+        self.give_up_if_late(context, event)
+        return self.execute(context)
+
+    def give_up_if_late(self, context: Any, event: dict[str, Any]) -> None:
+        """Raises `AirflowException` where `max_wait` is over and the request was still in the queue."""
+        identity, _ = identity_of(context)
+        if event["state"] == "TOO LATE" and self.manager.cancel(identity.lease_id):
+            raise AirflowException(f"no GPUs within max_wait = {self.max_wait}")
