@@ -17,11 +17,14 @@ from resource_manager.queueing import Order
 def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
     """An allocation result (original design, section 6.1.2) with the lease's own facts beside it.
 
-    Times are seconds since the epoch by the store's clock; an end that never comes is None.
+    Times are seconds since the epoch by the store's clock; an end that never comes is None. `gpu_memory_mib`
+    is the lease's part of the memory of each of its GPUs, 0 where the inventory does not tell.
     """
     node = cluster.by_name[lease.placement.node].node
     gpu_ids = list(lease.placement.gpu_ids)
+    gpus = [gpu for gpu in node.gpus if gpu.gpu_id in gpu_ids]
     request = lease.request
+    memory_mib = min((gpu.memory_mib for gpu in gpus), default=0)
     return {
         "server_id": node.server_id,
         "server_name": node.name,
@@ -30,7 +33,8 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
         "gpu_devices": ",".join(map(str, gpu_ids)),
         "task_id": request.task_id,
         "address": node.address,
-        "vendor": next((gpu.vendor for gpu in node.gpus if gpu.gpu_id in gpu_ids), node.vendor),
+        "vendor": gpus[0].vendor if gpus else node.vendor,
+        "gpu_memory_mib": memory_mib * request.gpu_milli // MILLI_PER_GPU,
         "fencing_token": lease.fencing_token,
         "granted_at": lease.granted_at,
         "expires_at": None if lease.expires_at == math.inf else lease.expires_at,

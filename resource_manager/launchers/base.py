@@ -39,8 +39,9 @@ class JobStatus:
 class Job:
     """What to run for one lease; `key` (see `job_key`) names the job wherever it runs.
 
-    `environment` is the caller's; the launcher adds what shows the job its `gpu_ids`. `container` has more
-    options for a container, by the names of Docker's `create_host_config`.
+    `environment` is the caller's; the launcher adds what shows the job its `gpu_ids`. `gpu_memory_mib` is
+    what it may use of the memory of each, 0 if unknown. `container` has more options for a container, by
+    the names of Docker's `create_host_config`.
     """
 
     key: str
@@ -49,6 +50,7 @@ class Job:
     image: str = ""
     gpu_ids: tuple[int, ...] = ()
     gpu_milli: int = MILLI_PER_GPU
+    gpu_memory_mib: int = 0
     vendor: str = "nvidia"
     cpus: float = 0
     labels: Mapping[str, str] = field(default_factory=dict)

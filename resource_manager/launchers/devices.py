@@ -25,8 +25,8 @@ def device_environment(
 ) -> dict[str, str]:
     """Environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
 
-    A share is enforced by NVIDIA MPS alone, and only where its daemon runs; `gpu_memory_mib` is the memory
-    of the whole GPU (0: unknown, no memory limit). No GPUs hides all of them. `renumbered`: inside a
+    A share is enforced by NVIDIA MPS alone, and only where its daemon runs; `gpu_memory_mib` is the share's
+    part of the GPU's memory (0: unknown, no memory limit). No GPUs hides all of them. `renumbered`: inside a
     container that has only these GPUs, where the runtime counts them from 0. Raises `LauncherError` for a
     vendor that is not known.
     """
@@ -44,12 +44,17 @@ def device_environment(
         if gpu_milli < MILLI_PER_GPU:
             environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{gpu_milli / 10:g}"
             if gpu_memory_mib:
-                limit_mib = gpu_memory_mib * gpu_milli // MILLI_PER_GPU
-                environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit_mib}M"
+                environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={gpu_memory_mib}M"
     return environment
 
 
 def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
     """The job's whole environment; its devices cannot be overridden by the caller's."""
-    devices = device_environment(job.vendor, job.gpu_ids, gpu_milli=job.gpu_milli, renumbered=renumbered)
+    devices = device_environment(
+        job.vendor,
+        job.gpu_ids,
+        gpu_milli=job.gpu_milli,
+        gpu_memory_mib=job.gpu_memory_mib,
+        renumbered=renumbered,
+    )
     return {**job.environment, **devices, "GPU_LEASE_GPUS": ",".join(map(str, job.gpu_ids))}

@@ -42,6 +42,7 @@ def build_docker_cmd(
             vendor,
             gpu_ids,
             gpu_milli=allocation.get("gpu_milli", 1000),
+            gpu_memory_mib=allocation.get("gpu_memory_mib", 0),
             renumbered=vendor != "amd",
         ),
     }

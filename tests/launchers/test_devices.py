@@ -2,8 +2,10 @@
 
 import pytest
 
-from resource_manager.launchers import LauncherError
-from resource_manager.launchers.devices import device_environment
+from resource_manager import GPUResourceManager
+from resource_manager.launchers import Job, LauncherError, build_docker_cmd
+from resource_manager.launchers.devices import device_environment, job_environment
+from resource_manager.models import Gpu, Node
 
 
 def test_whole_gpus_of_every_vendor():
@@ -17,10 +19,23 @@ def test_whole_gpus_of_every_vendor():
 
 
 def test_a_share_limits_threads_and_memory():
-    environment = device_environment("nvidia", [3], gpu_milli=250, gpu_memory_mib=81920)
+    environment = device_environment("nvidia", [3], gpu_milli=250, gpu_memory_mib=20480)
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in device_environment("nvidia", [3], gpu_milli=250)
+
+
+@pytest.mark.parametrize(("memory_mib", "limit"), [(81920, "0=20480M"), (0, None)])
+def test_a_share_of_the_inventorys_memory_reaches_the_job(memory_mib, limit):
+    nodes = [Node("a", 0, {"cpus": 8}, (Gpu(4, memory_mib=memory_mib),))]
+    with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
+        allocation = manager.allocate_resources("t", 1, 2, gpu_milli=250)
+    assert allocation["gpu_memory_mib"] == memory_mib // 4
+    taken = {name: allocation[name] for name in ("gpu_ids", "gpu_milli", "gpu_memory_mib")}
+    environment = job_environment(Job("k", ("true",), **taken))
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == limit
+    assert (f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limit}" in build_docker_cmd(allocation, "img")) is bool(limit)
 
 
 def test_no_gpus_hides_all_and_an_unknown_vendor_is_refused():

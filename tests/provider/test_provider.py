@@ -15,18 +15,20 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.dag_processing.dagbag import DagBag
-    from airflow.sdk import Connection
+    from airflow.sdk import DAG, Connection
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from resource_manager.provider import get_provider_info, triggers
     from resource_manager.provider.demand import Demand, describe_waiting, end_lease, launcher_labels
     from resource_manager.provider.hook import GPUManagerHook
+    from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease
     from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
     from resource_manager.provider.watch import Watch
 
 from resource_manager import GPUResourceManager, reconcile
 from resource_manager.client import ServiceClient
 from resource_manager.launchers import Job, JobState, build_docker_cmd
+from resource_manager.launchers.devices import job_environment
 from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
 
@@ -303,6 +305,20 @@ def test_triggers_come_back_from_what_they_serialize():
         assert json.loads(json.dumps(arguments)) == arguments
         assert path == f"resource_manager.provider.triggers.{type(trigger).__name__}"
         assert type(trigger)(**arguments).serialize() == (path, arguments)
+
+
+def test_the_operators_tell_a_job_its_share_of_a_gpu(manager):
+    with DAG("d"):
+        train = GPUTrainingOperator(task_id="train", gpus=1, gpu_milli=250, command="true")
+        with gpu_lease(gpus=1, gpu_milli=500) as lease:
+            pass
+    allocation = {**manager.allocate_resources("t", 1, 2, gpu_milli=250), "gpu_memory_mib": 20480}
+    environment = job_environment(train._job("k", allocation))
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
+    shared = lease.environment()
+    assert shared["CUDA_VISIBLE_DEVICES"] == shared["NVIDIA_VISIBLE_DEVICES"] == lease.value("gpu_devices")
+    assert (shared["CUDA_DEVICE_ORDER"], shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("PCI_BUS_ID", "50")
 
 
 def test_build_docker_cmd_is_one_command_of_a_shell(manager):

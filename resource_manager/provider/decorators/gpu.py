@@ -95,7 +95,10 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
     def _run(self, context: Any, manager: Manager, allocation: dict[str, Any]) -> Any:
         context["ti"].xcom_push(key="allocation", value=allocation)
         devices = device_environment(
-            allocation["vendor"], allocation["gpu_ids"], gpu_milli=allocation["gpu_milli"]
+            allocation["vendor"],
+            allocation["gpu_ids"],
+            gpu_milli=allocation["gpu_milli"],
+            gpu_memory_mib=allocation["gpu_memory_mib"],
         )
         token, outcome = allocation["fencing_token"], "FAILED"
         before = {name: os.environ.get(name) for name in devices}

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup
 
-from resource_manager.launchers.devices import VISIBLE_DEVICES
+from resource_manager.launchers.devices import device_environment
 from resource_manager.provider.demand import end_lease
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.provider.operators.base import GPUOperator
@@ -78,8 +78,13 @@ class GPULease:
         return f"{{{{ ti.xcom_pull(task_ids='{self.allocate.task_id}')['{key}'] }}}}"
 
     def environment(self, vendor: str = "nvidia") -> dict[str, str]:
-        """Environment for a task on the server itself, outside a container."""
-        return {VISIBLE_DEVICES[vendor]: self.value("gpu_devices"), "GPU_SERVER": self.value("server_name")}
+        """Environment for a task on the server itself, outside a container; no memory limit for a share."""
+        devices = self.value("gpu_devices")
+        fixed = device_environment(vendor, (), gpu_milli=self.allocate.gpu_milli)
+        environment = {
+            name: devices if name.endswith("VISIBLE_DEVICES") else value for name, value in fixed.items()
+        }
+        return {**environment, "GPU_SERVER": self.value("server_name")}
 
     def docker_command(self, image: str, command: str = "") -> str:
         """A template of the `docker run` that `build_docker_cmd` makes, for an SSH or Bash operator."""

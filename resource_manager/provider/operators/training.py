@@ -130,6 +130,7 @@ class GPUTrainingOperator(GPUOperator):
             image=self.image,
             gpu_ids=tuple(allocation["gpu_ids"]),
             gpu_milli=allocation["gpu_milli"],
+            gpu_memory_mib=allocation["gpu_memory_mib"],
             vendor=allocation["vendor"] or "nvidia",
             cpus=allocation["cpu_count"],
             labels={**allocation["labels"], "lease": str(allocation["fencing_token"])},
