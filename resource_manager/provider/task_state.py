@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.sdk.execution_time.xcom import XCom
 
 from resource_manager.airflow_api import ENDED_TASK_STATES
 from resource_manager.task_identity import TaskIdentity
@@ -40,3 +43,13 @@ class ExecutionTaskStates:
 def is_wanted(identity: TaskIdentity) -> bool:
     """False once the task ended or its run is gone; a cleared or retried task is still wanted."""
     return identity in ExecutionTaskStates().unfinished({identity})
+
+
+async def note(identity: TaskIdentity, key: str, value: Any) -> None:
+    """Keeps a JSON value beside the task for the rest of this try, for the next triggerer."""
+    await XCom.aset(key, value, **asdict(identity))
+
+
+async def noted(identity: TaskIdentity, key: str) -> Any:
+    """What `note` kept in this try, or None."""
+    return await XCom.aget_one(key=key, **asdict(identity))

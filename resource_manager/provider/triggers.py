@@ -16,7 +16,7 @@ from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, Res
 from resource_manager.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
 from resource_manager.provider.demand import describe_waiting
 from resource_manager.provider.hook import DEFAULT_CONNECTION
-from resource_manager.provider.task_state import is_wanted
+from resource_manager.provider.task_state import is_wanted, note, noted
 from resource_manager.provider.watch import Watch
 from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
@@ -29,6 +29,9 @@ its worker let go of it (apache/airflow issues 71580 and 72716)."""
 
 REPORT_EVERY_S = 60.0
 """How often a waiting task says where it stands, if nothing moved."""
+
+LOG_PLACE = "job_log_place"
+"""XCom with how far the job's output is in the task's log."""
 
 
 class _Trigger(BaseTrigger):
@@ -170,12 +173,14 @@ class JobTrigger(_Trigger):
         self.unreachable_s = unreachable_s
         self.timeout_s = timeout_s
         self._offset = 0
+        self._noted_offset = 0
         self._last_line = ""
         self._launcher: Launcher | None = None
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         clock = asyncio.get_running_loop().time
         started_at = renewed_at = reached_at = clock()
+        await self._recall()
         while True:
             try:
                 status = await self._look()
@@ -195,6 +200,7 @@ class JobTrigger(_Trigger):
                 if not await self._renew():
                     yield await self._event(state="lease lost")
                     return
+                await self._note()
             if self.timeout_s is not None and clock() - started_at > self.timeout_s:
                 yield await self._event(state="timeout")
                 return
@@ -213,6 +219,28 @@ class JobTrigger(_Trigger):
             for line in text.splitlines():
                 self.log.info("%s", line)
                 self._last_line = line if line.strip() else self._last_line
+
+    async def _recall(self) -> None:
+        """Goes on in the log where a triggerer before this one was, give or take a third of `ttl_s`."""
+        try:
+            place = await noted(self.identity, LOG_PLACE)
+        except Exception as error:  # it is only a comfort
+            self.log.warning("the job's output may be here twice: %s", error)
+            return
+        if place is not None and place["job"] == self.job.key:
+            self._offset = self._noted_offset = place["offset"]
+            self._last_line = place["last_line"]
+
+    async def _note(self) -> None:
+        if self._offset == self._noted_offset:
+            return
+        place = {"job": self.job.key, "offset": self._offset, "last_line": self._last_line}
+        try:
+            await note(self.identity, LOG_PLACE, place)
+        except Exception as error:
+            self.log.warning("a restart of the triggerer will show the job's output again: %s", error)
+        else:
+            self._noted_offset = self._offset
 
     async def cleanup(self) -> None:
         if self._launcher is not None:

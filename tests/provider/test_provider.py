@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import warnings
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -213,6 +213,16 @@ def trained(manager, monkeypatch, tmp_path, fast_triggers):
     """A lease whose job runs, and the trigger that watches it."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    notes = {}
+
+    async def note(identity, key, value):
+        notes[identity, key] = json.loads(json.dumps(value))
+
+    async def noted(identity, key):
+        return notes.get((identity, key))
+
+    monkeypatch.setattr(triggers, "note", note)
+    monkeypatch.setattr(triggers, "noted", noted)
 
     def start(command, **arguments):
         allocation = Demand(2, labels=launcher_labels("local", None)).submit(manager, TASK)
@@ -240,6 +250,22 @@ def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
     before = manager.status_of(TASK.lease_id)["expires_at"]
     assert fire(trigger)["exit_code"] == 0
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
+
+
+def test_the_next_triggerer_goes_on_in_the_log(trained, capsys):
+    first = trained("echo one; sleep 1; echo two; sleep 0.5", ttl_s=0.05)
+
+    async def begin():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(anext(first.run()), 0.5)
+
+    asyncio.run(begin())
+    second = JobTrigger(**first.serialize()[1])
+    assert "[info     ] one" in capsys.readouterr().out
+    assert fire(second)["last_line"] == "two"
+    said = capsys.readouterr().out
+    assert "[info     ] two" in said
+    assert "[info     ] one" not in said
 
 
 def test_a_job_whose_lease_was_ended_by_someone_is_stopped(trained, manager):
