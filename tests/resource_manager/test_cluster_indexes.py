@@ -1,0 +1,437 @@
+"""What the state finds without looking at every node, and what it remembers for those who follow it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from resource_manager import allocator, cluster
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Gpu,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Placement,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+    Restored,
+)
+from resource_manager.policies import POLICIES
+from resource_manager.queueing import ORDERS
+
+
+def node(name: str, gpus: int = 2, cpus: int = 8) -> Node:
+    return Node(name, ord(name) - ord("a"), {"cpus": cpus}, tuple(Gpu(i) for i in range(gpus)))
+
+
+def nodes(names: str, gpus: int = 2) -> tuple[Node, ...]:
+    return tuple(node(name, gpus) for name in names)
+
+
+def hold(
+    state: ClusterState,
+    task_id: str,
+    on: str,
+    *gpu_ids: int,
+    milli: int = 1000,
+    ends: float = 1e9,
+    cpus: int = 0,
+) -> Lease:
+    request = Request(task_id, len(gpu_ids), gpu_milli=milli, resources={"cpus": cpus}, ttl_s=ends)
+    lease = Lease(request, Placement(on, gpu_ids), state.fencing + 1, 0.0, ends)
+    state.apply(Granted(lease, 0.0))
+    return lease
+
+
+def names(state: ClusterState, request: Request, start: int = 0) -> str:
+    return "".join(found.name for found in state.candidates(request, start))
+
+
+# ---- who may take a request ----
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [(0, "abde"), (1, "bdea"), (2, "deab"), (3, "deab"), (4, "eabd"), (5, "abde"), (9, "abde")],
+)
+def test_candidates_come_in_inventory_order_from_any_place(start: int, found: str) -> None:
+    state = ClusterState(nodes("abcde"))
+    hold(state, "t", "c", 0, 1)
+    assert names(state, Request("t", 1), start) == found
+    assert "".join(sorted(names(state, Request("t", 0), start))) == "abcde"
+
+
+def test_only_open_nodes_with_enough_gpus_are_looked_at() -> None:
+    state = ClusterState((node("a", 0), node("b", 1), node("c", 4), node("d", 2), node("e", 4)))
+    hold(state, "x", "c", 1)
+    hold(state, "y", "d", 0, milli=1)
+    hold(state, "z", "e", 0, 1, 2, 3)
+    masks = {
+        (0, 1000): "abcde",
+        (1, 1000): "bcd",
+        (2, 1000): "c",
+        (3, 1000): "c",
+        (4, 1000): "",
+        (5, 1000): "",
+        (1, 999): "bcd",
+    }
+    for drained in ("", "c"):
+        if drained:
+            state.apply(Drained(drained, 0.0))
+        for (gpus, milli), found in masks.items():
+            mask = state.candidate_mask(Request("t", gpus, gpu_milli=milli))
+            seen = "".join(state.nodes[i].name for i in range(8) if mask >> i & 1)
+            assert seen == found.replace(drained, "")
+
+
+def test_a_required_node_is_the_only_one_looked_at() -> None:
+    state = ClusterState(nodes("abc"))
+    assert state.candidate_mask(Request("t", 1, required_node="c")) == 0b100
+    assert state.candidate_mask(Request("t", 1, required_node="x")) == 0
+    assert names(state, Request("t", 1, required_node="c")) == "c"
+    assert names(state, Request("t", 1, required_node="x")) == ""
+
+
+def test_a_node_is_found_by_its_name_or_its_number() -> None:
+    state = ClusterState(nodes("ab"))
+    assert state.node("b") is state.by_server_id[1] is state.nodes[1]
+    with pytest.raises(UnknownNodeError, match="server 'x' is not in the inventory of 2 servers") as caught:
+        state.node("x")
+    assert caught.value.node == "x"
+
+
+def test_the_most_that_any_node_has_is_known() -> None:
+    state = ClusterState((node("a", cpus=4), Node("b", 1, {"cpus": 16, "fpga": 1}), node("c", cpus=8)))
+    assert state.largest == {"cpus": 16, "fpga": 1}
+
+
+def assert_indexed(state: ClusterState) -> None:
+    """The indexes say what a look at every node says."""
+    allocator.check(state)
+    for i, at in enumerate(state.nodes):
+        assert at.index == i
+        assert at.whole_free == sum(free == 1000 for free in at.gpu_free.values())
+        assert at.free_milli == sum(at.gpu_free.values())
+        assert [bool(mask >> i & 1) for mask in state.whole_free_masks] == [
+            level == at.whole_free for level in range(len(state.whole_free_masks))
+        ]
+        assert bool(state.open_mask >> i & 1) == at.is_open
+        assert bool(state.any_milli_mask >> i & 1) == (at.free_milli > 0)
+        assert state.by_name[at.name] is state.by_server_id[at.node.server_id] is at
+    for mask in (*state.whole_free_masks, state.open_mask, state.any_milli_mask):
+        assert mask >> len(state.nodes) == 0
+    assert {task_id for at in state.nodes for task_id in at.leases} == set(state.leases)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_indexes_follow_every_change(seed: int) -> None:
+    """Leases of all sizes come and go on nodes that close, open, shrink, leave and come back."""
+    rng = random.Random(seed)
+    state = ClusterState(nodes("abcdefghijk", 4))
+    for step in range(400):
+        kind = rng.randrange(10)
+        if kind < 5:
+            gpus = rng.randrange(4)
+            milli = rng.choice((1000, 300)) if gpus == 1 else 1000
+            request = Request(f"t{step}", gpus, gpu_milli=milli, resources={"cpus": rng.randrange(3)})
+            changes = allocator.allocate(state, request, POLICIES["round_robin"], float(step))
+        elif kind < 8 and state.leases:
+            changes = allocator.release(state, rng.choice(sorted(state.leases)), float(step))
+        elif kind == 8:
+            at = rng.choice(state.nodes)
+            changes = [Drained(at.name, float(step)) if at.is_open else Restored(at.name, float(step))]
+        else:
+            kept = rng.sample("abcdefghijk", rng.randrange(8, 12))
+            changes = [InventoryChanged(nodes("".join(kept), rng.choice((2, 4))), float(step))]
+        with state.trial():
+            for change in changes:
+                if not isinstance(change, InventoryChanged):
+                    state.apply(change)
+            assert_indexed(state)
+        assert_indexed(state)
+        for change in changes:
+            state.apply(change)
+        assert_indexed(state)
+        again = ClusterState.from_snapshot(state.snapshot())
+        assert again.snapshot() == state.snapshot()
+        assert_indexed(again)
+
+
+# ---- what is remembered ----
+
+
+def test_a_snapshot_is_the_whole_state() -> None:
+    state = ClusterState(nodes("abc"))
+    hold(state, "t", "b", 0, milli=400, ends=60.0)
+    hold(state, "u", "c", 1)
+    changes: list[Change] = [
+        Queued(Request("w", 2), 1.0),
+        Queued(Request("x", 1), 2.0),
+        Cancelled("w", 3.0),
+        Drained("b", 4.0, "fans", failed=True),
+        Quarantined("t", 1, 5.0),
+        InventoryChanged(nodes("ab"), 6.0),
+    ]
+    for change in changes:
+        state.apply(change)
+    snapshot = state.snapshot()
+    assert (snapshot.version, snapshot.fencing, snapshot.sequence, snapshot.last_node) == (8, 2, 2, "c")
+    assert [at.name for at in snapshot.nodes] == ["a", "b", "c"]
+    assert [lease.task_id for lease in snapshot.leases] == ["t", "u"]
+    assert [(waiting.task_id, waiting.sequence) for waiting in snapshot.waiting] == [("x", 2)]
+    assert snapshot.drained == (Drained("b", 4.0, "fans", failed=True),)
+    assert snapshot.retired == ("c",)
+    again = ClusterState.from_snapshot(snapshot)
+    assert again.snapshot() == snapshot
+    assert_indexed(again)
+    assert not again.node("b").is_open
+    assert not again.node("c").is_open
+    assert again.expired(1e9) == [state.leases["u"]], "a quarantined lease has ended once"
+
+
+def test_the_next_numbers_follow_the_last() -> None:
+    state = ClusterState(nodes("ab"))
+    state.apply(Granted(Lease(Request("t"), Placement("a"), 5, 0.0), 0.0))
+    state.apply(Granted(Lease(Request("u"), Placement("b"), 3, 0.0), 0.0))
+    assert (state.version, state.fencing, state.last_node) == (2, 5, "b")
+    for sequence, task_id in enumerate(("w", "x"), 1):
+        state.apply(Queued(Request(task_id), 7.0))
+        assert state.waiting[task_id].sequence == state.sequence == sequence
+        assert state.waiting[task_id].queued_at == 7.0
+
+
+def test_a_grant_ends_the_wait_for_it() -> None:
+    state = ClusterState(nodes("a"))
+    state.apply(Queued(Request("t", 1), 0.0))
+    state.apply(Queued(Request("u", 1), 0.0))
+    hold(state, "t", "a", 0)
+    assert set(state.waiting) == {"u"}
+
+
+def test_a_renewal_moves_the_end_and_lifts_the_quarantine() -> None:
+    state = ClusterState(nodes("a"))
+    hold(state, "t", "a", 0, ends=10.0)
+    state.apply(Quarantined("t", 1, 10.0))
+    assert state.leases["t"].quarantined
+    assert state.expired(10.0) == []
+    state.apply(Renewed("t", 1, 11.0, 71.0))
+    assert (state.leases["t"].expires_at, state.leases["t"].quarantined) == (71.0, False)
+    assert state.node("a").leases["t"] is state.leases["t"]
+    assert state.expired(70.9) == []
+    assert state.expired(71.0) == [state.leases["t"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (Queued(Request("w"), 1.0), CapacityError, "task 'w' already waits or holds a lease"),
+        (Queued(Request("t"), 1.0), CapacityError, "task 't' already waits or holds a lease"),
+        (Cancelled("x", 1.0), LeaseNotFoundError, "no live lease of task 'x'"),
+        (Released("t", 2, 1.0), LeaseNotFoundError, "no live lease of task 't' with fencing token 2"),
+        (Expired("x", 1, 1.0), LeaseNotFoundError, "no live lease of task 'x' with fencing token 1"),
+        (Restored("x", 1.0), UnknownNodeError, "server 'x'"),
+        (
+            Granted(Lease(Request("y"), Placement("x"), 2, 0.0), 0.0),
+            UnknownNodeError,
+            "server 'x' is not in the inventory of 1 servers",
+        ),
+        (
+            Granted(Lease(Request("t"), Placement("a"), 2, 0.0), 0.0),
+            CapacityError,
+            "task 't' already holds a lease",
+        ),
+        (
+            Granted(Lease(Request("y", 1), Placement("a"), 2, 0.0), 0.0),
+            CapacityError,
+            r"placement of 'y' names \(\) for 1 GPUs",
+        ),
+        (
+            Granted(Lease(Request("y", 1), Placement("a", (0,)), 2, 0.0), 0.0),
+            CapacityError,
+            "GPU 0 of 'a' has less than 1000 milli free",
+        ),
+        (
+            Granted(Lease(Request("y", resources={"cpus": 9}), Placement("a"), 2, 0.0), 0.0),
+            CapacityError,
+            "'a' has less than 9 cpus free",
+        ),
+    ],
+)
+def test_a_refused_change_says_why_and_changes_nothing(
+    change: Change, error: type[Exception], text: str
+) -> None:
+    state = ClusterState(nodes("a"))
+    hold(state, "t", "a", 0)
+    state.apply(Queued(Request("w"), 0.0))
+    before = state.snapshot()
+    with pytest.raises(error, match=text):
+        state.apply(change)
+    assert state.snapshot() == before
+    assert_indexed(state)
+
+
+# ---- trials ----
+
+
+def test_a_trial_inside_a_trial_ends_by_itself() -> None:
+    state = ClusterState(nodes("ab"))
+    state.apply(Drained("b", 0.0, "fans"))
+    before = state.snapshot()
+    with state.trial():
+        state.apply(Restored("b", 1.0))
+        hold(state, "t", "b", 0)
+        middle = state.snapshot()
+        with state.trial():
+            state.apply(Released("t", 1, 2.0))
+            state.apply(Drained("a", 2.0))
+        assert state.snapshot() == middle
+        assert_indexed(state)
+        state.apply(Released("t", 1, 3.0))
+    assert state.snapshot() == before
+    assert_indexed(state)
+    hold(state, "u", "a", 0)
+    assert set(state.leases) == {"u"}
+
+
+def test_a_trial_is_undone_also_when_it_fails() -> None:
+    state = ClusterState(nodes("a"))
+    hold(state, "t", "a", 0)
+    before = state.snapshot()
+
+    def try_too_much() -> None:
+        with state.trial():
+            state.apply(Released("t", 1, 1.0))
+            hold(state, "u", "a", 0, 1)
+            hold(state, "v", "a", 0)
+
+    with pytest.raises(CapacityError):
+        try_too_much()
+    assert state.snapshot() == before
+    assert_indexed(state)
+
+
+def test_an_inventory_cannot_be_tried() -> None:
+    state = ClusterState(nodes("a"))
+    with pytest.raises(CapacityError, match="an inventory cannot be tried, only applied"), state.trial():
+        state.apply(InventoryChanged(nodes("ab"), 1.0))
+    assert len(state.nodes) == 1
+
+
+def test_a_node_that_left_stays_until_its_last_lease_is_gone_for_good() -> None:
+    state = ClusterState(nodes("ab"))
+    hold(state, "t", "a", 0)
+    hold(state, "u", "a", 1)
+    state.apply(InventoryChanged(nodes("b"), 1.0))
+    with state.trial():
+        state.apply(Released("t", 1, 2.0))
+        state.apply(Released("u", 2, 2.0))
+        assert [at.name for at in state.nodes] == ["b", "a"]
+    state.apply(Released("t", 1, 2.0))
+    assert [at.name for at in state.nodes] == ["b", "a"]
+    state.apply(Released("u", 2, 2.0))
+    assert [at.name for at in state.nodes] == ["b"]
+    assert_indexed(state)
+
+
+# ---- deadlines and the journal ----
+
+
+def test_leases_end_in_the_order_of_their_ends() -> None:
+    state = ClusterState(nodes("ab"))
+    for task_id, ends in (("late", 30.0), ("early", 10.0), ("middle", 20.0)):
+        hold(state, task_id, "a", ends=ends)
+    assert [lease.task_id for lease in state.expired(9.9)] == []
+    assert [lease.task_id for lease in state.expired(20.0)] == ["early", "middle"]
+    state.apply(Released("early", 2, 20.0))
+    assert [lease.task_id for lease in state.expired(30.0)] == ["middle", "late"]
+    # The same task again is another lease, with an end of its own.
+    hold(state, "early", "b", ends=40.0)
+    assert [lease.task_id for lease in state.expired(30.0)] == ["middle", "late"]
+    assert [lease.task_id for lease in state.expired(40.0)] == ["middle", "late", "early"]
+
+
+def test_a_trial_leaves_the_deadlines_as_they_were() -> None:
+    state = ClusterState(nodes("ab"))
+    hold(state, "t", "a", ends=10.0)
+    with state.trial():
+        hold(state, "u", "b", ends=5.0)
+        assert [lease.task_id for lease in state.expired(20.0)] == ["u"]
+        state.apply(Released("t", 1, 1.0))
+    assert [lease.task_id for lease in state.expired(20.0)] == ["t"]
+
+
+def test_ends_that_no_longer_count_are_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "DEADLINES_MIN_LENGTH", 8)
+    state = ClusterState(nodes("ab"))
+    hold(state, "endless", "a", ends=float("inf"))
+    hold(state, "t", "a", ends=10.0)
+    for i in range(50):
+        state.apply(Renewed("t", 2, float(i), 11.0 + i))
+        assert len(state._deadlines) <= 9
+        assert state.expired(10.0 + i) == []
+        assert [lease.task_id for lease in state.expired(11.0 + i)] == ["t"]
+
+
+def test_the_journal_names_what_changed_since_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "JOURNAL_MIN_LENGTH", 8)
+    state = ClusterState(nodes("abc"))
+    start = mark = state.mark
+    for step in range(10):
+        hold(state, f"t{step}", "abc"[step % 3])
+        assert state.changed_since(mark) == [step % 3]
+        mark = state.mark
+    state.apply(Drained("b", 0.0))
+    assert state.changed_since(mark) == [1]
+    state.apply(Restored("b", 0.0))
+    state.apply(Released("t0", 1, 0.0))
+    assert state.changed_since(mark) == [1, 1, 0]
+    assert state.changed_since(start) == [0, 1, 2] * 3 + [0, 1, 1, 0]
+    for step in range(100):
+        hold(state, f"u{step}", "a")
+        assert len(state.journal) <= 8 * 3 + 1, (
+            "it is cut in half when it is long and much longer than needed"
+        )
+    assert state.changed_since(start) is None
+    assert state.changed_since(state.mark - 3) == [0, 0, 0]
+
+
+# ---- amounts ----
+
+
+def test_a_node_may_hold_more_than_it_still_has() -> None:
+    state = ClusterState(nodes("ab", 4))
+    hold(state, "t", "a", 2, 3, cpus=6)
+    hold(state, "u", "a", 1, milli=400, cpus=1)
+    for inventory in ((node("a", 3, 5), node("b", 4)), (node("a", 2, 5), node("b", 4))):
+        state.apply(InventoryChanged(inventory, 1.0))
+        at = state.node("a")
+        assert at.free == {"cpus": -2}
+        assert at.gpu_free == {0: 1000, 1: 600, **({2: 0} if len(inventory[0].gpus) == 3 else {})}
+        assert (at.whole_free, at.free_milli) == (1, 1600)
+        assert_indexed(state)
+    state.apply(Released("t", 1, 2.0))
+    assert (at.free, at.gpu_free) == ({"cpus": 4}, {0: 1000, 1: 600})
+    state.apply(Released("u", 2, 2.0))
+    assert (at.free, at.gpu_free) == ({"cpus": 5}, {0: 1000, 1: 1000})
+    assert_indexed(state)
+
+
+def test_the_order_of_the_inventory_is_the_order_of_nodes() -> None:
+    state = ClusterState(nodes("cab"))
+    request = Request("t", 1)
+    assert names(state, request) == "cab"
+    state.apply(Queued(request, 0.0))
+    (granted,) = allocator.grant_waiting(state, POLICIES["first_fit"], ORDERS["fifo"], 1.0)
+    assert isinstance(granted, Granted)
+    assert granted.lease.placement == Placement("c", (0,))

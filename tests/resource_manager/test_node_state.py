@@ -1,0 +1,129 @@
+"""What fits one node, and which of its GPUs it gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.cluster import ClusterState, NodeState, accepts_node, could_ever_fit
+from resource_manager.models import Drained, Gpu, Granted, Lease, Node, Placement, Request
+
+A100, H100 = (Gpu(0, "A100", "nvidia"), Gpu(1, "A100", "nvidia")), (Gpu(2, "H100", "nvidia"),)
+MI300 = (Gpu(3, "MI300", "amd"),)
+UNIFORM = Node("n", 0, {"cpus": 8}, A100)
+MIXED = Node("n", 0, {"cpus": 8}, (*A100, *H100, *MI300))
+WITHOUT_GPUS = Node("n", 0, {"cpus": 8}, vendor="huawei")
+
+
+@pytest.mark.parametrize(
+    ("node", "request_", "expected"),
+    [
+        (UNIFORM, Request("t", resources={"cpus": 8}), True),
+        (UNIFORM, Request("t", resources={"cpus": 9}), False),
+        (UNIFORM, Request("t", resources={"fpga": 0}), True),
+        (UNIFORM, Request("t", resources={"fpga": 1}), False),
+        (UNIFORM, Request("t", required_node="n"), True),
+        (UNIFORM, Request("t", required_node="m"), False),
+        (UNIFORM, Request("t", 2), True),
+        (UNIFORM, Request("t", 3), False),
+        (UNIFORM, Request("t", 2, gpu_types=("A100",)), True),
+        (UNIFORM, Request("t", 3, gpu_types=("A100",)), False),
+        (UNIFORM, Request("t", 1, gpu_types=("H100",)), False),
+        (UNIFORM, Request("t", 1, vendor="nvidia"), True),
+        (UNIFORM, Request("t", 1, vendor="amd"), False),
+        (UNIFORM, Request("t", 1, gpu_milli=500, gpu_types=("H100",)), False),
+        # Without GPUs of its own, a task may still want to be beside some.
+        (UNIFORM, Request("t", gpu_types=("A100",)), True),
+        (UNIFORM, Request("t", gpu_types=("H100",)), False),
+        (UNIFORM, Request("t", vendor="nvidia"), True),
+        (UNIFORM, Request("t", vendor="amd"), False),
+        (MIXED, Request("t", 4), True),
+        (MIXED, Request("t", 2, gpu_types=("A100",)), True),
+        (MIXED, Request("t", 2, gpu_types=("H100",)), False),
+        (MIXED, Request("t", 1, gpu_types=("H100",), vendor="nvidia"), True),
+        (MIXED, Request("t", 1, gpu_types=("H100",), vendor="amd"), False),
+        (MIXED, Request("t", gpu_types=("H100",), vendor="amd"), False),
+        (WITHOUT_GPUS, Request("t", vendor="huawei"), True),
+        (WITHOUT_GPUS, Request("t", vendor="nvidia"), False),
+        (WITHOUT_GPUS, Request("t", gpu_types=("A100",)), False),
+        (WITHOUT_GPUS, Request("t", gpu_types=("A100",), vendor="huawei"), False),
+        (WITHOUT_GPUS, Request("t", 1), False),
+    ],
+)
+def test_what_fits_an_empty_node(node: Node, request_: Request, expected: bool) -> None:
+    assert NodeState(node, 5).fits(request_) is expected
+    assert could_ever_fit(node, request_) is expected
+
+
+@pytest.mark.parametrize(("node", "expected"), [(UNIFORM, True), (WITHOUT_GPUS, True)])
+def test_who_wants_nothing_special_is_at_home_everywhere(node: Node, expected: bool) -> None:
+    assert accepts_node(node, Request("t")) is expected
+
+
+def holding(*leases: tuple[int, tuple[int, ...]], node: Node = MIXED) -> NodeState:
+    """The node's state while leases hold that many milli of those GPUs."""
+    cluster = ClusterState([node])
+    for token, (milli, gpu_ids) in enumerate(leases, 1):
+        request = Request(f"t{token}", len(gpu_ids), gpu_milli=milli)
+        cluster.apply(Granted(Lease(request, Placement("n", gpu_ids), token, 0.0), 0.0))
+    return cluster.node("n")
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpu_ids"),
+    [
+        (Request("t"), ()),
+        (Request("t", 1), (0,)),
+        (Request("t", 3), (0, 1, 2)),
+        (Request("t", 2, gpu_types=("H100", "MI300")), (2, 3)),
+        (Request("t", 1, vendor="amd"), (3,)),
+        (Request("t", 1, gpu_milli=300), (0,)),
+        (Request("t", 1, gpu_milli=300, gpu_types=("H100",)), (2,)),
+    ],
+)
+def test_an_idle_node_gives_its_lowest_gpus(request_: Request, gpu_ids: tuple[int, ...]) -> None:
+    assert NodeState(MIXED, 0).pick_gpus(request_) == gpu_ids
+
+
+def test_gpus_are_known_by_their_ids_in_whatever_order_they_are_listed() -> None:
+    state = NodeState(Node("n", 0, {}, tuple(reversed(MIXED.gpus))), 0)
+    assert list(state.gpu_free) == [0, 1, 2, 3]
+    assert state.gpu_types == ("A100", "A100", "H100", "MI300")
+    assert NodeState(UNIFORM, 0).gpu_types == ("A100",)
+
+
+def test_a_busy_node_gives_what_is_free() -> None:
+    state = holding((1000, (0,)), (400, (1,)), (700, (3,)))
+    assert (state.whole_free, state.free_milli) == (1, 600 + 1000 + 300)
+    assert state.pick_gpus(Request("t", 1)) == (2,)
+    assert state.pick_gpus(Request("t", 1, gpu_milli=300)) == (3,), "the tightest"
+    assert state.pick_gpus(Request("t", 1, gpu_milli=301)) == (1,)
+    assert state.pick_gpus(Request("t", 1, gpu_milli=601)) == (2,)
+    assert state.eligible_gpus(Request("t", 1, gpu_milli=300)) == [1, 2, 3]
+    assert state.eligible_gpus(Request("t", 1, gpu_milli=300, gpu_types=("A100",))) == [1]
+    assert state.eligible_gpus(Request("t", 1)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Request("t", 1), True),
+        (Request("t", 2), False),
+        (Request("t", 1, gpu_types=("H100",)), True),
+        (Request("t", 1, gpu_types=("A100",)), False),
+        (Request("t", 1, gpu_milli=600, gpu_types=("A100",)), True),
+        (Request("t", 1, gpu_milli=601, gpu_types=("A100",)), False),
+    ],
+)
+def test_what_fits_a_busy_node(request_: Request, expected: bool) -> None:
+    assert holding((1000, (0,)), (400, (1,)), (700, (3,))).fits(request_) is expected
+
+
+def test_a_closed_node_fits_nobody() -> None:
+    for closed in ("drained", "retired"):
+        state = NodeState(UNIFORM, 0)
+        assert state.is_open
+        setattr(state, closed, Drained("n", 0.0) if closed == "drained" else True)
+        assert not state.is_open
+        assert not state.fits(Request("t"))
+        assert not state.fits(Request("t", 1))
+        assert could_ever_fit(state.node, Request("t", 1))
