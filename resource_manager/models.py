@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from resource_manager.direct_init import direct_init
 from resource_manager.errors import InvalidRequestError
 
 MILLI_PER_GPU = 1000
@@ -66,6 +67,7 @@ class Utility:
         return self.priority * (shrunk if exponent > 0 else 1.0) / (1.0 + shrunk)
 
 
+@direct_init
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a task asks of one node: GPUs (whole or a share of one) and amounts, with constraints.
@@ -125,6 +127,7 @@ class Request:
         )
 
 
+@direct_init
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a request goes: a node by name, and the ids of its GPUs."""
@@ -133,6 +136,7 @@ class Placement:
     gpu_ids: tuple[int, ...] = ()
 
 
+@direct_init
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A request that holds its placement until it is released or expires.
@@ -169,6 +173,7 @@ class Waiting:
 # ---- changes: the only way a state moves; their list is the audit trail and a replayable trace ----
 
 
+@direct_init
 @dataclass(frozen=True, slots=True)
 class Granted:
     """A lease begins; if the task waited, it leaves the queue."""
@@ -177,6 +182,7 @@ class Granted:
     at: float
 
 
+@direct_init
 @dataclass(frozen=True, slots=True)
 class Released:
     """A lease ends because its owner, an operator or the reconciler said so."""

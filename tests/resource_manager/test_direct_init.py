@@ -1,0 +1,63 @@
+"""A quicker constructor must be the dataclass's own in all that can be seen."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+
+import pytest
+
+from resource_manager.direct_init import direct_init
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    name: str
+    count: int = 3
+    amounts: Mapping[str, int] = field(default_factory=dict)
+    total: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("empty")
+        object.__setattr__(self, "total", self.count + sum(self.amounts.values()))
+
+
+@direct_init
+@dataclass(frozen=True, slots=True)
+class Quick:
+    name: str
+    count: int = 3
+    amounts: Mapping[str, int] = field(default_factory=dict)
+    total: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Plain.__post_init__(self)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("values", [("a",), ("a", 4), ("a", 4, {"x": 2})])
+def test_it_sets_what_the_dataclass_sets(values: tuple[object, ...]) -> None:
+    plain, quick = Plain(*values), Quick(*values)  # type: ignore[arg-type]
+    assert repr(quick) == repr(plain).replace("Plain", "Quick")
+    assert quick == Quick(*values)  # type: ignore[arg-type]
+    assert quick != Quick("b")
+    assert pickle.loads(pickle.dumps(quick)) == quick
+    assert replace(quick, count=9).total == replace(plain, count=9).total
+
+
+def test_it_has_the_same_parameters_and_stays_frozen() -> None:
+    assert list(inspect.signature(Quick).parameters) == list(inspect.signature(Plain).parameters)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'name'"):
+        Quick()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="other"):
+        Quick("a", other=1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="empty"):
+        Quick("")
+    with pytest.raises(FrozenInstanceError):
+        Quick("a").count = 1  # type: ignore[misc]
+
+
+def test_no_two_share_a_default_made_anew() -> None:
+    assert Quick("a").amounts is not Quick("b").amounts
