@@ -223,6 +223,9 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            # What was made meanwhile counts as old at once, or the next object made would have it all walked.
+            gc.freeze()
+            gc.unfreeze()
             gc.enable()
 
 
