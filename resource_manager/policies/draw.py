@@ -24,7 +24,11 @@ def stream(seed: int, position: int) -> Below:
 
     def below(limit: int) -> int:
         nonlocal state
-        state = mix(state)
+        # `mix` written out: a call would take as long as the mixing.
+        value = (state + 0x9E3779B97F4A7C15) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = value ^ (value >> 31)
         return state % limit
 
     return below

@@ -8,6 +8,6 @@ from resource_manager.models import Placement, Request
 
 def first_fit(cluster: ClusterState, request: Request) -> Placement | None:
     """The first node with room, and its lowest free GPUs (original design, section 3.1)."""
-    for node in cluster.candidates(request):
+    for node in cluster.scan(cluster.candidate_mask(request), request):
         return Placement(node.name, node.pick_gpus(request))
     return None

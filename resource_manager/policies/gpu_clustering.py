@@ -15,16 +15,19 @@ def size_of(request: Request) -> int:
     return SHARE if request.gpu_milli != MILLI_PER_GPU else request.gpus
 
 
-def sizes_on(node: NodeState) -> tuple[int, ...]:
-    """The classes of the GPU requests that the node hosts, each once."""
-    return tuple(sorted({size_of(lease.request) for lease in node.leases.values()} - {0}))
+def sizes_on(node: NodeState) -> frozenset[int]:
+    """The classes of the GPU requests that the node hosts."""
+    requests = [lease.request for lease in node.leases.values()]
+    # `size_of` written out: this is asked at every change of a node, about all that it hosts.
+    sizes = {each.gpus if each.gpu_milli == MILLI_PER_GPU else SHARE for each in requests}
+    sizes.discard(0)
+    return frozenset(sizes)
 
 
-def score(node: NodeState, request: Request) -> int:
+def score(node: NodeState, request: Request, hosted: frozenset[int]) -> int:
     """Up to 100 beside its own kind only, 75 in a mixed company with it, 50 on an idle node, 25 elsewhere."""
     if not request.gpus:
         return 0
-    hosted = sizes_on(node)
     if size_of(request) in hosted:
         company = 75 if len(hosted) == 1 else 50
     else:

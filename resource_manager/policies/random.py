@@ -7,12 +7,10 @@ from functools import partial
 from resource_manager.cluster import ClusterState
 from resource_manager.models import Placement, Request
 from resource_manager.policies import draw
-from resource_manager.policies.scoring import Scored
+from resource_manager.policies.node_states import Demand, NodeStates
 
 DRAWS = 16
 """So many nodes are drawn blindly before those with room are listed to draw from."""
-
-_anywhere = Scored(lambda node, request: 0)
 
 
 def random(cluster: ClusterState, request: Request, seed: int = 0) -> Placement | None:
@@ -36,8 +34,40 @@ def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int
         index = pick(len(nodes))
         if nodes[index].fits(request):
             return index
-    fitting = _anywhere.ranking(cluster, request).fitting()
+    fitting = NodeStates.of(cluster, Fitting).for_class(request, Fitting).positions()
     return fitting[pick(len(fitting))] if fitting else None
+
+
+class Fitting:
+    """The nodes that one class of requests fits; only those that changed since are looked at again."""
+
+    def __init__(self, states: NodeStates, request: Request) -> None:
+        self._states = states
+        self._demand = Demand(states, request)
+        self._positions: set[int] = set()
+        self._mark = -1
+
+    def positions(self) -> list[int]:
+        """In order, as of the node states, which must be up to date."""
+        states, fits, found = self._states, self._demand.fits, self._positions
+        since, self._mark = self._mark, states.mark
+        of_node = states.of_node
+        if since < 0:
+            free, amount = self._demand.scarce
+            found.update(
+                index
+                for index, number in enumerate(of_node)
+                if free[number] >= amount and fits(number, index)
+            )
+        else:
+            for index, changed_at in reversed(states.changed.items()):
+                if changed_at <= since:
+                    break
+                if fits(of_node[index], index):
+                    found.add(index)
+                else:
+                    found.discard(index)
+        return sorted(found)
 
 
 def seeded(seed: int) -> partial[Placement | None]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, allocator
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import Change, Drained, Gpu, Node, Placement, Request, Restored
+from resource_manager.cluster import ClusterState
+from resource_manager.models import Change, Drained, Gpu, InventoryChanged, Node, Placement, Request, Restored
 from resource_manager.policies import POLICIES, Policy, get_policy
 from resource_manager.policies.capacity import CORES
 from resource_manager.policies.dot_product import dot_product_for
 from resource_manager.policies.fgd import Fragmentation, TaskClass, fgd, fgd_for, logistic_score
 from resource_manager.policies.gpu_clustering import gpu_clustering
 from resource_manager.policies.gpu_packing import gpu_packing
+from resource_manager.policies.node_states import NodeStates
+from resource_manager.policies.random import Fitting
 from resource_manager.policies.scoring import Scored
 from resource_manager.policies.weighted_fit import weighted_fit_for
 
@@ -27,6 +30,9 @@ NODES = (
     Node("d", 4, {"cpus": 32}, (Gpu(0, "T4"), Gpu(1, "V100"), Gpu(2, "V100"))),
     Node("e", 5, {"cpus": 8}),
 )
+TWINS = tuple(Node(f"twin{i}", 10 + i, {"cpus": 16}, tuple(Gpu(i, "T4") for i in range(2))) for i in range(4))
+WIDE = NODES[:2] + TWINS + NODES[2:]
+"""Several nodes are alike, next to each other and apart."""
 
 MIX = Fragmentation(
     {TaskClass(4, 500, 1, ()): 3, TaskClass(8, 1000, 2, ("V100",)): 2, TaskClass(2, 0, 0, ()): 1}
@@ -63,6 +69,8 @@ steps = st.lists(
         st.tuples(st.just("end"), st.integers(0, 30)),
         st.tuples(st.just("drain"), st.sampled_from("abcde")),
         st.tuples(st.just("restore"), st.sampled_from("abcde")),
+        st.tuples(st.just("resize"), st.tuples(st.sampled_from("abe"), st.sampled_from([4, 16]))),
+        st.tuples(st.just("try"), requests),
     ),
     max_size=40,
 )
@@ -95,6 +103,15 @@ def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]
                 changes = allocator.release(cluster, running[argument % len(running)], float(number))
         elif what == "drain":
             changes = [Drained(str(argument), float(number))]
+        elif what == "resize":
+            changes = [InventoryChanged(resized(cluster, *argument), float(number))]  # type: ignore[misc]
+        elif what == "try":
+            assert isinstance(argument, Request)
+            with cluster.trial():
+                for change in allocator.allocate(cluster, named(argument, f"t{number}"), policy, 0.0):
+                    cluster.apply(change)
+                again = policy(cluster, argument)
+            chosen += [again, policy(cluster, argument)]
         else:
             changes = [Restored(str(argument), float(number))]
         for change in changes:
@@ -103,11 +120,21 @@ def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]
     return chosen
 
 
-def best_of_all(score: Callable[[NodeState, Request], int], policy: Scored) -> Policy:
+def resized(cluster: ClusterState, name: str, cpus: int) -> tuple[Node, ...]:
+    """The cluster's inventory, but with so many CPUs on one node, and less memory than anybody had there."""
+    return tuple(
+        replace(state.node, resources={"cpus": cpus, "scratch_gb": cpus})
+        if state.name == name
+        else state.node
+        for state in cluster.nodes
+    )
+
+
+def best_of_all(policy: Scored) -> Policy:
     """The same policy without any memory: every node is scored at every request."""
 
     def choose(cluster: ClusterState, request: Request) -> Placement | None:
-        best = max(cluster.candidates(request), key=lambda node: score(node, request), default=None)
+        best = max(cluster.candidates(request), key=lambda node: policy.score(node, request), default=None)
         return None if best is None else Placement(best.name, policy._pick(best, request))
 
     return choose
@@ -118,9 +145,25 @@ def best_of_all(score: Callable[[NodeState, Request], int], policy: Scored) -> P
 @given(script=steps)
 def test_incremental_scores_choose_as_full_ones(name: str, script: list[tuple[str, object]]) -> None:
     policy = SCORED[name]()
-    quick = play(ClusterState(NODES), policy, script)
-    slow = play(ClusterState(NODES), best_of_all(policy._score, policy), script)
+    quick = play(ClusterState(WIDE), policy, script)
+    slow = play(ClusterState(WIDE), best_of_all(policy), script)
     assert quick == slow
+
+
+@settings(max_examples=60, deadline=None)
+@given(script=steps)
+def test_nodes_with_room_are_listed_as_if_all_were_looked_at(script: list[tuple[str, object]]) -> None:
+    def last_with_room(cluster: ClusterState, request: Request) -> Placement | None:
+        if request.required_node is not None:
+            return None
+        listed = NodeStates.of(cluster, Fitting).for_class(request, Fitting).positions()
+        assert listed == [node.index for node in cluster.candidates(request)]
+        if not listed:
+            return None
+        node = cluster.nodes[listed[-1]]
+        return Placement(node.name, node.pick_gpus(request))
+
+    play(ClusterState(WIDE), last_with_room, script)
 
 
 @pytest.mark.parametrize("name", POLICIES)

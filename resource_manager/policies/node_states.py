@@ -1,0 +1,190 @@
+"""Numbers for the states that nodes are in: nodes of equal number fit, and score, alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from resource_manager.cluster import ClusterState, NodeState, accepts_node
+from resource_manager.models import MILLI_PER_GPU, Amount, Request
+
+Trait = Callable[[NodeState], object]
+"""What a score reads of a node beside its capacity, as a hashable value."""
+
+Kept = TypeVar("Kept")
+
+_MOST_STATES = 1 << 18
+_MOST_CLASSES = 1 << 12
+_NEVER = 1 << 62
+
+
+class NodeStates:
+    """The states of all nodes by number, kept up to date by the cluster's journal.
+
+    What a number stands for never changes; `of_node` says which one each node is in.
+    """
+
+    def __init__(self, cluster: ClusterState, trait: Trait | None = None) -> None:
+        self.cluster = cluster
+        self._trait = trait
+        self._start()
+
+    @classmethod
+    def of(cls, cluster: ClusterState, owner: object, trait: Trait | None = None) -> NodeStates:
+        """The owner's states of that cluster, up to date with it."""
+        states: NodeStates | None = cluster.derived.get(owner)
+        if states is None:
+            states = cluster.derived[owner] = cls(cluster, trait)
+        states.follow()
+        return states
+
+    def for_class(self, request: Request, make: Callable[[NodeStates, Request], Kept]) -> Kept:
+        """What the owner keeps for requests of this class (`Request.shape`), made at the first of them."""
+        kept: Kept | None = self._by_class.get(request.shape)
+        if kept is None:
+            if len(self._by_class) > _MOST_CLASSES:
+                self._by_class.clear()
+            kept = self._by_class[request.shape] = make(self, request)
+        return kept
+
+    def _start(self) -> None:
+        nodes = self.cluster.nodes
+        self._by_class: dict[tuple[object, ...], Any] = {}
+        self._kind_numbers: dict[object, int] = {}
+        self._numbers: dict[object, int] = {}
+        self.members: list[int] = []
+        """By number, the nodes in that state as a bit set over their positions."""
+        self.reach: list[int] = []
+        """By number, the most milli that one request can get there; -1 where the node is closed."""
+        self.free: dict[str, list[Amount]] = {name: [] for node in nodes for name in node.free}
+        """What is free in each state, by resource and number."""
+        self.kinds: list[int] = []
+        """By number, the kind of the nodes: all that leases do not change."""
+        self.traits: list[object] = []
+        """By number, the trait."""
+        self._nodes = [node.node for node in nodes]
+        self._kind_of_node = [self._kind(node) for node in nodes]
+        self.of_node: list[int] = []
+        for index, node in enumerate(nodes):
+            number = self._number(node)
+            self.of_node.append(number)
+            self.members[number] |= 1 << index
+        self.mark = self.cluster.mark
+        self.changed: dict[int, int] = {}
+        """The mark at which each node was last seen to have changed its state, the latest last."""
+        self.changed_with_gpu: dict[int, int] = {}
+        """The same, less the nodes that have no GPU milli free."""
+
+    def follow(self) -> None:
+        """Brings the numbers up to date with the cluster."""
+        cluster = self.cluster
+        mark = cluster.mark
+        if mark == self.mark:
+            return
+        changed = cluster.changed_since(self.mark)
+        if changed is None or len(self._numbers) > _MOST_STATES:
+            self._start()
+            return
+        self.mark = mark
+        for index in changed if len(changed) == 1 else dict.fromkeys(changed):
+            node = cluster.nodes[index]
+            if node.node is not self._nodes[index]:  # resized in place
+                if not node.free.keys() <= self.free.keys():
+                    self._start()
+                    return
+                self._nodes[index] = node.node
+                self._kind_of_node[index] = self._kind(node)
+            self._move(index, self._number(node), mark)
+
+    def _move(self, index: int, number: int, mark: int) -> None:
+        before = self.of_node[index]
+        if number == before:
+            return
+        self.of_node[index] = number
+        bit = 1 << index
+        self.members[before] ^= bit
+        self.members[number] |= bit
+        self.changed.pop(index, None)
+        self.changed[index] = mark
+        self.changed_with_gpu.pop(index, None)
+        if self.reach[number] > 0:
+            self.changed_with_gpu[index] = mark
+
+    def _kind(self, node: NodeState) -> int:
+        gpus = node.node.gpus
+        kind = (
+            tuple(node.gpu_free),
+            gpus[:1] if node.uniform else gpus,
+            node.node.vendor,
+            tuple(node.node.resources),
+        )
+        return self._kind_numbers.setdefault(kind, len(self._kind_numbers))
+
+    def _number(self, node: NodeState) -> int:
+        kind = self._kind_of_node[node.index]
+        free = node.free
+        state: tuple[object, ...] = (kind, node.is_open, *node.gpu_free.values(), *free.values())
+        if len(free) != len(node.node.resources):
+            state = (*state, *free)
+        trait = None
+        if self._trait is not None:
+            trait = self._trait(node)
+            state = (*state, trait)
+        number = self._numbers.setdefault(state, len(self._numbers))
+        if number == len(self.reach):
+            self.members.append(0)
+            self.reach.append(_reach(node))
+            self.kinds.append(kind)
+            self.traits.append(trait)
+            for name, amounts in self.free.items():
+                amounts.append(free.get(name, 0))
+        return number
+
+
+def _reach(node: NodeState) -> int:
+    """All whole GPUs, or what is left of the freest shared one."""
+    if not node.is_open:
+        return -1
+    return node.whole_free * MILLI_PER_GPU or max(0, 0, *node.gpu_free.values())
+
+
+class Demand:
+    """What one class of requests asks for, to be held against the states by number."""
+
+    def __init__(self, states: NodeStates, request: Request) -> None:
+        self._states = states
+        self._request = request
+        known = {name: amount for name, amount in request.resources.items() if name in states.free}
+        unknown = any(amount for name, amount in request.resources.items() if name not in known)
+        self.need: int = _NEVER if unknown else request.gpus * request.gpu_milli
+        """The least reach, in milli."""
+        self._limits = [(states.free[name], amount) for name, amount in known.items()]
+        self._accepts: dict[int, bool] | None = {} if request.gpu_types or request.vendor else None
+        """By kind, whether type and vendor are what the request takes; None where it takes any."""
+
+    @property
+    def scarce(self) -> tuple[Sequence[Amount], Amount]:
+        """What is free, by number, of the first resource asked for, and how much of it that is.
+
+        Most nodes that do not fit lack this or GPUs, and need not be looked at any closer.
+        """
+        return self._limits[0] if self._limits else (self._states.reach, 0)
+
+    def fits(self, number: int, index: int) -> bool:
+        """Whether the request fits nodes in that state; `index` is the position of one of them."""
+        states = self._states
+        if states.reach[number] < self.need:
+            return False
+        for free, amount in self._limits:
+            if free[number] < amount:
+                return False
+        if self._accepts is None:
+            return True
+        node = states.cluster.nodes[index]
+        if not node.uniform:
+            return node.fits(self._request)
+        kind = states.kinds[number]
+        accepted = self._accepts.get(kind)
+        if accepted is None:
+            accepted = self._accepts[kind] = accepts_node(node.node, self._request)
+        return accepted
