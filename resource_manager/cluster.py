@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -96,6 +97,9 @@ class NodeState:
 
     def fits(self, request: Request) -> bool:
         """Whether the request fits this node now, its constraints and the node's state included."""
+        gpus, milli = request.gpus, request.gpu_milli
+        if gpus * milli > self.free_milli:  # what full nodes lack first, and quick to see
+            return False
         free = self.free
         for name, amount in request.resources.items():
             if free.get(name, 0) < amount:
@@ -104,18 +108,16 @@ class NodeState:
             return False
         if request.required_node is not None and request.required_node != self.name:
             return False
-        gpus = request.gpus
+        particular = request.gpu_types or request.vendor
         if not gpus:
-            return not (request.vendor or request.gpu_types) or accepts_node(self.node, request)
-        if request.gpu_milli != MILLI_PER_GPU:
-            return bool(self.eligible_gpus(request))
-        if self.whole_free < gpus:
-            return False
-        if not (request.gpu_types or request.vendor):
-            return True
-        if self.uniform:
-            return accepts_node(self.node, request)
-        return len(self.eligible_gpus(request)) >= gpus
+            return not particular or accepts_node(self.node, request)
+        if particular and not self.uniform:
+            return len(self.eligible_gpus(request)) >= gpus
+        if milli == MILLI_PER_GPU:
+            room = self.whole_free >= gpus
+        else:
+            room = self.whole_free > 0 or max(self.gpu_free.values()) >= milli
+        return room and (not particular or accepts_node(self.node, request))
 
     def eligible_gpus(self, request: Request) -> list[int]:
         """Ids of the GPUs that have the free milli, type and vendor asked for, ascending."""
@@ -325,17 +327,25 @@ class ClusterState:
 
     def _granted(self, change: Granted) -> None:
         lease = change.lease
-        request = lease.request
-        task_id = request.task_id
+        placement = lease.placement
+        task_id = lease.request.task_id
         if task_id in self.leases:
             raise CapacityError(f"task {task_id!r} already holds a lease")
-        self._hold(lease)
+        state = self.by_name.get(placement.node)
+        if state is None:
+            raise UnknownNodeError(placement.node, len(self.nodes))
+        whole_before, milli_before = state.whole_free, state.free_milli
+        _book(state, lease)
+        self._reindex(state, whole_before, milli_before)
+        state.leases[task_id] = self.leases[task_id] = lease
+        if lease.expires_at != math.inf:
+            self._push_deadline(lease)
         if lease.fencing_token > self.fencing:
             self.fencing = lease.fencing_token
-        self.last_node = lease.placement.node
+        self.last_node = placement.node
         waiting = self.waiting.pop(task_id, None) if self.waiting else None
         if self._undo is not None:
-            self._undo.append(lambda: self._undo_grant(lease, waiting))
+            self._undo.append(partial(self._undo_grant, lease, waiting))
 
     def _undo_grant(self, lease: Lease, waiting: Waiting | None) -> None:
         self._let_go(lease)
@@ -346,7 +356,7 @@ class ClusterState:
         lease = self._live(change.task_id, change.fencing_token)
         self._let_go(lease)
         if self._undo is not None:
-            self._undo.append(lambda: self._restore_lease(lease))
+            self._undo.append(partial(self._restore_lease, lease))
 
     def _renewed(self, change: Renewed) -> None:
         lease = self._live(change.task_id, change.fencing_token)
@@ -482,8 +492,11 @@ class ClusterState:
         self.journal = []
 
     def _touch(self, index: int) -> None:
+        self.journal.append(index)
+        self._cut_journal()
+
+    def _cut_journal(self) -> None:
         journal = self.journal
-        journal.append(index)
         if len(journal) > JOURNAL_MIN_LENGTH and len(journal) > 8 * len(self.nodes):
             cut = len(journal) // 2
             del journal[:cut]
@@ -499,18 +512,6 @@ class ClusterState:
         if lease is None or lease.fencing_token != fencing_token:
             raise LeaseNotFoundError(task_id, fencing_token)
         return lease
-
-    def _hold(self, lease: Lease) -> None:
-        state = self.by_name.get(lease.placement.node)
-        if state is None:
-            raise UnknownNodeError(lease.placement.node, len(self.nodes))
-        whole_before, milli_before = state.whole_free, state.free_milli
-        _book(state, lease)
-        self._reindex(state, whole_before, milli_before)
-        task_id = lease.request.task_id
-        state.leases[task_id] = lease
-        self.leases[task_id] = lease
-        self._push_deadline(lease)
 
     def _push_deadline(self, lease: Lease) -> None:
         if lease.expires_at == math.inf:
@@ -557,7 +558,9 @@ class ClusterState:
             masks[whole_now] ^= bit
         if milli_now != milli_before and (milli_now == 0 or milli_before == 0):
             self.any_milli_mask ^= 1 << index
-        self._touch(index)
+        self.journal.append(index)
+        if len(self.journal) > JOURNAL_MIN_LENGTH:
+            self._cut_journal()
 
 
 def _book(state: NodeState, lease: Lease, *, force: bool = False) -> None:

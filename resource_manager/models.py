@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from resource_manager.direct_init import direct_init
+from resource_manager.direct_init import direct_copy, direct_init
 from resource_manager.errors import InvalidRequestError
 
 MILLI_PER_GPU = 1000
@@ -125,6 +125,16 @@ class Request:
             "shape",
             (self.gpus, self.gpu_milli, amounts, self.gpu_types, self.vendor, self.required_node),
         )
+
+    def for_task(self, task_id: str) -> Request:
+        """The same demand of another task; what has been checked is not checked again."""
+        if not task_id:
+            raise InvalidRequestError("task_id must not be empty", field="task_id")
+        copy: Request = _copy_request(self, task_id)
+        return copy
+
+
+_copy_request = direct_copy(Request, "task_id")
 
 
 @direct_init

@@ -149,7 +149,7 @@ def _check_fit(rows: list[Row], requests: tuple[Request, ...], nodes: list[Node]
 
 
 def _arrival(pod: Request, place: int) -> Request:
-    return Request(f"{pod.task_id}#{place}", pod.gpus, pod.gpu_milli, pod.resources, pod.gpu_types)
+    return pod.for_task(f"{pod.task_id}#{place}")
 
 
 def _read_fixture(path: Path, seed: int, pods: int, nodes: int) -> tuple[list[int], list[int]]:

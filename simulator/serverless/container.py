@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from resource_manager.models import Request
 
@@ -53,8 +54,8 @@ class Container:
         self.submission_time = submission_time
         self.data_transfer_time = data_transfer_time
         self.remaining_computation = computation
-        self.share = min(memory_alloc, memory_req) * parallelism
-        self.request = Request(f"{wf_id}/{fn_id}", resources={"memory_mib": memory_alloc})
+        self.share = (memory_alloc if memory_alloc < memory_req else memory_req) * parallelism
+        self.request = _memory(memory_alloc).for_task(f"{wf_id}/{fn_id}")
         self.fencing_token = 0
         self.creation_time = math.inf
         self.start_time = math.inf
@@ -63,3 +64,9 @@ class Container:
     def speed(self, thread_speed: int) -> int:
         """Operations a second where one thread gets `thread_speed`."""
         return self.share * thread_speed // self.memory_req
+
+
+@lru_cache
+def _memory(amount_mib: int) -> Request:
+    """The request that all containers of so much memory copy."""
+    return Request("container", resources={"memory_mib": amount_mib})

@@ -72,7 +72,7 @@ class RawEnv:
         self.current_function: SubmittedFunction | None = None
         self._arrivals = sorted(self.workload.arrival_times)
         self._random = np.random.default_rng()
-        self._positions: dict[tuple[int, int], int] = {}
+        self._positions: dict[int, dict[int, int]] = {}
         self._arrived = 0
         self._finished = 0
         self.now = 0.0
@@ -84,7 +84,7 @@ class RawEnv:
         templates = self.workload.workflow_templates
         self.workload.reset(self._random.integers(len(templates), size=len(self.workload)).tolist())
         self.cluster.reset()
-        self._positions = {}
+        self._positions = {wf_id: {} for wf_id in range(len(self.workload))}
         self._arrived = 0
         self._finished = 0
         self.current_function = self.workload.get()
@@ -115,12 +115,12 @@ class RawEnv:
 
     def position_of(self, wf_id: int, fn_id: int) -> int:
         """The position of the NUMA node that a function was sent to; raises `KeyError` before that."""
-        return self._positions[wf_id, fn_id]
+        return self._positions[wf_id][fn_id]
 
     def data_distribution(self, wf_id: int, fn_id: int) -> list[tuple[int, int]]:
         """(position of the NUMA node, bytes) of what each predecessor of a function sends it."""
-        positions = self._positions
-        return [(positions[wf_id, parent], size) for parent, size in self.workload[wf_id].predecessors(fn_id)]
+        positions = self._positions[wf_id]
+        return [(positions[parent], size) for parent, size in self.workload[wf_id].predecessors(fn_id)]
 
     def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
         """Decides where the current function runs, and with how many MiB.
@@ -144,7 +144,7 @@ class RawEnv:
         function.memory_alloc = allocated_memory
         cold_start_time = cluster.start_server(position, time)
         transfer_time = cluster.data_transfer_time(self.data_distribution(wf_id, fn_id), position)
-        self._positions[wf_id, fn_id] = position
+        self._positions[wf_id][fn_id] = position
         container = Container(
             wf_id,
             fn_id,
@@ -187,10 +187,9 @@ class RawEnv:
         self, functions: list[FunctionExecutionRecord], workflows: list[WorkflowExecutionRecord]
     ) -> float:
         """Lets events happen up to the next submission, or to the end; returns their rent in dollars."""
-        workload = self.workload
-        advance = self.cluster.advance
+        workload, peek, advance = self.workload, self.workload.peek, self.cluster.advance
         rent = 0.0
-        candidate = workload.peek()
+        candidate = peek()
         until = math.inf if candidate is None else candidate.submission_time
         while True:
             happened = advance(until)
@@ -207,10 +206,10 @@ class RawEnv:
                     self._finished += 1
                     workflows.append(WorkflowExecutionRecord(wf_id, time))
                 self.now = time
-                candidate = workload.peek()
+                candidate = peek()
                 until = math.inf if candidate is None else candidate.submission_time
             for container in started:
-                workload.run_function(container.wf_id, container.fn_id, time)
+                workload[container.wf_id].run_function(container.fn_id, time)
 
     def _move_to(self, time: float) -> None:
         self.now = time

@@ -81,10 +81,6 @@ class Workload:
         """The next function to decide, taken from the queue; None where there is none."""
         return heapq.heappop(self._queue) if self._queue else None
 
-    def run_function(self, wf_id: int, fn_id: int, time: float) -> None:
-        """Marks a function as running."""
-        self._workflows[wf_id].run_function(fn_id, time)
-
     def finish_function(self, wf_id: int, fn_id: int, time: float) -> bool:
         """Marks a function as finished and submits the successors that were waiting for it alone.
 

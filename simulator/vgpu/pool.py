@@ -93,9 +93,7 @@ class Ledger:
     def admit(self, task_id: str, profile: Profile, now: float) -> Lease | None:
         """A lease for the task, or None while nothing fits."""
         for request in self._ranked_requests(profile):
-            for change in allocator.allocate(
-                self.cluster, replace(request, task_id=task_id), self.policy, now
-            ):
+            for change in allocator.allocate(self.cluster, request.for_task(task_id), self.policy, now):
                 self.cluster.apply(change)
                 return self.cluster.leases[task_id]
         return None

@@ -10,6 +10,8 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 import pytest
 
 from resource_manager.direct_init import direct_init
+from resource_manager.errors import InvalidRequestError
+from resource_manager.models import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +63,13 @@ def test_it_has_the_same_parameters_and_stays_frozen() -> None:
 
 def test_no_two_share_a_default_made_anew() -> None:
     assert Quick("a").amounts is not Quick("b").amounts
+
+
+def test_a_request_for_another_task_is_the_one_made_anew() -> None:
+    request = Request("a", 2, resources={"cpus": 4}, gpu_types=("T4",), priority=3, labels={"x": "y"})
+    other = request.for_task("b")
+    assert other == replace(request, task_id="b")
+    assert other.shape == request.shape
+    assert request.task_id == "a"
+    with pytest.raises(InvalidRequestError, match="task_id"):
+        request.for_task("")
