@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    ("errors",),
+    ("errors", "direct_init"),
     ("models",),
     ("cluster",),
     ("policies", "queueing", "reservations", "admission"),
