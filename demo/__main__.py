@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from demo.evidence import problems_of, reports_of
 from demo.stack import Stack, StackError
-from demo.timeline import Holding, draw, holdings, live_view, overlaps
+from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.history import collect, write_file
 
@@ -88,7 +89,7 @@ def run(picture: Path | None, history: Path | None) -> list[str]:
         state = _watch(stack, manager, run_id)
         summary = manager.get_resource_summary()
         held = holdings(manager.history(limit=100_000))
-        reports = _reports(stack, run_id)
+        reports = reports_of(stack.api, DAG_ID, run_id)
         if history:
             write_file(collect(manager), history)
         manager.close()
@@ -100,7 +101,8 @@ def run(picture: Path | None, history: Path | None) -> list[str]:
             draw(held, summary["servers"], picture)
     return [
         *([] if state == "success" else [f"the DAG run ended as {state!r}"]),
-        *_problems(held, reports, summary),
+        *problems_of(held, [reports], summary["servers"]),
+        *_nothing_shown(held),
     ]
 
 
@@ -132,15 +134,6 @@ def _line(leases: list[dict[str, Any]], queue: list[dict[str, Any]]) -> str:
     return f"running: {running or 'none'}; waiting: {', '.join(map(name, queue)) or 'none'}"
 
 
-def _reports(stack: Stack, run_id: str) -> dict[str, dict[str, Any]]:
-    """What each job said about itself, by task id."""
-    return {
-        task["task_id"]: stack.api.xcom(DAG_ID, run_id, task["task_id"])
-        for task in stack.api.task_instances(DAG_ID, run_id)
-        if task["state"] == "success"
-    }
-
-
 def _logs_of_failures(stack: Stack, run_id: str) -> str:
     return "\n".join(
         f"--- {task['task_id']}\n{stack.api.log(DAG_ID, run_id, task['task_id'], task['try_number'])}"
@@ -166,42 +159,12 @@ def _table(held: list[Holding], reports: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _problems(
-    held: list[Holding], reports: dict[str, dict[str, Any]], summary: dict[str, Any]
-) -> Iterator[str]:
-    """Checks the manager's history, and apart from it what the jobs saw and when."""
+def _nothing_shown(held: list[Holding]) -> Iterator[str]:
+    """Why the run, though nothing went wrong, proves nothing."""
     if len(held) < 2:
         yield f"{len(held)} leases were granted"
-    yield from overlaps(
-        [
-            (item.name, item.server, item.gpu_ids, item.granted_at, item.released_at or float("inf"))
-            for item in held
-        ]
-    )
-    yield from overlaps(
-        [
-            (
-                name,
-                report["server"],
-                map(int, report["cuda_visible_devices"].split(",")),
-                report["started_at"],
-                report["ended_at"],
-            )
-            for name, report in reports.items()
-        ]
-    )
-    granted = {item.name: ",".join(map(str, item.gpu_ids)) for item in held}
-    for name, report in reports.items():
-        if report["cuda_visible_devices"] != granted.get(name):
-            yield f"{name} saw GPUs {report['cuda_visible_devices']} but was granted {granted.get(name)}"
     if not any(item.granted_at > item.queued_at for item in held):
         yield "no task had to wait, so nothing was shown"
-    for server in summary["servers"]:
-        if (
-            server["available_gpus"] != server["total_gpus"]
-            or server["available_cpus"] != server["total_cpus"]
-        ):
-            yield f"{server['server_name']} is not free again: {server['available_gpus']} GPUs are"
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:

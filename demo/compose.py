@@ -1,6 +1,7 @@
-"""`python -m demo.compose`: brings docker-compose.yml up, trains through it, kills a service and heals it.
+"""`python -m demo.compose`: brings docker-compose.yml up, trains through it, kills services, sees them heal.
 
-Needs a Docker engine with Compose. Everything it made is removed at the end.
+Needs a Docker engine with Compose. It uses a project, ports and secrets of its own, and removes at the end
+all that it made. `--sentinel` goes on with a fail-over of Redis.
 """
 
 from __future__ import annotations
@@ -15,106 +16,213 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import click
 import httpx
 
-from demo.stack import REPOSITORY, AirflowApi, StackError
+from demo.evidence import problems_of, reports_of
+from demo.stack import REPOSITORY, AirflowApi, StackError, free_ports
+from demo.timeline import holdings
 
-AIRFLOW_URL = "http://localhost:8080"
-SERVICE_URL = "http://localhost:5000"
-RUN_TIMEOUT_S = 300.0
+RUN_TIMEOUT_S = 600.0
+HEAL_TIMEOUT_S = 300.0
 PROJECT = "gpu-manager-check"
+IMAGE = "gpu-resource-manager:local"
+DAG_ID = "train_digits"
+VICTIMS = ("redis", "gpu-manager", "airflow-triggerer", "airflow-scheduler")
+"""What is killed while jobs train; the jobs are the worker's, so they would die with it."""
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.option("--sentinel", is_flag=True, help="Also kill the primary Redis and see a replica take over.")
+def main(sentinel: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-manager-compose-") as folder:
         stack = Compose(Path(folder))
         try:
             check(stack)
+            if sentinel:
+                check_fail_over(stack)
         except (StackError, httpx.HTTPError, subprocess.CalledProcessError) as error:
-            print(f"compose check failed: {error}", file=sys.stderr)
-            stack.run("logs", "--tail", "40", check=False)
-            sys.exit(1)
+            print(stack.run("logs", "--no-color", "--tail", "15", check=False), file=sys.stderr)
+            sys.exit(f"compose check failed: {error}")
         finally:
-            stack.run("down", "--volumes", "--timeout", "20", check=False)
+            stack.run("--profile", "*", "down", "--volumes", "--timeout", "20", check=False)
+            stack.airflow.close()
+    print("no GPU was held twice, none was lost, nothing is left running")
 
 
 class Compose:
-    """One project of its own with secrets of its own."""
+    """One project of its own with ports and secrets of its own."""
 
     def __init__(self, folder: Path) -> None:
         password = secrets.token_hex(16)
-        values = {
-            "REDIS_PASSWORD": secrets.token_hex(16),
+        self._redis_password = secrets.token_hex(16)
+        ports = dict(zip(("AIRFLOW_PORT", "GPU_MANAGER_PORT"), free_ports(2), strict=True))
+        self.values = {
+            "REDIS_PASSWORD": self._redis_password,
             "POSTGRES_PASSWORD": secrets.token_hex(16),
             "AIRFLOW_ADMIN_PASSWORD": password,
             "AIRFLOW_JWT_SECRET": secrets.token_hex(32),
             "AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(os.urandom(32)).decode(),
             "GRAFANA_PASSWORD": secrets.token_hex(16),
+            **{name: str(port) for name, port in ports.items()},
         }
         self._env_file = folder / "env"
-        self._env_file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
         passwords = folder / "passwords.json"
         passwords.write_text(json.dumps({"admin": password}))
-        self.airflow = AirflowApi(AIRFLOW_URL, passwords)
+        self.airflow = AirflowApi(f"http://localhost:{ports['AIRFLOW_PORT']}", passwords)
+        self._service_url = f"http://localhost:{ports['GPU_MANAGER_PORT']}"
 
     def run(self, *arguments: str, check: bool = True) -> str:
         """The output of `docker compose …`; raises `CalledProcessError`."""
-        command = [
-            "docker",
-            "compose",
-            "--project-name",
-            PROJECT,
-            "--env-file",
-            str(self._env_file),
-            *arguments,
-        ]
-        result = subprocess.run(command, cwd=REPOSITORY, check=check, stdout=subprocess.PIPE, text=True)
+        self._env_file.write_text("".join(f"{name}={value}\n" for name, value in self.values.items()))
+        command = ["docker", "compose", "--project-name", PROJECT, "--env-file", str(self._env_file)]
+        result = subprocess.run(
+            [*command, *arguments], cwd=REPOSITORY, check=check, stdout=subprocess.PIPE, text=True
+        )
         return result.stdout
 
-    def free_gpus(self) -> int:
-        """Free GPUs as the manager's service tells them."""
+    def kill(self, service: str) -> None:
+        """Kills the service's first process as a crash would; `docker kill` would keep it from restarting."""
+        container = self.run("ps", "--quiet", service).strip()
+        found = _docker("inspect", "--format", "{{.State.Pid}}", container)
+        _docker(
+            *("run", "--rm", "--pid", "host", "--user", "0:0", "--entrypoint", "bash"),
+            *(IMAGE, "-c", f"kill -KILL {int(found)}"),
+        )
+
+    def is_healthy(self, service: str) -> bool:
+        """Whether its one container runs and its health check passes."""
+        answer = self.run("ps", "--format", "json", service, check=False).strip()
+        return bool(answer) and json.loads(answer.splitlines()[0]).get("Health") == "healthy"
+
+    def use_sentinels(self) -> None:
+        """From the next `up` on, the manager's services find their Redis through the three Sentinels."""
+        sentinels = ",".join(f"sentinel-{number}:26379" for number in (1, 2, 3))
+        self.values["GPU_MANAGER_STORE"] = (
+            f"redis+sentinel://:{self._redis_password}@{sentinels}/gpu-manager/0"
+        )
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON answer of the manager's service to its operator."""
         token = self.run("exec", "-T", "gpu-manager", "cat", "auth/operator.token").strip()
-        answer = httpx.get(
-            f"{SERVICE_URL}/api/status", headers={"Authorization": f"Bearer {token}"}, timeout=10
+        answer = httpx.request(
+            method,
+            f"{self._service_url}{path}",
+            json=body,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=30,
         )
         answer.raise_for_status()
-        return sum(server["available_gpus"] for server in answer.json()["servers"])
+        return answer.json()
+
+    def servers(self) -> list[dict[str, Any]]:
+        servers: list[dict[str, Any]] = self.call("GET", "/api/status")["servers"]
+        return servers
+
+    def free_gpus(self) -> int:
+        return sum(server["available_gpus"] for server in self.servers())
+
+    def answers(self) -> bool:
+        """Whether the manager's service can read its store."""
+        try:
+            return bool(self.servers())
+        except (httpx.HTTPError, subprocess.CalledProcessError):
+            return False
+
+    def history(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            page = self.call("GET", f"/api/history?limit=1000&after={after}")
+            entries += page["items"]
+            after = page["next"]
+        return entries
 
 
 def check(stack: Compose) -> None:
-    """Train; kill Redis while a second run trains; see both runs succeed and every GPU free."""
-    print("building and starting", flush=True)
+    """Trains once; trains again and kills services meanwhile; both runs must succeed and free every GPU."""
+    say("building and starting")
     stack.run("up", "--detach", "--build", "--wait")
-    finish(stack, stack.airflow.trigger("train_digits"))
-    print("first run succeeded", flush=True)
-    run_id = stack.airflow.trigger("train_digits")
-    wait_until(lambda: stack.free_gpus() < 32, "no GPU was leased")
+    total = stack.free_gpus()
+    runs = [stack.airflow.trigger(DAG_ID)]
+    finish(stack, runs[0])
+    say("the first run succeeded")
+    runs.append(stack.airflow.trigger(DAG_ID))
+    wait_until(lambda: stack.free_gpus() < total, "no GPU was leased")
+    for service in VICTIMS:
+        stack.kill(service)
+    say(f"killed while jobs train: {', '.join(VICTIMS)}")
+    for service in VICTIMS:
+        wait_until(lambda name=service: stack.is_healthy(name), f"{service} did not heal", HEAL_TIMEOUT_S)  # type: ignore[misc]
+    say("all of them run again")
+    finish(stack, runs[1])
+    wait_until(lambda: stack.free_gpus() == total, "not all GPUs are free again")
+    held = holdings(stack.history())
+    reports = [reports_of(stack.airflow, DAG_ID, run_id) for run_id in runs]
+    tasks = sum(map(len, reports))
+    problems = list(problems_of(held, reports, stack.servers()))
+    if tasks != 12:
+        problems.append(f"{tasks} of 12 jobs reported")
+    if problems:
+        raise StackError("; ".join(problems))
+    say(f"both runs succeeded: {tasks} jobs, {len(held)} leases, all {total} GPUs are free")
+
+
+def check_fail_over(stack: Compose) -> None:
+    """Kills the primary for good: the Sentinels promote the replica, and the service goes on with it."""
+    stack.use_sentinels()
+    stack.run("--profile", "sentinel", "up", "--detach", "--wait")
+    say("a replica and three Sentinels run")
+    wish = {"task_id": "before", "required_gpus": 2, "required_cpus": 2}
+    lease = stack.call("POST", "/api/allocate", wish)
+    time.sleep(2)  # the replica copies asynchronously
     stack.run("kill", "redis")
-    print("Redis was killed while jobs trained", flush=True)
-    time.sleep(5)
-    stack.run("up", "--detach", "--wait", "redis")
-    finish(stack, run_id)
-    wait_until(lambda: stack.free_gpus() == 32, "not all GPUs are free again")
-    print("the run survived, all 32 GPUs are free", flush=True)
+    say("the primary was killed")
+    wait_until(stack.answers, "the service found no new primary", HEAL_TIMEOUT_S)
+    renewed = stack.call("POST", "/api/renew", {"task_id": "before", "fencing_token": lease["fencing_token"]})
+    if renewed["gpu_ids"] != lease["gpu_ids"]:
+        raise StackError(f"the lease changed: {lease} became {renewed}")
+
+    def granted() -> bool:
+        try:
+            return bool(stack.call("POST", "/api/allocate", {**wish, "task_id": "after"}))
+        except httpx.HTTPStatusError:
+            return False
+
+    refused_at_first = not granted()
+    wait_until(granted, "nothing was granted after the fail-over", HEAL_TIMEOUT_S)
+    say(f"the replica took over with the lease; grants rested first: {'yes' if refused_at_first else 'no'}")
 
 
 def finish(stack: Compose, run_id: str) -> None:
-    wait_until(
-        lambda: stack.airflow.run_state("train_digits", run_id) in {"success", "failed"},
-        f"run {run_id} did not end",
-    )
-    state = stack.airflow.run_state("train_digits", run_id)
-    if state != "success":
-        raise StackError(f"run {run_id} ended as {state}")
+    def state() -> str:
+        try:
+            return stack.airflow.run_state(DAG_ID, run_id)
+        except httpx.HTTPError:  # the API server itself may be healing
+            return "unknown"
+
+    wait_until(lambda: state() in {"success", "failed"}, f"run {run_id} did not end")
+    if state() != "success":
+        raise StackError(f"run {run_id} ended as {state()}")
 
 
-def wait_until(condition: Callable[[], bool], reason: str) -> None:
-    deadline = time.monotonic() + RUN_TIMEOUT_S
+def wait_until(condition: Callable[[], bool], reason: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise StackError(f"{reason} within {RUN_TIMEOUT_S:g} s")
+            raise StackError(f"{reason} within {timeout_s:g} s")
         time.sleep(2)
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def _docker(*arguments: str) -> str:
+    command = ["docker", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Stack:
         self.home = home.resolve()
         self.dags = dags
         self.start_timeout_s = start_timeout_s
-        redis_port, self.api_port, worker_log_port, trigger_log_port = _free_ports(4)
+        redis_port, self.api_port, worker_log_port, trigger_log_port = free_ports(4)
         self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
         self.url = f"http://localhost:{self.api_port}"
         self._redis_port = redis_port
@@ -247,7 +247,7 @@ class AirflowApi:
         return "\n".join(lines)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for item in sockets:

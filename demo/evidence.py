@@ -1,0 +1,56 @@
+"""What shows that no GPU was held twice or lost: the manager's history and the jobs' own reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from demo.stack import AirflowApi
+from demo.timeline import Holding, overlaps
+
+
+def reports_of(api: AirflowApi, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
+    """What each job of a run of `train_digits` said about itself, by task id."""
+    return {
+        task["task_id"]: api.xcom(dag_id, run_id, task["task_id"])
+        for task in api.task_instances(dag_id, run_id)
+        if task["state"] == "success"
+    }
+
+
+def problems_of(
+    held: Iterable[Holding],
+    runs: Iterable[Mapping[str, Mapping[str, Any]]],
+    servers: Iterable[Mapping[str, Any]],
+) -> Iterator[str]:
+    """Checks the manager's history, what the jobs of all runs saw and when, and what is free."""
+    held = list(held)
+    yield from overlaps(
+        [
+            (item.name, item.server, item.gpu_ids, item.granted_at, item.released_at or float("inf"))
+            for item in held
+        ]
+    )
+    reports = [(name, report) for run in runs for name, report in run.items()]
+    yield from overlaps(
+        [
+            (
+                name,
+                report["server"],
+                map(int, report["cuda_visible_devices"].split(",")),
+                report["started_at"],
+                report["ended_at"],
+            )
+            for name, report in reports
+        ]
+    )
+    for name, report in reports:
+        granted = {",".join(map(str, item.gpu_ids)) for item in held if item.name == name}
+        if report["cuda_visible_devices"] not in granted:
+            yield f"{name} saw GPUs {report['cuda_visible_devices']} but was granted {sorted(granted)}"
+    for server in servers:
+        if (
+            server["available_gpus"] != server["total_gpus"]
+            or server["available_cpus"] != server["total_cpus"]
+        ):
+            yield f"{server['server_name']} is not free again: {server['available_gpus']} GPUs are"
