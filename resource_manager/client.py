@@ -14,6 +14,7 @@ from resource_manager.errors import (
     ResourceManagerError,
     UnknownNodeError,
 )
+from resource_manager.redaction import redact
 
 TIMEOUT_S = 70.0
 """Longer than a manager waits for its lock."""
@@ -42,11 +43,13 @@ class ServiceClient:
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.url = url.rstrip("/")
+        self.url = redact(url).rstrip("/")
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+            self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout_s)
         except (httpx.InvalidURL, ValueError) as error:
-            raise InvalidRequestError(f"not a service's address: {url!r}: {error}", field="url") from error
+            raise InvalidRequestError(
+                f"not a service's address: {redact(url)!r}: {error}", field="url"
+            ) from error
 
     def allocate_resources(
         self,

@@ -41,6 +41,10 @@ class GpuGroup(BaseModel):
         return self
 
 
+MAX_SERVERS = 1_000_000
+MAX_GPUS = 4_000_000
+
+
 class Server(BaseModel):
     """One `[[servers]]` table; with `count`, that many servers and `{id}` in the name."""
 
@@ -66,6 +70,12 @@ class Server(BaseModel):
         if self.count is not None and self.id is not None:
             raise ValueError("give either count or id")
         return self
+
+    @property
+    def gpu_count(self) -> int:
+        if isinstance(self.gpus, int):
+            return self.gpus
+        return sum(len(group.ids) if group.ids is not None else group.count or 0 for group in self.gpus)
 
     def gpu_list(self) -> tuple[Gpu, ...]:
         groups = self.gpus
@@ -98,7 +108,7 @@ def load_inventory(path: Path | str) -> tuple[Node, ...]:
         raise InventoryError(f"{path}: {reason}") from error
     try:
         value = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         line = re.search(r"line (\d+)", str(error))
         raise InventoryError(f"{path}:{line[1] if line else 1}: {error}") from error
     try:
@@ -113,6 +123,12 @@ def load_inventory(path: Path | str) -> tuple[Node, ...]:
         raise InventoryError(
             f"{path}:{_line_of(text, first['loc'])}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from error
+    servers = sum(server.count or 1 for server in document.servers)
+    gpus = sum((server.count or 1) * server.gpu_count for server in document.servers)
+    if servers > MAX_SERVERS or gpus > MAX_GPUS:
+        raise InventoryError(
+            f"{path}:1: {servers:,} servers with {gpus:,} GPUs; no more than {MAX_SERVERS:,} and {MAX_GPUS:,}"
+        )
     return _nodes(document, path, text)
 
 

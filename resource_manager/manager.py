@@ -27,10 +27,17 @@ from resource_manager.models import (
     Node,
     Request,
     Restored,
+    check_printable,
 )
 from resource_manager.policies import Policy, get_policy
 from resource_manager.queueing import Order, get_order
-from resource_manager.requests import RequestOptions, build_request, same_as_before, server_name
+from resource_manager.requests import (
+    RequestOptions,
+    build_request,
+    printable,
+    same_as_before,
+    server_name,
+)
 from resource_manager.settings import Settings
 from resource_manager.stores import Store, open_store
 from resource_manager.transactions import Observer, Step, Transactions
@@ -150,6 +157,7 @@ class GPUResourceManager:
 
         `outcome` (SUCCESS, FAILED, …) goes into the history.
         """
+        check_printable({"outcome": outcome})
         try:
             self._change(
                 lambda cluster, now: self._state.settle(
@@ -190,7 +198,10 @@ class GPUResourceManager:
         A mapping has the argument names of `allocate_resources`.
         """
         return self._allocate(
-            [item if isinstance(item, Request) else self.build_request(**item) for item in requests]
+            [
+                printable(item) if isinstance(item, Request) else self.build_request(**item)
+                for item in requests
+            ]
         )
 
     # ---- leases and the queue ----
@@ -223,6 +234,7 @@ class GPUResourceManager:
 
     def cancel(self, task_id: str, *, reason: str = "") -> bool:
         """Takes a waiting task out of the queue; False if it does not wait."""
+        check_printable({"reason": reason})
         try:
             self._change(
                 lambda cluster, now: self._state.settle(
@@ -321,6 +333,7 @@ class GPUResourceManager:
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
         """Gives the server no new leases; those it has live on. `failed` marks it as broken."""
+        check_printable({"reason": reason})
         return self._server_change(server, lambda name, now: Drained(name, now, reason, failed))
 
     def restore(self, server: int | str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,25 @@ from resource_manager.errors import InvalidRequestError
 
 MILLI_PER_GPU = 1000
 """A GPU is divided into this many parts; a request for a share names some of them."""
+
+UNPRINTABLE = "\\x00-\\x1f\\x7f-\\x9f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060\\u2066-\\u2069\\ufeff"
+"""Characters no name may have, for a regular expression's brackets: those that end lines, steer terminals,
+turn the direction of writing, or cannot be seen."""
+
+_UNPRINTABLE = re.compile(f"[{UNPRINTABLE}\ud800-\udfff]")
+
+
+def check_printable(texts: Mapping[str, str]) -> None:
+    """Raises `InvalidRequestError` for a text, by the name of its field, with an `UNPRINTABLE` character.
+
+    Names and reasons stand in logs, terminals and pages; there they must not pass for anything else.
+    """
+    for field_name, text in texts.items():
+        if _UNPRINTABLE.search(text):
+            raise InvalidRequestError(
+                f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name
+            )
+
 
 Amount = int | float
 """A quantity of a divisible resource; integers stay exact, floats are allowed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,7 @@ from redis.sentinel import Sentinel
 
 from resource_manager.errors import CorruptStateError, SettingsError
 from resource_manager.outage import outage
+from resource_manager.redaction import redact
 
 DEFAULT_NAMESPACE = "gpu_manager"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
@@ -56,6 +58,10 @@ class RedisClient:
         base = url.partition("?")[0]
         query = dict(parse_qsl(parts.query))
         namespace = query.pop("namespace", DEFAULT_NAMESPACE)
+        if not re.fullmatch(r"[\w.:-]+", namespace):
+            raise SettingsError(
+                f"wrong Redis URL {redact(url)!r}: a namespace is of letters, digits, _.:-, not {namespace!r}"
+            )
         try:
             if parts.scheme == "redis+sentinel":
                 driver = _through_sentinels(parts.netloc, parts.path, query)
@@ -66,7 +72,8 @@ class RedisClient:
                 pool = driver.connection_pool
                 pool.connection_class(**pool.connection_kwargs)
         except (ValueError, TypeError) as error:
-            raise SettingsError(f"wrong Redis URL {redact(url)!r}: {error}") from error
+            reason = "what stands for its port is no number" if "Port could not" in str(error) else str(error)
+            raise SettingsError(f"wrong Redis URL {redact(url)!r}: {reason}") from error
         return cls(driver, f"Redis at {redact(url)}", namespace)
 
     def key(self, name: str) -> str:
@@ -122,13 +129,6 @@ def load_script(*names: str) -> Script:
     """The script made of these files of `stores/lua`, one after the other."""
     folder = files("resource_manager") / "stores" / "lua"
     return Script("\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names))
-
-
-def redact(url: str) -> str:
-    """The URL without its password and query."""
-    scheme, separator, rest = url.partition("?")[0].partition("://")
-    login, at, place = rest.rpartition("@")
-    return f"{scheme}{separator}{login.partition(':')[0]}{at}{place}"
 
 
 def _schemes() -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TypedDict
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
-from resource_manager.models import MILLI_PER_GPU, Amount, Request, Utility
+from resource_manager.models import MILLI_PER_GPU, Amount, Request, Utility, check_printable
 from resource_manager.settings import Settings
 
 
@@ -77,7 +78,7 @@ def build_request(
             f"required_cpus must be between 1 and {most_cpus:g}, got {required_cpus}",
             field="required_cpus",
         )
-    return Request(
+    request = Request(
         task_id=task_id,
         gpus=required_gpus,
         gpu_milli=gpu_milli,
@@ -95,6 +96,15 @@ def build_request(
         labels=dict(labels or {}),
         utility=_utility(utility, target_s, sensitivity_per_s),
     )
+    return printable(request)
+
+
+def printable(request: Request) -> Request:
+    """The request itself; raises `InvalidRequestError` if one of its names could forge a line of a log."""
+    names = {name: getattr(request, name) for name in ("task_id", "team", "owner", "vendor")}
+    labels = "".join(chain.from_iterable(request.labels.items()))
+    check_printable({**names, "gpu_types": "".join(request.gpu_types), "labels": labels})
+    return request
 
 
 def server_name(cluster: ClusterState, server: int | str) -> str:

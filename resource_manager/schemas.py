@@ -124,7 +124,7 @@ def check_format(found: object, where: str) -> None:
 def _parse(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptStateError(f"not a change: {error}") from error
     if not isinstance(value, dict):
         raise CorruptStateError(f"not a change: {text[:120]}")

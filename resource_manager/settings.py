@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from resource_manager.admission import PriceAdmission
 from resource_manager.errors import SettingsError
+from resource_manager.redaction import redact
 
 PREFIX = "GPU_MANAGER_"
 FILE_VARIABLE = "GPU_MANAGER_SETTINGS"
@@ -20,7 +21,7 @@ FILE_VARIABLE = "GPU_MANAGER_SETTINGS"
 class Settings(BaseModel):
     """Every setting with its default; `GPU_MANAGER_LEASE_TTL_S=600` sets `lease_ttl_s`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     store: str = Field(
         default="airflow://",
@@ -80,6 +81,11 @@ class Settings(BaseModel):
         description="How long nothing is granted after Redis restarted or failed over, so that the owners of "
         "leases renew them or learn that they are gone; longer than the time between two renewals.",
     )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Without the passwords of the URLs."""
+        for name, value in super().__repr_args__():
+            yield name, redact(value) if name in ("store", "redis_url") else value
 
     @field_validator("team_quotas", mode="before")
     @classmethod
@@ -141,5 +147,5 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
             return tomllib.load(stream)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"{FILE_VARIABLE}={path}: {error}") from error

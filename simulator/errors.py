@@ -16,7 +16,8 @@ class InputError(SimulationError, ValueError):
 
     def __init__(self, reason: str, *, path: str | Path | None = None, line: int | None = None) -> None:
         where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
-        super().__init__(where + reason)
+        # The reason may quote the file; what cannot be printed there must not steer a terminal.
+        super().__init__(where + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason))
         self.path = path
         self.line = line
         self.reason = reason

@@ -15,7 +15,7 @@ LAYERS = (
     ("policies", "queueing", "reservations", "admission"),
     ("allocator", "explain", "estimates"),
     ("schemas", "views", "history", "archive"),
-    ("outage", "server_clock"),
+    ("outage", "redaction", "server_clock"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),
     ("transactions", "requests"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from urllib.parse import quote
 
 import flask
 
@@ -72,14 +73,15 @@ def _observe(app: flask.Flask, service: Service) -> None:
             service.metrics.requests.labels(method, rule, str(response.status_code)).observe(seconds)
         flask.g.span.set_attribute("http.response.status_code", response.status_code)
         identity = flask.g.get("identity")
+        path = quote(request.path)  # inside Airflow, the log's format is not ours
         logger.info(
             "%s %s %d",
             request.method,
-            request.path,
+            path,
             response.status_code,
             extra={
                 "method": request.method,
-                "path": request.path,
+                "path": path,
                 "status": response.status_code,
                 "duration_ms": round(1000 * seconds, 2),
                 "caller": identity.name if identity else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class Keeping:
 
     tokens: TokenStore
     replies: Replies
-    secret: str
+    secret: str = field(repr=False)
 
 
 def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:

@@ -25,16 +25,25 @@ class JsonFormatter(logging.Formatter):
         entry.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return json.dumps(entry, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people, whatever is in the message; only an exception takes more."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = "".join(
+            character if character.isprintable() else ascii(character)[1:-1] for character in record.message
+        )
+        return super().formatMessage(record)
 
 
 def configure(style: str, level: str) -> None:
     """Logs of the whole process to standard error, as `json` or `text`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter()
-        if style == "json"
-        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.getLogger("waitress").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

@@ -80,11 +80,15 @@ class ProblemError(Exception):
         return response
 
 
+MAX_COMPLAINTS = 50
+"""A body can be wrong in a hundred thousand ways at once; the answer names the first of them."""
+
+
 def from_validation(error: ValidationError) -> ProblemError:
-    """400 with every complaint; `Missing required parameters` if that is one of them."""
+    """400 with the first complaints; `Missing required parameters` if that is one of them."""
     complaints: list[dict[str, str]] = []
     missing: list[str] = []
-    for entry in error.errors(include_url=False, include_context=False):
+    for entry in error.errors(include_url=False, include_context=False)[:MAX_COMPLAINTS]:
         field = ".".join(str(part) for part in entry["loc"])
         complaints.append({"field": field, "message": entry["msg"]})
         if entry["type"] == "missing" or (entry["input"] is None and field):
@@ -143,5 +147,5 @@ def install(app: flask.Flask) -> None:
 
     @app.errorhandler(Exception)
     def on_crash(error: Exception) -> flask.Response:
-        logger.exception("unhandled error at %s", flask.request.path)
+        logger.exception("unhandled error at %r", flask.request.path)
         return ProblemError(500, "an internal error; the log says more").response()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -41,7 +42,9 @@ from resource_manager.api.schemas import (
 from resource_manager.api.service import Service
 from resource_manager.api.tokens import Role
 from resource_manager.api.what_if import estimate_view, estimated_starts, what_if
-from resource_manager.errors import NO_ROOM, LeaseNotFoundError, UnknownNodeError
+from resource_manager.errors import NO_ROOM, LeaseNotFoundError, ResourceManagerError, UnknownNodeError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -315,7 +318,13 @@ def trends(here: Service, caller: Identity, query: TrendsQuery) -> Any:
 
 @routes.add("GET", "/healthz", None, "Whether the service reaches its store", answer=Health, failures=(503,))
 def healthz(here: Service, caller: Identity | None) -> Any:
-    here.watch.look(lambda cluster, now: None)
+    try:
+        here.watch.look(lambda cluster, now: None)
+    except ResourceManagerError as error:  # where the store is, and why, is not for strangers
+        logger.error("not healthy: %s", error)
+        raise ProblemError(
+            503, "the store does not answer; the log says why", headers={"Retry-After": "5"}
+        ) from error
     return {"status": "ok"}
 
 

@@ -6,13 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
+from resource_manager.models import UNPRINTABLE
+
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
 MAX_COUNT = 1_000_000
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=r"^[^\x00-\x1f\x7f]+$")]
-TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Text = Annotated[str, StringConstraints(max_length=250, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=f"^[^{UNPRINTABLE}]+$")]
+TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=f"^[^{UNPRINTABLE}]+$")]
+Text = Annotated[str, StringConstraints(max_length=250, pattern=f"^[^{UNPRINTABLE}]*$")]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import flask
@@ -31,7 +31,7 @@ class Service:
     replies: Replies
     watch: Watch
     metrics: Metrics
-    secret: str
+    secret: str = field(repr=False)
     airflow_url: str | None = None
     embedded: bool = False
     max_streams: int = 64

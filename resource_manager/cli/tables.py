@@ -17,7 +17,8 @@ Row = Mapping[str, Any]
 
 
 def console() -> Console:
-    return Console(highlight=False)
+    """Shows names as they are: square brackets and colons in them are no markup."""
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:

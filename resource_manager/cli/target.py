@@ -40,7 +40,7 @@ class Target:
     """Where the state is: a service by URL, or a store by settings; opened at first use."""
 
     url: str | None
-    token: str | None
+    token: str | None = field(repr=False)
     overrides: dict[str, Any]
     _opened: Any = field(default=None, repr=False)
 

@@ -76,6 +76,24 @@ class Launcher(Protocol):
         """Lets go of the connection; the jobs go on."""
 
 
+def check_connection_type(conn_id: str | None, conn_type: str) -> None:
+    """Raises `LauncherError` unless the Airflow connection is of that type, or not named at all.
+
+    Who asks for a lease names the connection in its labels: credentials of other systems stay at home.
+    """
+    if conn_id is None:
+        return
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowException
+
+    try:
+        found = BaseHook.get_connection(conn_id).conn_type
+    except (AirflowException, ValueError) as error:
+        raise LauncherError(f"{conn_type} connection {conn_id!r}: {error}") from error
+    if found != conn_type:
+        raise LauncherError(f"connection {conn_id!r} is of type {found}, not {conn_type}")
+
+
 def job_key(task_id: str, fencing_token: int) -> str:
     """The name of a lease's job: readable, safe as a file or container name, unique by lease."""
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", task_id).strip("-.")[-60:].lstrip("-.")

@@ -48,8 +48,16 @@ def device_environment(
     return environment
 
 
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raises `LauncherError` for a variable that would turn into another one, or end early."""
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in f"{name}{value}" or "\n" in name:
+            raise LauncherError(f"{name!r} cannot be a variable of the environment, or its value has a NUL")
+
+
 def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
-    """The job's whole environment; its devices cannot be overridden by the caller's."""
+    """The job's whole environment, whose devices the caller cannot change; raises `LauncherError`."""
+    check_environment(job.environment)
     devices = device_environment(
         job.vendor,
         job.gpu_ids,

@@ -15,6 +15,7 @@ from resource_manager.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    check_connection_type,
 )
 from resource_manager.launchers.devices import job_environment
 
@@ -44,6 +45,7 @@ class DockerLauncher:
                 "the docker launcher needs Airflow's Docker provider: "
                 "pip install 'gpu-resource-manager[docker]'"
             ) from error
+        check_connection_type(docker_conn_id, "docker")
         self._docker = docker
         self._engine = address or os.environ.get("DOCKER_HOST", LOCAL_ENGINE)
         if "://" not in self._engine:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resource_manager.launchers.base import job_key
-from resource_manager.launchers.devices import device_environment
+from resource_manager.launchers.base import LauncherError, job_key
+from resource_manager.launchers.devices import check_environment, device_environment
 
 
 def build_docker_cmd(
@@ -23,7 +23,11 @@ def build_docker_cmd(
 
     `allocation` is what `allocate_resources` returned; `volumes` are `host:container`, `options` more
     arguments for `docker run`. The container is named after the lease, so no second one can start beside it.
+    Raises `LauncherError` for an image that `docker` would read as one of its options.
     """
+    if not image or image.startswith("-"):
+        raise LauncherError(f"an image begins with a letter or digit, got {image!r}")
+    check_environment(env or {})
     gpu_ids = allocation["gpu_ids"]
     name = job_key(allocation["task_id"], allocation.get("fencing_token", 0))
     words = ["docker", "run", "--rm", "--init", "--name", name]

@@ -39,7 +39,7 @@ class LocalLauncher:
         environment = job_environment(job)
         try:
             directory_job.start(self.root, job.key, job.command, environment)
-        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
             raise LauncherError(f"job {job.key} could not be started here: {error}") from error
 
     def status(self, key: str) -> JobStatus:

@@ -14,6 +14,7 @@ from resource_manager.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    check_connection_type,
 )
 from resource_manager.launchers.devices import job_environment
 
@@ -39,12 +40,16 @@ class SSHLauncher:
                 "no server to reach: give it an address in the inventory, or the task an ssh connection"
             )
         self.root = root
-        parts = urlsplit(address if "://" in address else f"ssh://{address}")
-        overrides: dict[str, Any] = {
-            "remote_host": parts.hostname,
-            "username": parts.username,
-            "port": parts.port,
-        }
+        try:
+            parts = urlsplit(address if "://" in address else f"ssh://{address}")
+            overrides: dict[str, Any] = {
+                "remote_host": parts.hostname,
+                "username": parts.username,
+                "port": parts.port,
+            }
+        except ValueError as error:
+            raise LauncherError(f"{address!r} is no [user@]host[:port]: {error}") from error
+        check_connection_type(ssh_conn_id, "ssh")
         try:
             self._hook = SSHHook(
                 ssh_conn_id=ssh_conn_id, **{name: value for name, value in overrides.items() if value}

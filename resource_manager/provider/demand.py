@@ -55,6 +55,12 @@ class Demand:
                     raise
                 end_lease(manager, identity.lease_id)
                 status = manager.submit(identity.lease_id, **arguments)
+            if not isinstance(manager, ServiceClient) and status.get("owner", "") != self.owner:
+                # Its owner could end it under a job that trusts it.
+                raise AirflowException(
+                    f"the lease {identity.lease_id!r} belongs to {status.get('owner')!r}, not to "
+                    f"{self.owner!r}; it was not made by this task: release it"
+                )
             if status.get("quarantined"):  # nobody watched for a while; it is alive again
                 status = manager.renew(identity.lease_id, fencing_token=status["fencing_token"])
         except InvalidRequestError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from resource_manager.errors import SettingsError
-from resource_manager.redis_client import SCHEMES, RedisClient, redact
+from resource_manager.redaction import redact
+from resource_manager.redis_client import SCHEMES, RedisClient
 from resource_manager.settings import Settings
 from resource_manager.stores.base import Store
 from resource_manager.stores.memory import MemoryStore

@@ -77,7 +77,15 @@ def from_json(text: str, where: str) -> Document:
         return document
     except NewerFormatError as error:
         raise NewerFormatError(f"{where}: {error}") from error
-    except (ResourceManagerError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        ResourceManagerError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         reason = f"{error}" if isinstance(error, ResourceManagerError | ValueError) else repr(error)
         raise CorruptStateError(
             f"{where} cannot be read and was left as it is: {reason}; repair it, or start over with a reset"

@@ -93,7 +93,7 @@ def inventory_from_json(version: bytes, text: bytes) -> Inventory:
     """Raises `CorruptStateError`."""
     try:
         snapshot = snapshot_from_dict(json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError, AttributeError) as error:
         raise CorruptStateError(f"the inventory in Redis is no JSON: {error}") from error
     return Inventory(version, snapshot.nodes, snapshot.retired)
 

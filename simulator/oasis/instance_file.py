@@ -70,6 +70,8 @@ def read_instance(path: Path) -> Instance:
         document = InstanceDocument.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error.msg}", path=path, line=error.lineno) from error
+    except RecursionError:
+        raise InputError("not JSON: nested too deeply", path=path) from None
     except ValidationError as error:
         raise InputError(first_complaint(error), path=path) from error
     try:

@@ -96,20 +96,35 @@ def read_json_lines(path: Path) -> Iterator[Row]:
             continue
         try:
             value = json.loads(part)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"not JSON: {error}", path=path, line=line) from None
         if not isinstance(value, dict):
             raise InputError("not a JSON object", path=path, line=line)
         yield Row(value, path, line)
 
 
+MAX_UNPACKED_BYTES = 2**30
+"""A gzip file of a megabyte can unpack to a gigabyte, and one of a gigabyte to anything."""
+
+
+def _unpacked(path: Path) -> bytes:
+    with gzip.open(path) as file:
+        data = file.read(MAX_UNPACKED_BYTES + 1)
+    if len(data) > MAX_UNPACKED_BYTES:
+        raise InputError(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path)
+    return data
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file, gzipped if its name ends in .gz; raises `InputError`."""
     try:
-        data = path.read_bytes()
-        return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        return json.loads(_unpacked(path) if path.suffix == ".gz" else path.read_bytes())
+    except RecursionError:
+        raise InputError("not JSON: nested too deeply", path=path) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"not a whole gzip file: {error}", path=path) from error
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"not JSON: {error}", path=path) from error
     except OSError as error:

@@ -75,9 +75,9 @@ class ClusterConfig(_Strict):
         path = Path(path)
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
-            reason = getattr(error, "problem", None) or "not a text file"
+            reason = getattr(error, "problem", None) or str(error) or "not a text file"
             raise ClusterConfigError(
                 f"not YAML: {reason}", path=path, line=None if mark is None else mark.line + 1
             ) from error

@@ -24,7 +24,7 @@ BYTES = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
 }
-QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-zµ/]*)\s*")
+QUANTITY = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-zµ/]*)")
 
 
 @dataclass(slots=True)
@@ -57,9 +57,9 @@ class _Reader:
         return attributes[name]
 
     def quantity(self, text: str, units: dict[str, float] | dict[str, int], what: str) -> float:
-        match = QUANTITY.fullmatch(text)
+        match = QUANTITY.fullmatch(text.strip())
         if match is None:
-            raise self.fail(f"{what} {text!r} is not a number")
+            raise self.fail(f"{what} {text[:80]!r} is not a number")
         if match[2].lower() not in units:
             known = ", ".join(unit for unit in units if unit)
             raise UnitError(

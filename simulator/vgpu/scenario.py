@@ -197,7 +197,7 @@ def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]
         tables = tomllib.loads(text)
     except OSError as error:
         raise InputError(error.strerror or str(error), path=str(source)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not TOML: {error}", path=str(source)) from error
     if "name" in tables:
         raise InputError("name: a scenario is called like its file", path=str(source))

@@ -1,0 +1,134 @@
+"""What somebody who may only ask for leases can make the service or the reconciler connect to."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager, ResourceManagerError
+from resource_manager.api.tokens import Role
+from resource_manager.client import ServiceClient
+from resource_manager.launchers import LauncherError, open_launcher
+from resource_manager.reconcile import RunningJob
+
+AsRole = Callable[..., FlaskClient]
+
+
+@pytest.fixture
+def no_connections(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    tried: list[object] = []
+
+    def refuse(sock: socket.socket, address: object) -> None:
+        tried.append(address)
+        raise OSError("no connection in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return tried
+
+
+def test_no_request_makes_the_service_connect_anywhere(as_role: AsRole, no_connections: list[object]) -> None:
+    evil = "http://169.254.169.254/latest"
+    user = as_role(Role.USER, "ada")
+    wish = {
+        "task_id": evil,
+        "required_gpus": 2,
+        "required_cpus": 1,
+        "team": evil,
+        "labels": {"launcher": "ssh", "address": evil, "host": evil, "launcher_conn_id": evil, "url": evil},
+    }
+    assert user.post("/api/submit", json=wish).status_code == 200
+    assert user.post("/api/submit", json={**wish, "address": evil}).status_code == 400
+    assert user.post("/api/allocate", json={**wish, "required_server": evil}).status_code == 400
+    for path in ("/", "/leases", "/queue", "/api/leases", f"/api/task?task_id={evil}", "/metrics"):
+        user.get(path, headers={"X-Forwarded-Host": "evil.example", "Referer": evil}).close()
+    assert user.post("/api/release", json={"task_id": evil}).status_code == 200
+    assert no_connections == []
+
+
+def test_where_a_job_is_looked_for_comes_from_the_inventory() -> None:
+    labels = {"launcher": "ssh", "address": "evil", "host": "evil", "root": "/"}
+    lease = {"task_id": "t", "fencing_token": 1, "labels": labels, "address": "gpu-1.example"}
+    job = RunningJob.of(lease)
+    assert job is not None
+    assert job.address == "gpu-1.example"
+    local = RunningJob.of({**lease, "labels": {**labels, "launcher": "local"}})
+    assert local is not None
+    with pytest.raises(LauncherError, match="belongs to evil"):  # compared with this machine's name only
+        local.open()
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "docker"])
+def test_a_label_cannot_send_the_credentials_of_another_system(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, no_connections: list[object]
+) -> None:
+    """The connection is named by the lease's labels, so its type is checked before it is used."""
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_BILLING", '{"conn_type": "http", "host": "bank", "login": "u", "password": "hunter2"}'
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(LauncherError, match=f"'billing' is of type http, not {launcher}") as caught:
+            open_launcher(launcher, "server.example", "billing")
+    assert "hunter2" not in str(caught.value)
+    assert no_connections == []
+
+
+@pytest.mark.parametrize("name", ["../local", "LOCAL", "os.system", "", "local\n"])
+def test_a_label_names_only_known_launchers(name: str) -> None:
+    with pytest.raises(LauncherError, match="unknown launcher"):
+        open_launcher(name)
+
+
+class Redirecting(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(307)
+        self.send_header("Location", "http://127.0.0.1:1/steal")
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def redirecting() -> Iterator[str]:
+    with http.server.HTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_client_carries_its_token_to_no_other_address(redirecting: str) -> None:
+    client = ServiceClient(redirecting, "gpm_1_secret")
+    with pytest.raises(ResourceManagerError, match="is not a GPU manager: POST /api/allocate gave 307") as e:
+        client.allocate_resources("t", 2, 1)
+    assert "secret" not in str(e.value)
+    client.close()
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "gopher://x", "http:///x", "http://[::1", "x"])
+def test_only_http_is_a_service(url: str) -> None:
+    def call() -> None:
+        client = ServiceClient(url)
+        try:
+            client.get_resource_summary()
+        finally:
+            client.close()
+
+    with pytest.raises(ResourceManagerError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://x", "file:///etc/passwd", "redis+sentinel://", "python://x", "x://"])
+def test_only_known_kinds_of_store_are_opened(url: str) -> None:
+    with pytest.raises(ResourceManagerError):
+        GPUResourceManager.from_url(url).get_resource_summary()

@@ -1,0 +1,203 @@
+"""Files from elsewhere: bombs, patterns that take forever, loads that run code, names that are paths."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.errors import ResourceManagerError
+from resource_manager.history import collect, write_file
+from resource_manager.inventory import load_inventory
+from simulator.errors import InputError
+from simulator.oasis.instance_file import read_instance
+from simulator.replay import table
+from simulator.replay.history import read_history
+from simulator.replay.table import read_json
+from simulator.replay.workload import read_workload
+from simulator.serverless.config import ClusterConfig
+from simulator.serverless.dax import read_dax
+from simulator.serverless.wfcommons import read_wfcommons
+from simulator.vgpu.scenario import load_scenario
+from tests.conftest import ROOT
+
+CODE = [
+    path
+    for folder in ("resource_manager", "simulator", "plugins", "dags", "demo")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+ALLOWED_PICKLES = {"simulator/serverless/env.py", "simulator/serverless/raw_env.py"}
+"""Snapshots of an environment within one process, which say so."""
+
+
+@pytest.fixture
+def quickly() -> Iterator[None]:
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < 3
+
+
+def refused(read: Callable[[Path], object], path: Path, content: bytes | str) -> str:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ResourceManagerError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert len(message) < 2000
+    return message
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_bomb_of_yaml_goes_nowhere(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    path = tmp_path / "c.yaml"
+    refused(ClusterConfig.from_yaml, path, "\n".join([*lines, "servers: *a11"]))
+    refused(ClusterConfig.from_yaml, path, "\n".join([*lines, "servers: [*a11]"]))
+    refused(ClusterConfig.from_yaml, path, "servers: &a [*a]")
+    refused(ClusterConfig.from_yaml, path, "servers: " + "[" * 20_000)
+    refused(ClusterConfig.from_yaml, path, "servers: !!python/object/apply:os.system ['touch pwned']")
+    assert not Path("pwned").exists()
+
+
+NESTED = [
+    (load_inventory, "i.toml", "a = " + "[" * 100_000),
+    (load_inventory, "i.toml", "a = " + "{a=" * 50_000),
+    (lambda path: load_scenario(str(path)), "s.toml", "a = " + "[" * 100_000),
+    (read_instance, "i.json", "[" * 200_000),
+    (read_json, "w.json", '{"a":' * 100_000),
+    (lambda path: read_workload(path, path), "w.jsonl", "[" * 200_000),
+    (lambda path: read_history(str(path)), "h.jsonl", '{"snapshot":' * 100_000),
+    (read_wfcommons, "w.json", "[" * 200_000),
+    (ClusterConfig.from_yaml, "c.yaml", "{a: " * 20_000),
+    (read_dax, "w.dax", "<a>" * 100_000),
+]
+
+
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize(("read", "name", "content"), NESTED, ids=lambda value: str(value)[:12])
+def test_what_is_nested_deeply_is_refused(
+    read: Callable[[Path], object], name: str, content: str, tmp_path: Path
+) -> None:
+    refused(read, tmp_path / name, content)
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_bomb_of_gzip_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MAX_UNPACKED_BYTES", 10_000_000)
+    assert "unpacks to more than" in refused(
+        read_json, tmp_path / "w.json.gz", gzip.compress(b" " * 40_000_000)
+    )
+    (tmp_path / "w.json.gz").write_bytes(gzip.compress(b'{"a": 1}'))
+    assert read_json(tmp_path / "w.json.gz") == {"a": 1}
+
+
+@pytest.mark.usefixtures("quickly")
+def test_entities_of_xml_are_not_expanded(tmp_path: Path) -> None:
+    entities = '<!ENTITY a0 "aaaaaaaaaa">' + "".join(
+        f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12)
+    )
+    path = tmp_path / "w.dax"
+    refused(read_dax, path, f'<!DOCTYPE x [{entities}]><adag><job id="&a11;" runtime="1"/></adag>')
+    refused(read_dax, path, '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]><adag>&e;</adag>')
+
+
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize("runtime", ["1" * 300_000 + "!", "1" + " " * 300_000 + "!", " " * 300_000, "1e" * 9])
+def test_no_pattern_takes_forever(runtime: str, tmp_path: Path) -> None:
+    refused(read_dax, tmp_path / "w.dax", f'<adag><job id="a" runtime="{runtime}"/></adag>')
+
+
+@pytest.mark.usefixtures("quickly")
+def test_an_inventory_does_not_name_more_than_there_can_be(tmp_path: Path) -> None:
+    servers = '[[servers]]\nname = "s-{id}"\ncount = 100000\ncpus = 1\ngpus = 1024\n'
+    assert "GPUs" in refused(load_inventory, tmp_path / "i.toml", servers)
+    many = "".join(servers.replace("s-", f"s{i}-").replace("1024", "0") for i in range(20))
+    assert "servers" in refused(load_inventory, tmp_path / "j.toml", many)
+
+
+def test_nothing_is_loaded_that_could_run() -> None:
+    """No pickle, marshal, eval, exec, unsafe YAML or shell, but where it is said why."""
+    found = []
+    for path in CODE:
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in {"eval", "exec", "yaml.load", "marshal.loads", "os.system", "os.popen"} or (
+                    called in {"pickle.loads", "pickle.load"} and name not in ALLOWED_PICKLES
+                ):
+                    found.append(f"{name}:{node.lineno} {called}")
+                found += [
+                    f"{name}:{node.lineno} shell"
+                    for keyword in node.keywords
+                    if keyword.arg == "shell" and ast.unparse(keyword.value) != "False"
+                ]
+    assert found == []
+
+
+def test_a_history_is_written_where_it_was_asked_and_nowhere_else(tmp_path: Path) -> None:
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.allocate_resources("../../../tmp/x", 2, 1)
+        folder = tmp_path / "out"
+        folder.mkdir()
+        write_file(collect(manager), folder / "h.jsonl")
+        target = tmp_path / "precious"
+        target.write_text("kept")
+        os.symlink(target, folder / "link.jsonl")
+        write_file(collect(manager), folder / "link.jsonl")
+    assert target.read_text() == "kept"  # the link is replaced, not followed
+    assert sorted(os.listdir(folder)) == ["h.jsonl", "link.jsonl"]
+    assert (folder / "h.jsonl").read_bytes() == (folder / "link.jsonl").read_bytes()
+
+
+def test_names_in_an_instance_name_no_files(tmp_path: Path) -> None:
+    """`--save-instances` and every report call their files by numbers and fixed words."""
+    from click.testing import CliRunner
+
+    from simulator.cli import main
+
+    out, saved = tmp_path / "out", tmp_path / "saved"
+    arguments = [
+        "oasis",
+        "--jobs",
+        "4",
+        "--slots",
+        "6",
+        "--servers",
+        "2",
+        "--seeds",
+        "1-2",
+        "--output-dir",
+        str(out),
+    ]
+    result = CliRunner().invoke(main, [*arguments, "--save-instances", str(saved)])
+    assert result.exit_code == 0, result.output
+    assert sorted(os.listdir(saved)) == ["instance-1.json", "instance-2.json"]
+    evil = json.loads((saved / "instance-1.json").read_text())
+    for job in evil["jobs"]:
+        job["id"] = "../../" + str(job.get("id", "x"))
+    (tmp_path / "evil.json").write_text(json.dumps(evil))
+    before = set(tmp_path.rglob("*"))
+    result = CliRunner().invoke(
+        main, ["oasis", "--instance", str(tmp_path / "evil.json"), "--output-dir", str(out)]
+    )
+    assert result.exit_code in (0, 2), result.output
+    assert {path.parent for path in set(tmp_path.rglob("*")) - before} <= {out}
+
+
+def test_an_error_about_a_file_is_one_line_whatever_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text('job,submit_s,runtime_s,gpus\n"a\n\x1b[31mb",x,1,1\n')
+    nodes = tmp_path / "n.csv"
+    nodes.write_text("node,gpus\na,8\n")
+    with pytest.raises(InputError) as caught:
+        read_workload(nodes, path)
+    assert str(caught.value).isprintable()

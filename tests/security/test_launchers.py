@@ -1,0 +1,215 @@
+"""Paths and commands in what launchers are given: a job's parts stay data, wherever they go."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager.launchers import (
+    Job,
+    JobState,
+    LauncherError,
+    build_docker_cmd,
+    directory_job,
+    job_key,
+    open_launcher,
+)
+from resource_manager.launchers.local import LocalLauncher
+from resource_manager.reconcile import RunningJob
+from tests.security import hostile
+
+ALL = (*hostile.NAMES, *hostile.UNPRINTABLE)
+
+
+def wait_for_end(launcher: Any, key: str) -> str:
+    deadline = time.monotonic() + 30
+    while launcher.status(key).state is not JobState.FINISHED:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return str(launcher.logs(key)[0])
+
+
+@pytest.mark.parametrize("task_id", ALL)
+def test_a_job_is_named_safely_whatever_its_task(task_id: str, tmp_path: Path) -> None:
+    key = job_key(task_id, 7)
+    assert re.fullmatch(r"gpu-[A-Za-z0-9_.-]+", key)
+    assert (tmp_path / key).resolve().parent == tmp_path.resolve()
+
+
+def test_names_that_look_alike_when_made_safe_stay_apart() -> None:
+    assert len({job_key(task_id, 1) for task_id in ALL}) == len(ALL)
+    assert job_key("a", 1) != job_key("a", 11)
+
+
+def test_arguments_and_environment_reach_the_job_as_they_are(tmp_path: Path) -> None:
+    """Started for real: nothing in them is run, and nothing appears where it does not belong."""
+    root = tmp_path / "jobs"
+    launcher = LocalLauncher(str(root))
+    texts = [*hostile.NAMES, *(text for text in hostile.UNPRINTABLE if "\0" not in text)]
+    show = "import os, sys; print([sys.argv[1:], os.environ['EVIL']])"
+    job = Job(
+        job_key("../../evil; touch pwned", 1),
+        (sys.executable, "-c", show, *texts),
+        {"EVIL": "$(touch pwned)\n; touch pwned"},
+    )
+    launcher.start(job)
+    printed = wait_for_end(launcher, job.key)
+    assert printed.strip() == str([texts, "$(touch pwned)\n; touch pwned"])
+    launcher.stop(job.key)
+    assert list(tmp_path.rglob("pwned")) == []
+    assert not Path("pwned").exists()
+    assert list(tmp_path.iterdir()) == [root]
+
+
+@pytest.mark.parametrize(
+    "environment", [{"": "x"}, {"A=B": "x"}, {"A\0": "x"}, {"A": "x\0y"}, {"A\nLD_PRELOAD": "x"}]
+)
+def test_an_environment_that_would_become_another_is_refused(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(LauncherError):
+        LocalLauncher(str(tmp_path)).start(Job("k", ("true",), environment))
+    with pytest.raises(LauncherError):
+        build_docker_cmd(ALLOCATION, "image", env=environment)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_cannot_be_one_is_an_error_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="null"):
+        LocalLauncher(str(tmp_path)).start(Job("k", ("echo", "a\0b")))
+
+
+def test_a_job_cannot_take_devices_that_it_was_not_granted(tmp_path: Path) -> None:
+    launcher = LocalLauncher(str(tmp_path))
+    wish = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all", "GPU_LEASE_GPUS": "0"}
+    shown = "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES $GPU_LEASE_GPUS"
+    launcher.start(Job("k", ("/bin/sh", "-c", shown), wish, gpu_ids=(5,)))
+    assert wait_for_end(launcher, "k") == "5 5 5\n"
+    launcher.stop("k")
+
+
+ALLOCATION = {"task_id": "t", "gpu_ids": (0, 1), "cpu_count": 4, "fencing_token": 3}
+
+
+def words_that_docker_gets(command: str, folder: Path) -> list[str]:
+    """What a real shell hands to a `docker` that only writes down its arguments."""
+    docker = folder / "docker"
+    docker.write_text(f"#!{sys.executable}\nimport sys\nprint(repr(sys.argv[1:]))\n")
+    docker.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=folder, env={"PATH": str(folder)}, capture_output=True, text=True
+    )
+    words: list[str] = eval(done.stdout)  # the repr of a list of strings, written a line above
+    return words
+
+
+@pytest.mark.parametrize("text", [text for text in ALL if "\0" not in text])
+def test_no_word_of_docker_run_leaves_its_place(text: str, tmp_path: Path) -> None:
+    command = build_docker_cmd(
+        {**ALLOCATION, "task_id": text},
+        "image:1",
+        ["train", text],
+        env={"EVIL": text},
+        volumes=[f"/data:/{text}"],
+    )
+    words = words_that_docker_gets(command, tmp_path)
+    assert words[-3:] == ["image:1", "train", text]
+    assert words[words.index("--label") + 1] == f"gpu-manager.task_id={text}"
+    assert f"EVIL={text}" in words
+    assert words.count("--gpus") == 1
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("image", ["", *hostile.OPTIONS])
+def test_an_image_is_no_option_of_docker(image: str) -> None:
+    with pytest.raises(LauncherError, match="image"):
+        build_docker_cmd(ALLOCATION, image)
+
+
+def test_a_command_that_is_text_is_split_as_words_not_run(tmp_path: Path) -> None:
+    command = build_docker_cmd(ALLOCATION, "image", "echo a; touch pwned")
+    assert words_that_docker_gets(command, tmp_path)[-4:] == ["echo", "a;", "touch", "pwned"]
+    assert shlex.split(command)[-4:] == ["echo", "a;", "touch", "pwned"]
+
+
+def test_ssh_sends_everything_as_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The program that goes to the server's python3 is run here, with every hostile text as argument."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        monkeypatch.setenv("AIRFLOW_CONN_SERVER", '{"conn_type": "ssh", "host": "server"}')
+        launcher = open_launcher("ssh", "server", "server")
+    sent: list[tuple[str, bytes]] = []
+
+    class Client:
+        """Stands for the server: the same command line, fed with the same bytes."""
+
+        def exec_command(self, command: str, timeout: float) -> Any:
+            return Channel(command)
+
+        def close(self) -> None: ...
+
+    class Channel:
+        def __init__(self, command: str) -> None:
+            self.command = command
+            self.channel = self
+
+        def __iter__(self) -> Any:
+            return iter((self, self, Empty()))
+
+        def write(self, data: bytes) -> None:
+            sent.append((self.command, data))
+
+        def shutdown_write(self) -> None: ...
+
+        def read(self) -> bytes:
+            done = subprocess.run(
+                ["/bin/sh", "-c", self.command], input=sent[-1][1], capture_output=True, cwd=tmp_path
+            )
+            self.code = done.returncode
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        def recv_exit_status(self) -> int:
+            return self.code
+
+    class Empty:
+        def read(self) -> bytes:
+            return b""
+
+    launcher._client = Client()  # type: ignore[attr-defined]
+    launcher.root = str(tmp_path / "jobs")  # type: ignore[attr-defined]
+    texts = [text for text in ALL if "\0" not in text] + ["'''", '"""', "\\", "\\'", "é\U0001f600"]
+    show = "import sys; print(sys.argv[1:])"
+    job = Job(job_key("../x", 1), (sys.executable, "-c", show, *texts), {"EVIL": "'; import os"})
+    launcher.start(job)
+    assert wait_for_end(launcher, job.key).strip() == str(texts)
+    launcher.stop(job.key)
+    assert {command for command, _ in sent} == {"python3 -"}
+    assert list(tmp_path.rglob("pwned")) == []
+
+
+@pytest.mark.parametrize("address", ["host:ssh", "host:99999999", "[::1", "-oProxyCommand=x:y"])
+def test_an_address_that_is_none_is_an_error_in_one_line(address: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(LauncherError) as caught:
+            open_launcher("ssh", address)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_is_a_path_is_never_built_from_a_lease(tmp_path: Path) -> None:
+    """The only way from a lease to a key is `job_key`; labels of the lease cannot name another's."""
+    labels = {"launcher": "local", "host": socket.gethostname(), "key": "../..", "address": "evil"}
+    job = RunningJob.of({"task_id": "../..", "fencing_token": 1, "labels": labels, "address": "real"})
+    assert job is not None
+    assert job.key == job_key("../..", 1)
+    assert directory_job.status(str(tmp_path), job.key)["state"] == "absent"

@@ -1,0 +1,67 @@
+"""Names on a real Redis: they are data in fields and arguments, never keys, scripts or patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.errors import SettingsError
+from resource_manager.redis_client import RedisClient
+from tests.resource_manager.conftest import embedded_redis
+from tests.security import hostile
+
+__all__ = ["embedded_redis"]
+
+
+@pytest.fixture
+def redis(embedded_redis: Any) -> Iterator[Any]:
+    with embedded_redis.client() as client:
+        client.flushall()
+        client.set("precious", "kept")
+        yield client
+        assert client.get("precious") == b"kept"
+
+
+def test_hostile_task_ids_stay_in_their_fields(embedded_redis: Any, redis: Any) -> None:
+    with GPUResourceManager.from_url(f"{embedded_redis.url}?namespace=mine") as manager:
+        for name in hostile.NAMES:
+            lease = manager.allocate_resources(name, 2, 1, team=name, owner=name, labels={name: name})
+            assert lease is not None
+            assert lease["task_id"] == name
+            assert manager.status_of(name)["labels"] == {name: name}  # type: ignore[index]
+            assert manager.renew(name)["task_id"] == name
+            assert manager.release_resources(name, outcome=name)
+        for number in range(4):
+            manager.allocate_resources(f"fill-{number}", 8, 1)
+        for name in hostile.NAMES:
+            assert manager.submit(name, 8, 1)["state"] == "WAITING"
+        assert {entry["task_id"] for entry in manager.queue()} == set(hostile.NAMES)
+        for name in hostile.NAMES:
+            assert manager.cancel(name, reason=name)
+        manager.drain(0, reason=hostile.SHELL[0])
+    keys = {key.decode() for key in redis.keys("*")} - {"precious"}
+    assert all(key.startswith("{mine}:") for key in keys)
+    assert {key.partition(":")[2] for key in keys} <= {
+        *("meta", "inventory", "leases", "renewals", "quarantined", "waiting", "drained", "changes", "lock")
+    } | {key.partition(":")[2] for key in keys if "lock" in key}
+
+
+def test_one_namespace_does_not_reach_into_another(embedded_redis: Any, redis: Any) -> None:
+    with (
+        GPUResourceManager.from_url(f"{embedded_redis.url}?namespace=a") as first,
+        GPUResourceManager.from_url(f"{embedded_redis.url}?namespace=a:leases") as second,
+    ):
+        first.allocate_resources("t", 8, 1)
+        assert second.status_of("t") is None
+        second.reset_resources()
+        assert first.status_of("t") is not None
+
+
+@pytest.mark.parametrize("namespace", ["a}b", "{a", "a b", "a%0Ab", "a*", "%7Ba", "a%00"])
+def test_a_namespace_is_a_plain_word(namespace: str) -> None:
+    with pytest.raises(SettingsError, match="namespace") as caught:
+        RedisClient.from_url(f"redis://localhost?namespace={namespace}")
+    assert str(caught.value).isprintable()

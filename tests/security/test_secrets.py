@@ -1,0 +1,119 @@
+"""Passwords and tokens: in no error, log or representation."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from resource_manager import GPUResourceManager, ResourceManagerError, Settings
+from resource_manager.api import tokens
+from resource_manager.api.assemble import Keeping, keeping
+from resource_manager.api.service import Service
+from resource_manager.api.tokens import Role, TokenFile
+from resource_manager.cli.commands import main
+from resource_manager.cli.target import Target
+from resource_manager.client import ServiceClient
+from resource_manager.redaction import redact
+
+SECRET = "hunter2"
+URLS = (
+    f"redis://:{SECRET}@127.0.0.1:1/0",
+    f"rediss://ada:{SECRET}@127.0.0.1:1/0",
+    f"redis://ada:a@{SECRET}@127.0.0.1:1/0",
+    f"redis://127.0.0.1:1/0?password={SECRET}",
+    f"redis+sentinel://:{SECRET}@127.0.0.1:1/x/0?sentinel_password={SECRET}",
+    f"redis+sentinel://:{SECRET}@127.0.0.1:1",
+    f"redis://:{SECRET}?x@127.0.0.1:1/0",
+    f"redis://:{SECRET}@127.0.0.1:port/0",
+    f"unix://:{SECRET}@/nowhere/redis.sock",
+    f"wrong://:{SECRET}@127.0.0.1",
+    f"redis://:{SECRET}@127.0.0.1:1/0?namespace={{{SECRET}}}",
+)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_no_error_of_a_store_tells_the_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(ResourceManagerError) as caught:
+        GPUResourceManager.from_url(url).get_resource_summary()
+    if "namespace" not in url:
+        assert SECRET not in str(caught.value)
+    assert SECRET not in caplog.text.replace(f"namespace={{{SECRET}}}", "")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("url", URLS[:-1])
+def test_redaction(url: str) -> None:
+    assert SECRET not in redact(url)
+    assert redact("redis://ada:pw@h:1/0?x=y") == "redis://ada@h:1/0"
+    assert redact("memory://") == "memory://"
+
+
+def test_settings_show_no_password() -> None:
+    settings = Settings(store=URLS[0], redis_url=URLS[1])
+    for text in (repr(settings), str(settings), f"{settings}"):
+        assert SECRET not in text
+        assert "127.0.0.1:1/0" in text
+    assert settings.store == URLS[0]
+
+
+def test_a_wrong_setting_does_not_repeat_its_neighbours() -> None:
+    with pytest.raises(ResourceManagerError) as caught:
+        Settings.load({"GPU_MANAGER_STORE": URLS[0], "GPU_MANAGER_MIN_GPUS": SECRET})
+    assert SECRET not in str(caught.value)
+
+
+def test_what_holds_a_secret_does_not_show_it(service: Service, kept: Keeping, tmp_path: Path) -> None:
+    text = tokens.create(kept.tokens, "ada", Role.USER)
+    secret = text.rpartition("_")[2]
+    shown = [
+        repr(service),
+        repr(kept),
+        repr(Target("http://x", text, {})),
+        repr(kept.tokens.read()),
+        (tmp_path / "tokens.json").read_text(),
+    ]
+    for shown_text in shown:
+        assert secret not in shown_text
+        assert service.secret not in shown_text
+
+
+def test_files_with_secrets_are_the_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = keeping(Settings(store="memory://"), tmp_path / "sub" / "tokens.json")
+        tokens.create(made.tokens, "ada", Role.USER)
+        tokens.create(made.tokens, "bob", Role.USER)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "sub").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert len(TokenFile(tmp_path / "sub" / "tokens.json").read()) == 2
+
+
+def test_the_client_keeps_what_its_address_holds() -> None:
+    client = ServiceClient(f"http://ada:{SECRET}@127.0.0.1:1", f"gpm_1_{SECRET}")
+    with pytest.raises(ResourceManagerError) as caught:
+        client.get_resource_summary()
+    client.close()
+    assert SECRET not in str(caught.value)
+    assert SECRET not in repr(client)
+
+
+@pytest.mark.parametrize("url", URLS[:-1])
+def test_the_command_line_tells_no_password(url: str) -> None:
+    result = CliRunner().invoke(main, ["--store", url, "status"], env={"GPU_MANAGER_REDIS_URL": url})
+    assert result.exit_code in (2, 3)
+    assert SECRET not in result.output + result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_nobody_learns_a_fencing_token_that_is_not_his(service: Service) -> None:
+    """Who may read sees leases; to act on one takes its owner or an operator, not the number."""
+    from resource_manager.api.routes import routes
+
+    assert {route.path for route in routes.all if route.role is None} == {"/healthz"}

@@ -1,0 +1,120 @@
+"""Templates: what a user types into a trigger form is rendered into its place, and never again."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk import DAG
+
+    from resource_manager.provider.operators import GPUAllocateOperator, GPUTrainingOperator
+    from resource_manager.provider.operators.lease import GPULease
+
+from resource_manager.launchers import build_docker_cmd
+from tests.security import hostile
+
+EVIL = (*hostile.TEMPLATES, "{{ params.secret }}", "{{ ''.__class__.__mro__ }}", "{%- for x in () %}")
+
+
+def rendered(operator: Any, **context: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        operator.render_template_fields({"params": {"secret": "hunter2", **context}, **context})
+    return operator
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_what_a_form_gives_is_rendered_once(text: str) -> None:
+    with DAG("d", schedule=None):
+        operator = GPUTrainingOperator(
+            task_id="t",
+            gpus="{{ params.gpus }}",
+            command=["train", "--name", "{{ params.name }}"],
+            env={"NAME": "{{ params.name }}"},
+            image="{{ params.name }}",
+            server="{{ params.name }}",
+            team="{{ params.name }}",
+            gpu_type="{{ params.name }}",
+        )
+    found = rendered(operator, name=text, gpus=2)
+    assert found.command == ["train", "--name", text]
+    assert found.env == {"NAME": text}
+    assert (found.image, found.server, found.team, found.gpu_type) == (text,) * 4
+    assert found.gpus == "2"
+
+
+def test_the_example_form_passes_a_template_on_as_text() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from airflow.dag_processing.dagbag import DagBag
+
+        from tests.conftest import ROOT
+
+        dag = DagBag(str(ROOT / "dags" / "submit_training.py")).dags["submit_training"]
+    params = {
+        "command": "echo {{ 7 * 7 }}",
+        "image": "{{ 7 * 7 }}",
+        "gpus": 2,
+        "cpus": 1,
+        "server": "{{ 8 }}",
+    }
+    found = rendered(dag.get_task("train"), **params)
+    assert (found.command, found.image, found.server) == ("echo {{ 7 * 7 }}", "{{ 7 * 7 }}", "{{ 8 }}")
+
+
+@pytest.mark.parametrize(
+    "text", [*EVIL, *hostile.SHELL, *hostile.OPTIONS[:1], 'it\'s "quoted"', "a') }}{{ 7"]
+)
+def test_the_docker_command_of_a_lease_keeps_its_words(text: str) -> None:
+    """`GPULease.docker_command` writes an image and a command into a template's source."""
+    with DAG("d", schedule=None):
+        lease = GPULease(GPUAllocateOperator(task_id="allocate", gpus=2))
+        command = f"train {shlex.quote(text)}"
+        operator = GPUTrainingOperator(task_id="t", gpus=2, command=lease.docker_command("image:1", command))
+    allocation = {"task_id": "t", "gpu_ids": [0, 1], "cpu_count": 1, "fencing_token": 1}
+    context = {
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: allocation),
+        "macros": SimpleNamespace(gpu_resource_manager=SimpleNamespace(build_docker_cmd=build_docker_cmd)),
+    }
+    words = shlex.split(rendered(operator, **context).command)
+    assert words[-3:] == ["image:1", "train", text]
+
+
+@pytest.mark.parametrize("gpus", ["2; touch pwned", "2\n", "{{ 2 }}", "٢"])
+def test_a_number_from_a_form_is_a_number(gpus: str) -> None:
+    from resource_manager.errors import InvalidRequestError
+    from resource_manager.provider.demand import Demand
+
+    try:
+        wanted = Demand(gpus).shape()["required_gpus"]
+    except InvalidRequestError as error:
+        refused = str(error)
+    else:
+        refused = ""
+        assert wanted == 2
+    assert refused.isprintable()
+
+
+def test_a_task_does_not_go_on_with_a_lease_that_somebody_made_in_its_name() -> None:
+    """Whoever guesses a task's lease id could otherwise release its GPUs while it trains."""
+    from airflow.sdk.exceptions import AirflowException
+
+    from resource_manager import GPUResourceManager
+    from resource_manager.provider.demand import Demand
+    from resource_manager.task_identity import TaskIdentity
+
+    identity = TaskIdentity("d", "r", "t")
+    with GPUResourceManager.from_url("memory://") as manager:
+        mine = Demand(2, owner="airflow")
+        shape = mine.shape()
+        manager.submit(identity.lease_id, **shape, owner="mallory", labels=identity.labels)
+        with pytest.raises(AirflowException, match="belongs to 'mallory', not to 'airflow'"):
+            mine.submit(manager, identity)
+        manager.release_resources(identity.lease_id)
+        assert mine.submit(manager, identity)["owner"] == "airflow"
