@@ -7,7 +7,7 @@ look like a state that was never written. Both ways below tell the two apart.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,8 +26,12 @@ class VariableAccess(Protocol):
     def get(self, key: str) -> str | None:
         """The text, or None if there is no such Variable; raises `StoreUnavailableError`."""
 
-    def set(self, key: str, text: str) -> None:
-        """Writes the text; after `StoreUnavailableError` it may have been written or not."""
+    def set(self, key: str, text: str, before: str | None) -> bool:
+        """Writes the text where `before` (None: nothing) still is; False, changing nothing, if it is not.
+
+        Only the way to the database can tell; the other writes whatever is there. After
+        `StoreUnavailableError` the text may have been written or not.
+        """
 
 
 def variable_access() -> VariableAccess:
@@ -46,8 +50,8 @@ class CurrentAccess:
     def get(self, key: str) -> str | None:
         return self._way().get(key)
 
-    def set(self, key: str, text: str) -> None:
-        self._way().set(key, text)
+    def set(self, key: str, text: str, before: str | None) -> bool:
+        return self._way().set(key, text, before)
 
     def _way(self) -> VariableAccess:
         supervised = hasattr(sys.modules.get("airflow.sdk.execution_time.task_runner"), "SUPERVISOR_COMMS")
@@ -68,12 +72,13 @@ class TaskAccess:
             return None
         raise outage(f"Airflow Variable {key!r}: the execution API answered {answer!r}")
 
-    def set(self, key: str, text: str) -> None:
+    def set(self, key: str, text: str, before: str | None) -> bool:
         from airflow.sdk.execution_time.comms import ErrorResponse, PutVariable
 
         answer = self._send(PutVariable(key=key, value=text, description=DESCRIPTION), key)
         if isinstance(answer, ErrorResponse):
             raise outage(f"Airflow Variable {key!r}: the execution API answered {answer!r}")
+        return True
 
     def _send(self, message: Any, key: str) -> Any:
         from airflow.sdk.execution_time import task_runner
@@ -102,11 +107,24 @@ class DatabaseAccess:
             )
         return text
 
-    def set(self, key: str, text: str) -> None:
+    def set(self, key: str, text: str, before: str | None) -> bool:
         with _reporting(key, "database"):
             from airflow.models.variable import Variable
+            from airflow.utils.session import create_session
+            from sqlalchemy import select
+            from sqlalchemy.exc import IntegrityError
 
-            Variable.set(key, text, description=DESCRIPTION)
+            with suppress(IntegrityError), create_session() as session:
+                # The row stays locked until the commit: nobody writes between the comparison and this.
+                row = session.scalar(select(Variable).where(Variable.key == key).with_for_update())
+                if (None if row is None else row.get_val()) != before:
+                    return False
+                if row is None:
+                    session.add(Variable(key=key, val=text, description=DESCRIPTION))
+                else:
+                    Variable.set(key, text, description=DESCRIPTION, session=session)
+                return True
+            return False  # somebody else was the first to make it
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """The state in one Airflow Variable, written under a lock in Redis.
 
-Airflow cannot compare and set a Variable. So every write happens under a lock that was renewed a moment
-before, after the stored version was read again, and a process that sleeps for longer than the lock's life
-between that renewal and its write is the one case that is not caught. For more than a small team, or where
-that matters, a redis:// store is the better choice.
+Every write happens under a lock that was renewed a moment before, after the stored version was read again.
+Where a process reaches Airflow's database it also compares there, in the transaction that writes. A task
+reaches only the execution API, which cannot compare and set: a task that sleeps for longer than the lock's
+life between that renewal and its write is the one case that is not caught. For more than a small team, or
+where that matters, a redis:// store is the better choice.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ class VariableStore:
         return self._clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
-        stored = self._read()
+        stored = self._read(self._text())
         if stored is None:
             return None
         found = stored.cluster.version
@@ -90,7 +91,8 @@ class VariableStore:
     ) -> None:
         with self._holding(version, lock_token) as lock:
             lock.renew()
-            stored = self._read()
+            text = self._text()
+            stored = self._read(text)
             if stored is None:
                 raise StaleStateError(version, None, f"{self._where} does not exist; write the first state")
             cluster = stored.cluster
@@ -109,19 +111,19 @@ class VariableStore:
             for change in changes:
                 cluster.apply(change)
             numbered = (*stored.changes, *enumerate(changes, version + 1))
-            self._write(replace(stored, epoch=stored.epoch or _name(), changes=numbered), lock)
+            self._write(replace(stored, epoch=stored.epoch or _name(), changes=numbered), lock, text)
 
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._holding(snapshot.version, None, patient=True) as lock:
-            if self._read() is not None:
+            if self._read(self._text()) is not None:
                 return False
-            self._write(Document(ClusterState.from_snapshot(snapshot), _name()), lock)
+            self._write(Document(ClusterState.from_snapshot(snapshot), _name()), lock, None)
             return True
 
     def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
         with self._holding(snapshot.version, lock_token, patient=True) as lock:
             lock.renew()
-            text = self._access.get(self._variable)
+            text = self._text()
             try:
                 stored = None if text is None else document.from_json(text, self._where)
             except NewerFormatError:
@@ -141,10 +143,10 @@ class VariableStore:
             )
             changes = () if stored is None else stored.changes
             epoch = stored.epoch if stored is not None and stored.epoch else _name()
-            self._write(Document(cluster, epoch, by_hand=True, changes=changes), lock)
+            self._write(Document(cluster, epoch, by_hand=True, changes=changes), lock, text)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
-        stored = self._read()
+        stored = self._read(self._text())
         if stored is None:
             return []
         return [(version, change) for version, change in stored.changes if version > after][:limit]
@@ -157,8 +159,10 @@ class VariableStore:
     def close(self) -> None:
         self._client.close()
 
-    def _read(self) -> Document | None:
-        text = self._access.get(self._variable)
+    def _text(self) -> str | None:
+        return self._access.get(self._variable)
+
+    def _read(self, text: str | None) -> Document | None:
         if text is None:
             remembered = self._remembered_version()
             if self._epoch or remembered is not None:
@@ -179,17 +183,20 @@ class VariableStore:
             remembered = self._client.driver.get(self._witness)
         return None if remembered is None else int(remembered)
 
-    def _write(self, new: Document, lock: RedisLock) -> None:
+    def _write(self, new: Document, lock: RedisLock, before: str | None) -> None:
+        """Writes in the place of the text `before`; what else is known of it is for the caller to check."""
         new = replace(new, commit=_name(), changes=new.changes[-CHANGES_KEPT:])
         text = document.to_json(new, self.now())
         if lock.remaining_s < WRITE_MARGIN_S:
             raise LockError(f"{self._where} was not written: the lock had only {lock.remaining_s:.1f} s left")
         try:
-            self._access.set(self._variable, text)
+            written = self._access.set(self._variable, text, before)
         except StoreUnavailableError:
             # A write without an answer may still arrive: nobody else writes until this lock has run out.
             lock.abandon()
             raise
+        if not written:
+            raise LockError(f"{self._where} was not written: it changed, so the lock was lost meanwhile")
         self._epoch, self._seen = new.epoch, new.commit
         with self._client.reporting():
             self._client.driver.set(self._witness, new.cluster.version)
@@ -213,11 +220,15 @@ class VariableStore:
             raise LockedError(version)
         try:
             yield own
-        except LockError as error:
-            raise StaleStateError(version, None, str(error)) from error
-        finally:
+        except BaseException as error:
             if own.token:
-                own.release()
+                with suppress(LockError, StoreUnavailableError):  # what went wrong first is what counts
+                    own.release()
+            if isinstance(error, LockError):
+                raise StaleStateError(version, None, str(error)) from error
+            raise
+        if own.token:
+            own.release()
 
 
 def open_variable_store(client: RedisClient, variable: str) -> VariableStore:

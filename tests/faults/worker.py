@@ -208,6 +208,8 @@ class Worker:
                 answers.append(self.call(clients[1], kind, task_id, asked))
         for answer in answers:
             self.note(kind, task_id, asked, answer)
+        if "error" in answers[-1]:
+            time.sleep(self.rng.random() * 0.2)
 
     def call(self, client: Any, kind: str, task_id: str, asked: dict[str, Any]) -> Answer:
         operation = self.recorder.begin(kind, task_id, **asked)

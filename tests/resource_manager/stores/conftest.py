@@ -28,8 +28,11 @@ class Variables:
     def get(self, key: str) -> str | None:
         return self.texts.get(key)
 
-    def set(self, key: str, text: str) -> None:
+    def set(self, key: str, text: str, before: str | None) -> bool:
+        if self.texts.get(key) != before:
+            return False
         self.texts[key] = text
+        return True
 
 
 @pytest.fixture(params=STORES)

@@ -351,10 +351,10 @@ def test_after_a_write_without_an_answer_nobody_writes_over_it(
     store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = begin(store)
-    late: list[tuple[str, str]] = []
+    late: list[tuple[str, str, str | None]] = []
 
-    def lose_the_answer(key: str, text: str) -> None:
-        late.append((key, text))
+    def lose_the_answer(key: str, text: str, before: str | None) -> bool:
+        late.append((key, text, before))
         raise outage("no answer")
 
     with monkeypatch.context() as patch:
@@ -370,6 +370,30 @@ def test_after_a_write_without_an_answer_nobody_writes_over_it(
     seen = store.refresh(cluster)
     assert seen is not None
     assert set(seen.leases) == {"a"}
+
+
+def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
+    store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = begin(store)
+    other = VariableStore(variables, RedisClient.from_url(redis_url))
+    write = variables.set
+
+    def sleep_before(key: str, text: str, before: str | None) -> bool:
+        """All checks are done; the process stops, and its lock goes to another that writes."""
+        monkeypatch.setattr(variables, "set", write)
+        RedisClient.from_url(redis_url).driver.delete(RedisClient.from_url(redis_url).key(f"lock:{KEY}"))
+        theirs = other.refresh(None)
+        assert theirs is not None
+        add(other, theirs, "b")
+        return write(key, text, before)
+
+    monkeypatch.setattr(variables, "set", sleep_before)
+    with pytest.raises(StaleStateError, match="it changed"):
+        add(store, cluster, "a")
+    seen = other.refresh(None)
+    assert seen is not None
+    assert set(seen.leases) == {"b"}
 
 
 def test_without_a_redis_there_is_no_variable_store() -> None:
