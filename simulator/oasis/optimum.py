@@ -99,7 +99,7 @@ class Programme:
                 role: tuple(ServerType(kind.capacity, (server,)) for kind in types for server in kind.servers)
                 for role, types in self.types.items()
             }
-        self.finish: dict[tuple[str, int], int] = {}
+        self.finished: dict[tuple[str, int], int] = {}
         self.count: dict[tuple[str, str, int, int], int] = {}
         for job in self.jobs:
             self._add_job(job)
@@ -109,37 +109,55 @@ class Programme:
 
     def _add_job(self, job: Job) -> None:
         model = self.model
+        ends = self._ends(job)
+        if not ends:
+            return
+        worth = [0.0 if self.fixed else job.utility_at(end) for end in ends]
+        # To be finished by a slot and not only by the next one is worth the difference.
+        finished = {
+            end: model.add(1, gain - later)
+            for end, gain, later in zip(ends, worth, [*worth[1:], 0.0], strict=True)
+        }
+        for end in ends[1:]:
+            model.constrain({finished[end - 1]: 1.0, finished[end]: -1.0}, at_most=0)
         if self.fixed is not None:
-            finish = {self.fixed[job.job_id]: model.add(1)}
-            model.constrain(dict.fromkeys(finish.values(), 1.0), at_least=1)
-        else:
-            worthless = WORTHLESS * max(each.priority for each in self.jobs)
-            earliest = job.arrival + job.shortest_duration - 1
-            finish = {
-                slot: model.add(1, job.utility_at(slot))
-                for slot in range(earliest, self.instance.slots)
-                if job.utility_at(slot) > worthless
-            }
-            if not finish:
-                return
-            model.constrain(dict.fromkeys(finish.values(), 1.0), at_most=1)
+            model.constrain({finished[ends[-1]]: 1.0}, at_least=1)
         done: dict[int, float] = {}
-        edges = lower_hull(job.ps_for[: 1 + self._most_workers(job)])
-        for slot in range(job.arrival, max(finish) + 1):
+        most = self._most_workers(job)
+        edges = lower_hull(job.ps_for[: 1 + most])
+        for slot in range(job.arrival, ends[-1] + 1):
             workers, servers = (self._add_counts(job, role, slot) for role in (WORKER, PS))
             done |= workers
-            later = {column: -float(self._most_workers(job)) for end, column in finish.items() if end >= slot}
-            model.constrain({**workers, **later}, at_most=0)
+            going_on = {finished[ends[-1]]: -float(most)}
+            if slot > ends[0]:
+                going_on[finished[slot - 1]] = float(most)
+            model.constrain({**workers, **going_on}, at_most=0)
             for slope, offset in edges:
                 model.constrain(
                     {**dict.fromkeys(servers, 1.0), **dict.fromkeys(workers, -slope)}, at_least=offset
                 )
             if edges:
                 model.constrain({**dict.fromkeys(servers, 1.0), **dict.fromkeys(workers, -1.0)}, at_most=0)
-            if slot in finish:
-                ended = {column: -float(job.work) for end, column in finish.items() if end <= slot}
-                model.constrain({**done, **ended}, at_least=0)
-        self.finish |= {(job.job_id, slot): column for slot, column in finish.items()}
+            owed = [max(0, job.work - max(0, end - slot) * most) for end in ends]
+            steps = {
+                finished[end]: float(later - now)
+                for end, now, later in zip(ends, owed, [*owed[1:], 0], strict=True)
+                if now > later
+            }
+            if steps:
+                model.constrain({**done, **steps}, at_least=0)
+        self.finished |= {(job.job_id, slot): column for slot, column in finished.items()}
+
+    def _ends(self, job: Job) -> range:
+        """The slots that the job may end in."""
+        if self.fixed is not None:
+            return range(self.fixed[job.job_id], self.fixed[job.job_id] + 1)
+        worthless = WORTHLESS * max(each.priority for each in self.jobs)
+        first = job.arrival + job.shortest_duration - 1
+        last = first
+        while last < self.instance.slots and job.utility_at(last) > worthless:
+            last += 1
+        return range(first, last)
 
     def _most_workers(self, job: Job) -> int:
         """How many workers the job could have in one slot if it were alone."""
@@ -194,16 +212,16 @@ class Programme:
                 return
 
     def completions(self, solution: Solution) -> Completions:
-        return {job_id: slot for (job_id, slot), column in self.finish.items() if solution.whole(column)}
+        found: Completions = {}
+        for (job_id, slot), column in self.finished.items():
+            if solution.whole(column):
+                found.setdefault(job_id, slot)
+        return found
 
     def cut_off(self, completions: Completions) -> None:
         """Not all of these jobs finish by these slots."""
-        terms = {
-            column: 1.0
-            for (job_id, slot), column in self.finish.items()
-            if slot <= completions.get(job_id, -1)
-        }
-        self.model.constrain(terms, at_most=len(completions) - 1)
+        terms = {self.finished[job_id, slot]: 1.0 for job_id, slot in completions.items()}
+        self.model.constrain(terms, at_most=len(terms) - 1)
 
     def lay_out(self, solution: Solution, completions: Completions, deadline: float) -> Plan | list[Crowd]:
         """The solution's counts server by server, or those that could not be packed in time."""
