@@ -10,7 +10,7 @@ from simulator.oasis.calibrate import Calibration, calibrate
 from simulator.oasis.experiment import Case, Comparison, compare
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import Optimum, find_optimum
-from simulator.oasis.prices import UTILITY_FLOOR, fit_prices
+from simulator.oasis.prices import ETA, OUTLIERS, UTILITY_FLOOR, fit_prices
 from simulator.oasis.workload import draw_history, draw_instance, draw_training
 
 BASELINES = ("fifo", "drf", "rrh", "dorm")
@@ -23,8 +23,8 @@ def ten_jobs(seed: int, load: float = 1.0) -> Instance:
 
 def case(seed: int, instance: Instance, fitted: Calibration | None, low: float = 1, high: float = 1) -> Case:
     """Prices estimated from a history of other jobs, or with the parameters that were fitted."""
-    floor, eta = (UTILITY_FLOOR, None) if fitted is None else (fitted.utility_floor, fitted.eta)
-    prices = fit_prices(draw_history(instance, seed), instance, floor, eta)
+    floor, eta = (UTILITY_FLOOR, ETA) if fitted is None else (fitted.utility_floor, fitted.eta)
+    prices = fit_prices(draw_history(instance, seed), instance, floor, eta, OUTLIERS)
     return Case(seed, instance, prices.scaled(low, high))
 
 

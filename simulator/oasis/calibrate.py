@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from simulator.oasis.model import Instance, Job
 from simulator.oasis.planner import Oasis
-from simulator.oasis.prices import fit_prices, safe_eta
+from simulator.oasis.prices import OUTLIERS, fit_prices, safe_eta
 from simulator.oasis.simulation import run
 
 FLOORS = (0.01, 0.1, 0.5, 1.0)
@@ -36,7 +36,7 @@ def calibrate(
     Loss is the mean of upper bound / utility, the bound being every job finished in its shortest duration;
     the offline optimum, which would take minutes, is not needed. `progress` is called after each try.
     """
-    start = max(safe_eta(history, instance) for instance, history in training)
+    start = max(safe_eta(history, instance, OUTLIERS) for instance, history in training)
     tried: list[tuple[float, Calibration]] = []
     for floor in FLOORS:
         for factor in ETA_FACTORS:
@@ -51,6 +51,6 @@ def calibrate(
 
 def share_gained(instance: Instance, history: Sequence[Job], utility_floor: float, eta: float) -> float:
     """OASiS's utility as a share of what all jobs would bring if each had the cluster to itself."""
-    prices = fit_prices(history, instance, utility_floor, eta)
+    prices = fit_prices(history, instance, utility_floor, eta, OUTLIERS)
     utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility
     return utility / sum(job.utility(job.shortest_duration) for job in instance.jobs)

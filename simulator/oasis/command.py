@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
@@ -17,10 +20,13 @@ from simulator.oasis.instance_file import read_instance, write_instance
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import TIME_LIMIT_S
 from simulator.oasis.plots import PriceWatch, plot_comparison, plot_sweep
-from simulator.oasis.prices import UTILITY_FLOOR
+from simulator.oasis.prices import ETA, UTILITY_FLOOR
 from simulator.oasis.tables import print_tables
-from simulator.oasis.workload import draw_instance, draw_training
+from simulator.oasis.workload import draw_instance, draw_training, with_servers
 from simulator.report import write_json
+
+DRAWING = ("jobs", "slots", "servers", "mixed", "load", "sweep")
+"""The options that shape drawn instances."""
 
 
 def parse_seeds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
@@ -43,6 +49,19 @@ def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> 
         if name not in ALGORITHMS:
             raise click.BadParameter(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
     return names
+
+
+def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float | None:
+    """A number above 0, or None for the word `proof`."""
+    if value == "proof":
+        return None
+    try:
+        eta = float(value)
+    except ValueError:
+        eta = 0.0
+    if not 0 < eta < math.inf:
+        raise click.BadParameter(f"{value!r} is neither a finite number above 0 nor `proof`")
+    return eta
 
 
 def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, list[float]]:
@@ -105,8 +124,11 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 )
 @click.option(
     "--eta",
-    type=click.FloatRange(0, min_open=True),
-    help="Divides the lowest price; default: as in the proof.",
+    callback=parse_eta,
+    default=f"{ETA:g}",
+    show_default=True,
+    metavar="NUMBER|proof",
+    help="Divides the lowest price; proof: the smallest for which the competitive ratio is proven.",
 )
 @click.option(
     "--calibrate",
@@ -141,7 +163,7 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     callback=parse_sweep,
     multiple=True,
     metavar="AXIS:VALUES",
-    help="Also vary jobs, servers or load, as jobs:5,10,20; may be repeated.",
+    help="Also vary jobs, servers (under the same jobs) or load, as jobs:5,10,20; may be repeated.",
 )
 @click.option(
     "--instance",
@@ -180,17 +202,18 @@ def command(
     """Online scheduling of training jobs by resource prices, its baselines and the offline optimum."""
     if seed < 0:
         raise BadInput(f"--seed must be 0 or more, got {seed}")
-    if instance_file is not None and load is not None:
-        raise BadInput("--load scales drawn instances; it cannot be used with --instance")
-    if instance_file is not None and sweep:
-        raise BadInput("--sweep varies drawn instances; it cannot be used with --instance")
+    if instance_file is not None:
+        refuse_given(DRAWING, "shapes drawn instances; it cannot be used with --instance")
+    if training_runs is not None:
+        refuse_given(("eta", "utility_floor"), "is what --calibrate fits; give one of them")
     if training_runs is not None and prices == "clairvoyant":
         raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
     seeds = seeds or [seed]
 
     def draw(of_seed: int, **varied: float) -> Instance:
-        count, hosts = int(varied.get("jobs", jobs)), int(varied.get("servers", servers))
-        return draw_instance(of_seed, count, slots, hosts, load=varied.get("load", load), mixed=mixed)
+        count = int(varied.get("jobs", jobs))
+        drawn = draw_instance(of_seed, count, slots, servers, load=varied.get("load", load), mixed=mixed)
+        return with_servers(drawn, int(varied["servers"]), mixed) if "servers" in varied else drawn
 
     if instance_file is not None:
         instances = [read_instance(instance_file)] * len(seeds)
@@ -235,6 +258,14 @@ def command(
         print_json(summary)
     else:
         print_tables(summary)
+
+
+def refuse_given(names: Sequence[str], reason: str) -> None:
+    """Raises `BadInput` for the first of these options that was given and not left at its default."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise BadInput(f"--{name.replace('_', '-')} {reason}")
 
 
 def calibrate_like(instance: Instance, runs: int, progress: Progress) -> Calibration:

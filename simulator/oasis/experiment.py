@@ -13,7 +13,7 @@ from simulator.oasis.ledger import Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import TIME_LIMIT_S, Booked, Optimum, find_optimum
 from simulator.oasis.planner import Oasis
-from simulator.oasis.prices import Prices, fit_prices
+from simulator.oasis.prices import OUTLIERS, Prices, fit_prices
 from simulator.oasis.simulation import OnSlot, Run, Scheduler, run
 from simulator.oasis.workload import draw_history
 
@@ -94,8 +94,11 @@ class Method:
 
     def prices(self, instance: Instance, seed: int) -> Prices:
         """The price functions for the instance."""
-        history = instance.jobs if self.clairvoyant else draw_history(instance, seed)
-        return fit_prices(history, instance, self.utility_floor, self.eta).scaled(*self.misestimate)
+        history, outliers = (
+            (instance.jobs, 0.0) if self.clairvoyant else (draw_history(instance, seed), OUTLIERS)
+        )
+        fitted = fit_prices(history, instance, self.utility_floor, self.eta, outliers)
+        return fitted.scaled(*self.misestimate)
 
     def compare(self, instance: Instance, seed: int, on_slot: OnSlot | None = None) -> Comparison:
         """Every algorithm on the instance."""

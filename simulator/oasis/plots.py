@@ -118,8 +118,11 @@ def plot_sweep(path: Path, axis: str, points: Mapping[str, Mapping[str, Any]]) -
     for name in next(iter(points.values()))["algorithms"]:
         means = [fmean(point["algorithms"][name]["utility"]) for point in points.values()]
         axes.plot(values, means, marker="o", label=name)
+    axes.set_xticks(values)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(bottom=0)
     axes.set_xlabel(axis)
-    axes.set_ylabel("utility")
+    axes.set_ylabel("mean utility")
     axes.grid(alpha=0.3)
     axes.legend()
     save_figure(figure, path)

@@ -15,6 +15,17 @@ from simulator.oasis.model import RESOURCES, Amounts, Instance, Job, Units
 UTILITY_FLOOR = 0.5
 """f(T - a) counts as at least this share of gamma 1; without it one urgent job makes everything free."""
 
+ETA = 0.5
+"""Workers and PS at their first prices then cost no more together than the least valuable job brings.
+
+The proof of the competitive ratio asks for far more (`safe_eta`), which makes first prices next to nothing
+and so wastes most of their range: early jobs take whatever they can use.
+"""
+
+OUTLIERS = 0.05
+"""The share of a history left out at either end: the extremes of many jobs lie further out than those of
+the few to come, and the longer the history the further."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -63,12 +74,17 @@ def used_share(pool: Pool, r: int, first_slot: int) -> Floats:
 
 
 def fit_prices(
-    history: Sequence[Job], instance: Instance, utility_floor: float = UTILITY_FLOOR, eta: float | None = None
+    history: Sequence[Job],
+    instance: Instance,
+    utility_floor: float = UTILITY_FLOOR,
+    eta: float | None = ETA,
+    outliers: float = 0.0,
 ) -> Prices:
     """U and L of the price functions from jobs seen before (or, clairvoyantly, the very jobs to come).
 
     `eta` scales L down; None takes the smallest that the proof of the competitive ratio allows, at which
-    all capacity at its first price is worth half the least valuable job.
+    all capacity at its first price is worth half the least valuable job. `outliers` is the share of the
+    history to leave out at either end.
     Raises `InputError` for an empty history or a floor outside (0, 1].
     """
     if not 0 < utility_floor <= 1:
@@ -81,26 +97,29 @@ def fit_prices(
         [max(job.utility(instance.slots - job.arrival), utility_floor * job.priority) for job in history]
     )
     if eta is None:
-        eta = safe_eta(history, instance)
+        eta = safe_eta(history, instance, outliers)
     low: dict[str, float] = {}
     high: dict[str, Amounts] = {}
     for role in (WORKER, PS):
         share, asked = shares_of(history, instance, role)
         some = asked > 0
-        low[role] = float((last[some] / asked[some]).min(initial=last.max())) / (4 * eta)
-        ends = np.divide(best[:, np.newaxis], share, out=np.zeros_like(share), where=share > 0).max(axis=0)
+        least = np.quantile(last[some] / asked[some], outliers) if some.any() else last.max()
+        low[role] = float(least) / (4 * eta)
+        gains = np.divide(best[:, np.newaxis], share, out=np.zeros_like(share), where=share > 0)
+        ends = np.quantile(gains, 1 - outliers, axis=0)
         # A resource nobody in the history asked for is priced like the dearest; no price falls with use.
         ends[ends == 0] = ends.max()
         high[role] = tuple(float(end) for end in np.maximum(ends, low[role]))
     return Prices(low, high)
 
 
-def safe_eta(history: Sequence[Job], instance: Instance) -> float:
+def safe_eta(history: Sequence[Job], instance: Instance, outliers: float = 0.0) -> float:
     """The smallest eta that the proof of the competitive ratio allows."""
     history = possible(history, instance)
     return max(
-        instance.slots * len(RESOURCES) / float(asked[asked > 0].min(initial=np.inf))
+        instance.slots * len(RESOURCES) / float(np.quantile(asked[asked > 0], outliers))
         for _, asked in (shares_of(history, instance, role) for role in (WORKER, PS))
+        if asked.any()
     )
 
 

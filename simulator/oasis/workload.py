@@ -52,13 +52,18 @@ def draw_instance(
         if count < 1:
             raise InputError(f"{name} must be 1 or more, got {count}")
     rng = np.random.default_rng(seed)
-    instance = Instance(
-        slots,
-        take_turns(GPU_SERVERS, servers, mixed),
-        take_turns(CPU_SERVERS, servers, mixed),
-        draw_jobs(rng, jobs, slots),
-    )
+    bare = Instance(slots, GPU_SERVERS[:1], CPU_SERVERS[:1], draw_jobs(rng, jobs, slots))
+    instance = with_servers(bare, servers, mixed)
     return instance if load is None else scale_to_load(instance, load)
+
+
+def with_servers(instance: Instance, servers: int, mixed: bool = False) -> Instance:
+    """The same jobs on that many worker servers and as many PS servers."""
+    return replace(
+        instance,
+        worker_servers=take_turns(GPU_SERVERS, servers, mixed),
+        ps_servers=take_turns(CPU_SERVERS, servers, mixed),
+    )
 
 
 def draw_history(like: Instance, seed: int, jobs: int = 200) -> tuple[Job, ...]:

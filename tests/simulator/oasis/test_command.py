@@ -62,14 +62,24 @@ def test_every_algorithm_reports_and_the_optimum_bounds_them() -> None:
 def test_figures_and_sweeps_are_written(tmp_path: Path) -> None:
     found = summary(
         "--seeds", "1-2", "--jobs", 3, "--slots", 8, "--servers", 2, "--load", 1,
-        "--algorithms", "oasis,fifo,optimal", "--sweep", "jobs:2,4", "--output-dir", tmp_path,
+        "--algorithms", "oasis,fifo,optimal", "--sweep", "jobs:2,4", "--sweep", "servers:1,2,20",
+        "--output-dir", tmp_path,
     )  # fmt: skip
     assert list(found["sweeps"]["jobs"]) == ["2", "4"]
     assert found["sweeps"]["jobs"]["4"]["jobs"] == [4, 4]
+    # The same jobs on more servers: never worse off, and at 2 it is the plain run.
+    by_servers = {
+        count: point["algorithms"]["optimal"] for count, point in found["sweeps"]["servers"].items()
+    }
+    for few, some, many in zip(*(by_servers[count]["utility"] for count in ("1", "2", "20")), strict=True):
+        assert few <= some * (1 + 1e-5)
+        assert some <= many * (1 + 1e-5)
+    assert by_servers["2"]["utility"] == found["algorithms"]["optimal"]["utility"]
+    assert found["sweeps"]["servers"]["20"]["load"][0] < found["load"][0] / 5
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         "summary.json", "utility.png", "decision_time.png", "target_gap.png", "ratio_to_optimum.png",
-        "prices.png", "utility_by_jobs.png",
+        "prices.png", "utility_by_jobs.png", "utility_by_servers.png",
     }  # fmt: skip
     assert json.loads((tmp_path / "summary.json").read_text()) == found
 
@@ -152,6 +162,8 @@ def test_what_is_not_json_is_refused_with_its_line(tmp_path: Path) -> None:
         ("--sweep", "jobs:1.5"),
         ("--utility-floor", 0),
         ("--eta", 0),
+        ("--eta", "prove"),
+        ("--calibrate", 2, "--eta", 1),
         ("--misestimate", 0, 1),
         ("--calibrate", 2, "--prices", "clairvoyant"),
         ("--instance", "nowhere.json"),
@@ -162,3 +174,24 @@ def test_wrong_options_exit_with_2(arguments: tuple[object, ...]) -> None:
     assert result.exit_code == 2
     assert "Error: " in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--jobs", 10), ("--slots", 30), ("--servers", 5), ("--mixed",), ("--load", 1), ("--sweep", "jobs:2")],
+)
+def test_what_shapes_drawn_instances_is_refused_beside_a_given_one(
+    document: dict[str, Any], tmp_path: Path, option: tuple[object, ...]
+) -> None:
+    path = tmp_path / "instance.json"
+    path.write_text(json.dumps(document))
+    result = simulate("--instance", path, *option)
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: {option[0]} shapes drawn instances; it cannot be used with --instance\n"
+
+
+def test_the_proofs_eta_makes_first_prices_lower_and_alpha_higher() -> None:
+    given, proof = (
+        summary("--seed", 2, "--load", 1, *eta)["algorithms"]["oasis"] for eta in ((), ("--eta", "proof"))
+    )
+    assert proof["alpha"][0] > given["alpha"][0] + 1

@@ -215,6 +215,31 @@ def test_an_urgent_job_does_not_make_everything_free() -> None:
     assert low[1e-300] < 1e-200
 
 
+def test_an_empty_cluster_refuses_no_job_that_its_prices_were_fitted_on() -> None:
+    """At first prices, workers and PS cost the least valuable job no more than it brings."""
+    for seed in range(20):
+        instance = draw_instance(seed, jobs=6, load=1.0)
+        prices = fit_prices(instance.jobs, instance)
+        for job in instance.jobs:
+            if job.utility(job.shortest_duration) >= 0.5 * job.priority:
+                first = sum(
+                    job.work * prices.of_one(ledger.pool(role), demand, 0)[0, 0]
+                    for ledger in [Ledger(instance)]
+                    for role, demand in ((WORKER, job.worker_units), (PS, job.ps_units))
+                )
+                assert first <= job.utility(job.shortest_duration)
+
+
+def test_the_odd_job_of_a_history_moves_no_estimate() -> None:
+    instance = draw_instance(1, load=1.0)
+    history = draw_history(instance, 1)
+    odd = a_job("odd", priority=1e6, target=30.0)
+    plain, odder = (fit_prices(jobs, instance, outliers=0.05) for jobs in (history, (*history, odd)))
+    for role in (WORKER, PS):
+        assert odder.low[role] == pytest.approx(plain.low[role], rel=0.2)
+        assert odder.high[role] == pytest.approx(plain.high[role], rel=0.2)
+
+
 @pytest.mark.parametrize(("floor", "eta"), [(0.0, None), (1.5, None), (0.5, 0.0), (0.5, float("inf"))])
 def test_senseless_price_parameters_are_refused(floor: float, eta: float | None) -> None:
     instance = Instance(4, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (a_job(),))
