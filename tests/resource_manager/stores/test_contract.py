@@ -16,10 +16,7 @@ from resource_manager.models import (
     Change,
     Drained,
     Expired,
-    Granted,
     InventoryChanged,
-    Lease,
-    Placement,
     Quarantined,
     Queued,
     Released,
@@ -28,24 +25,9 @@ from resource_manager.models import (
 )
 from resource_manager.stores import Store
 
-from .walk import Walk, first_state
+from .walk import Walk, first_state, granted, started
 
 OpenStore = Callable[[], Store]
-
-
-def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> Granted:
-    request = Request(task_id, gpus, resources={"cpus": 4})
-    for node in cluster.candidates(request):
-        placement = Placement(node.name, node.pick_gpus(request))
-        return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60.0), now)
-    raise AssertionError("nothing fits")
-
-
-def started(store: Store) -> ClusterState:
-    store.initialise(first_state())
-    replica = store.refresh(None)
-    assert replica is not None
-    return replica
 
 
 def fresh(store: Store) -> Snapshot:

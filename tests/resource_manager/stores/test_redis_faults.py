@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.cluster import ClusterState
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -24,43 +23,22 @@ from resource_manager.errors import (
     StoreUnavailableError,
 )
 from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Granted, Lease, Placement, Released, Request
+from resource_manager.models import Released
 from resource_manager.redis_client import RedisClient
 from resource_manager.settings import Settings
 from resource_manager.stores import RedisStore, open_store
 
 from ...faults.proxy import Proxy
 from ..conftest import EMBEDDED, RedisServer
-from .walk import first_state
+from .walk import add, first_state, granted, started
 
 TRUSTING = Settings(reconfirm_s=0)
-
-
-def granted(cluster: ClusterState, task_id: str, now: float) -> Granted:
-    request = Request(task_id, 2, resources={"cpus": 4})
-    node = next(cluster.candidates(request))
-    placement = Placement(node.name, node.pick_gpus(request))
-    return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60), now)
 
 
 def opened(url: str, settings: Settings | None = None) -> RedisStore:
     store = open_store(url, settings)
     assert isinstance(store, RedisStore)
     return store
-
-
-def begin(store: RedisStore) -> ClusterState:
-    store.initialise(first_state())
-    cluster = store.refresh(None)
-    assert cluster is not None
-    return cluster
-
-
-def add(store: RedisStore, cluster: ClusterState, task_id: str) -> None:
-    now = store.now()
-    change = granted(cluster, task_id, now)
-    store.commit(cluster.version, [change], now=now)
-    cluster.apply(change)
 
 
 def leases(store: RedisStore) -> set[str]:
@@ -141,7 +119,7 @@ def test_a_wrong_password_is_said_so(tmp_path: Path) -> None:
 
 def test_an_outage_in_the_middle_passes(own_redis: RedisServer) -> None:
     store = opened(own_redis.url, TRUSTING)
-    cluster = begin(store)
+    cluster = started(store)
     add(store, cluster, "a")
     own_redis.stop(signal.SIGKILL)
     for step in (
@@ -162,7 +140,7 @@ def test_an_outage_in_the_middle_passes(own_redis: RedisServer) -> None:
 
 def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis: RedisServer) -> None:
     store = opened(own_redis.url, Settings(reconfirm_s=1.0))
-    cluster = begin(store)
+    cluster = started(store)
     add(store, cluster, "a")
     fencing, version = cluster.fencing, cluster.version
     own_redis.stop()
@@ -203,7 +181,7 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
     server = RedisServer(EMBEDDED, tmp_path)
     try:
         store = opened(server.url)
-        cluster = begin(store)
+        cluster = started(store)
         add(store, cluster, "a")
         server.stop(signal.SIGKILL)
         server.start()
@@ -228,7 +206,7 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
 
 def test_an_older_copy_of_the_data_is_a_lost_state(url: str, embedded_redis: RedisServer) -> None:
     store = opened(url)
-    cluster = begin(store)
+    cluster = started(store)
     add(store, cluster, "a")
     meta = RedisClient.from_url(url).key("meta")
     embedded_redis.client().hset(meta, "version", 0)
@@ -242,7 +220,7 @@ def test_a_full_memory_refuses_grants_and_lets_releases_through(tmp_path: Path) 
     server = RedisServer(EMBEDDED, tmp_path)
     try:
         store = opened(server.url)
-        cluster = begin(store)
+        cluster = started(store)
         add(store, cluster, "a")
         server.client().config_set("maxmemory", "1")
         with pytest.raises(StoreUnavailableError, match="memory is full"):
@@ -264,7 +242,7 @@ def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
     primary = RedisServer(EMBEDDED, tmp_path / "primary")
     replica = RedisServer(EMBEDDED, tmp_path / "replica")
     try:
-        begin(opened(replica.url))
+        started(opened(replica.url))
         replica.client().execute_command("REPLICAOF", "127.0.0.1", "1")
         replica.client().config_set("replica-serve-stale-data", "yes")
         store = opened(replica.url)
@@ -291,7 +269,7 @@ def test_keys_of_another_program_are_a_corrupt_state(url: str, embedded_redis: R
 @pytest.mark.parametrize("part", ["leases", "waiting", "drained", "inventory"])
 def test_a_corrupt_part_is_an_error_and_stays(url: str, embedded_redis: RedisServer, part: str) -> None:
     store = opened(url)
-    begin(store)
+    started(store)
     key = RedisClient.from_url(url).key(part)
     if part == "inventory":
         embedded_redis.client().set(key, "{")
@@ -306,7 +284,7 @@ def test_a_corrupt_part_is_an_error_and_stays(url: str, embedded_redis: RedisSer
 
 def test_a_newer_format_is_refused(url: str, embedded_redis: RedisServer) -> None:
     store = opened(url)
-    cluster = begin(store)
+    cluster = started(store)
     embedded_redis.client().hset(RedisClient.from_url(url).key("meta"), "format", 2)
     for step in (
         lambda: opened(url).refresh(None),
@@ -322,7 +300,7 @@ def test_a_newer_format_is_refused(url: str, embedded_redis: RedisServer) -> Non
 
 def test_flushed_scripts_are_loaded_again(url: str, embedded_redis: RedisServer) -> None:
     store, redis = opened(url), embedded_redis.client()
-    cluster = begin(store)
+    cluster = started(store)
     for task_id in "abc":
         redis.script_flush()
         add(store, cluster, task_id)
@@ -332,7 +310,7 @@ def test_flushed_scripts_are_loaded_again(url: str, embedded_redis: RedisServer)
 
 def test_a_trimmed_stream_means_a_whole_read(url: str, embedded_redis: RedisServer) -> None:
     writer, reader = opened(url), opened(url)
-    mine, theirs = begin(writer), reader.refresh(None)
+    mine, theirs = started(writer), reader.refresh(None)
     assert theirs is not None
     for task_id in "abc":
         add(writer, mine, task_id)
@@ -349,7 +327,7 @@ def test_a_trimmed_stream_means_a_whole_read(url: str, embedded_redis: RedisServ
 
 def test_the_stream_is_trimmed_to_about_its_length(url: str, embedded_redis: RedisServer) -> None:
     store = RedisStore(RedisClient.from_url(url), history_length=1000)
-    cluster = begin(store)
+    cluster = started(store)
     for i in range(1500):
         add(store, cluster, f"t{i}")
         now = store.now()
@@ -364,7 +342,7 @@ def test_the_stream_is_trimmed_to_about_its_length(url: str, embedded_redis: Red
 def test_a_commit_whose_answer_was_lost_is_made_once(proxy: Proxy, url: str, lost: int) -> None:
     namespace = url.partition("namespace=")[2]
     store = opened(proxy.url(namespace))
-    cluster = begin(store)
+    cluster = started(store)
     proxy.lose_answers = lost
     add(store, cluster, "a")  # the driver sends it again; the script knows it by its id
     assert proxy.lose_answers == 0
@@ -376,7 +354,7 @@ def test_a_commit_whose_answer_was_lost_is_made_once(proxy: Proxy, url: str, los
 def test_an_unknown_outcome_is_known_by_the_next_read(proxy: Proxy, url: str) -> None:
     namespace = url.partition("namespace=")[2]
     store = opened(proxy.url(namespace))
-    cluster = begin(store)
+    cluster = started(store)
     proxy.lose_answers = 100
     with pytest.raises(StoreUnavailableError):
         add(store, cluster, "a")
@@ -402,7 +380,7 @@ def test_a_manager_that_asks_again_after_an_unknown_outcome_gets_the_same_lease(
 
 def test_a_slow_network_is_no_error(proxy: Proxy, url: str) -> None:
     store = opened(proxy.url(url.partition("namespace=")[2]))
-    cluster = begin(store)
+    cluster = started(store)
     proxy.delay_s = 0.2
     add(store, cluster, "a")
     assert leases(store) == {"a"}
@@ -419,7 +397,7 @@ def test_a_commit_before_the_first_state_says_what_is_missing(url: str) -> None:
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
 def test_a_clock_that_jumps_decides_nothing(url: str, jump_s: float) -> None:
     store = opened(url)
-    cluster = begin(store)
+    cluster = started(store)
     store._clock._offset_s += jump_s  # as after a suspend, or on a broken clock
     with pytest.raises(StaleStateError, match="clock") as caught:
         add(store, cluster, "a")
@@ -431,7 +409,7 @@ def test_a_clock_that_jumps_decides_nothing(url: str, jump_s: float) -> None:
 def test_the_machines_wall_clock_does_not_matter(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     store = opened(url)
-    cluster = begin(store)
+    cluster = started(store)
     add(store, cluster, "a")
     assert cluster.leases["a"].granted_at > 1.7e9
 
@@ -468,7 +446,7 @@ except LockError:
 @pytest.mark.parametrize("somebody_holds_the_lock", [True, False])
 def test_a_holder_paused_past_its_lock_books_nothing(url: str, somebody_holds_the_lock: bool) -> None:
     store = opened(url)
-    begin(store)
+    started(store)
     paused = subprocess.Popen([sys.executable, "-c", PAUSED_HOLDER, url], stdout=subprocess.PIPE, text=True)
     os.waitid(os.P_PID, paused.pid, os.WSTOPPED)
     lock = store.lock()
@@ -488,7 +466,7 @@ def test_a_holder_paused_past_its_lock_books_nothing(url: str, somebody_holds_th
 
 def test_a_forked_child_uses_the_store_of_its_parent(url: str) -> None:
     store = opened(url)
-    cluster = begin(store)
+    cluster = started(store)
     lock = store.lock()
     assert lock.acquire(1)
     lock.release()
@@ -507,7 +485,7 @@ def test_a_forked_child_uses_the_store_of_its_parent(url: str) -> None:
 
 def test_while_another_holds_the_lock_a_commit_says_so(url: str) -> None:
     store = opened(url)
-    cluster = begin(store)
+    cluster = started(store)
     lock = store.lock()
     assert lock.acquire(1)
     with pytest.raises(LockedError):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from resource_manager.cluster import ClusterState
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -19,7 +18,7 @@ from resource_manager.errors import (
 )
 from resource_manager.locks import RedisLock
 from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Drained, Granted, Lease, Placement, Request
+from resource_manager.models import Drained, Granted, Placement
 from resource_manager.outage import outage
 from resource_manager.redis_client import RedisClient
 from resource_manager.settings import Settings
@@ -27,7 +26,7 @@ from resource_manager.stores import VariableStore, open_store
 
 from ..conftest import RedisServer
 from .conftest import Variables
-from .walk import first_state
+from .walk import add, first_state, granted, started
 
 KEY = "gpu_resource_status"
 
@@ -78,29 +77,8 @@ def store(variables: Variables, redis_url: str) -> VariableStore:
     return VariableStore(variables, RedisClient.from_url(redis_url))
 
 
-def granted(cluster: ClusterState, task_id: str, now: float) -> Granted:
-    request = Request(task_id, 2, resources={"cpus": 4})
-    node = next(cluster.candidates(request))
-    placement = Placement(node.name, node.pick_gpus(request))
-    return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60), now)
-
-
-def begin(store: VariableStore) -> ClusterState:
-    store.initialise(first_state())
-    cluster = store.refresh(None)
-    assert cluster is not None
-    return cluster
-
-
-def add(store: VariableStore, cluster: ClusterState, task_id: str) -> None:
-    now = store.now()
-    change = granted(cluster, task_id, now)
-    store.commit(cluster.version, [change], now=now)
-    cluster.apply(change)
-
-
 def test_the_document_reads_as_in_the_original(store: VariableStore, variables: Variables) -> None:
-    add(store, begin(store), "a")
+    add(store, started(store), "a")
     value = json.loads(variables.texts[KEY])
     server = value["servers"][0]
     assert server["server_id"] == 0
@@ -199,7 +177,7 @@ def test_a_manager_can_reset_what_nobody_can_read(variables: Variables, redis_ur
 
 
 def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variables: Variables) -> None:
-    begin(store)
+    started(store)
     value = json.loads(variables.texts[KEY])
     variables.texts[KEY] = text = json.dumps({**value, "format": 7})
     for step in (lambda: store.refresh(None), lambda: store.replace(first_state())):
@@ -211,7 +189,7 @@ def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variabl
 def test_a_deleted_variable_is_a_lost_state_for_everybody(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     add(store, cluster, "a")
     del variables.texts[KEY]
     newcomer = VariableStore(variables, RedisClient.from_url(redis_url))
@@ -227,7 +205,7 @@ def test_a_deleted_variable_is_a_lost_state_for_everybody(
 def test_an_older_document_is_a_lost_state(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     add(store, cluster, "a")
     older = variables.texts[KEY]
     add(store, cluster, "b")
@@ -245,9 +223,9 @@ def test_an_older_document_is_a_lost_state(
 def test_a_state_begun_without_a_reset_is_a_lost_state(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
-    add(store, begin(store), "a")
+    add(store, started(store), "a")
     begun_anew = Variables()
-    begin(VariableStore(begun_anew, RedisClient.from_url(f"{redis_url}-other")))
+    started(VariableStore(begun_anew, RedisClient.from_url(f"{redis_url}-other")))
     for text in (begun_anew.texts[KEY], json.dumps(ORIGINAL)):
         variables.texts[KEY] = text
         with pytest.raises(StateLostError, match="holds another state than before, begun without a reset"):
@@ -271,7 +249,7 @@ def test_two_writes_that_led_to_the_same_version_are_told_apart(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
     """An older document was put back, and Redis, which remembers the version, was emptied too."""
-    cluster = begin(store)
+    cluster = started(store)
     older = variables.texts[KEY]
     add(store, cluster, "lost")
     variables.texts[KEY] = older
@@ -286,7 +264,7 @@ def test_two_writes_that_led_to_the_same_version_are_told_apart(
 
 
 def test_the_document_keeps_its_last_hundred_changes(store: VariableStore) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     for number in range(0, 120, 4):
         now = store.now()
         changes = [Drained("gpu-server-0", now) for _ in range(4)]
@@ -301,7 +279,7 @@ def test_the_document_keeps_its_last_hundred_changes(store: VariableStore) -> No
 
 
 def test_the_history_outlives_a_reset(store: VariableStore) -> None:
-    add(store, begin(store), "a")
+    add(store, started(store), "a")
     store.replace(first_state())
     assert [type(change) for _, change in store.history()] == [Granted]
 
@@ -315,7 +293,7 @@ def test_the_url_names_the_variable(redis_url: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_decision_made_at_another_time_is_made_anew(store: VariableStore) -> None:
-    begin(store)
+    started(store)
     for now in (store.now() - 5, store.now() + 5):
         with pytest.raises(StaleStateError, match="decided more than 1 s off the clock; retry"):
             store.commit(0, [], now=now)
@@ -324,7 +302,7 @@ def test_a_decision_made_at_another_time_is_made_anew(store: VariableStore) -> N
 def test_a_holder_whose_lock_ran_out_writes_nothing(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     lock = store.lock()
     assert lock.acquire(1)
     before = variables.texts[KEY]
@@ -339,7 +317,7 @@ def test_a_holder_whose_lock_ran_out_writes_nothing(
 def test_no_write_begins_at_the_end_of_the_locks_life(
     store: VariableStore, variables: Variables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     before = variables.texts[KEY]
     monkeypatch.setattr(RedisLock, "remaining_s", property(lambda self: 9.0))
     with pytest.raises(StaleStateError, match=r"only 9\.0 s left"):
@@ -350,7 +328,7 @@ def test_no_write_begins_at_the_end_of_the_locks_life(
 def test_after_a_write_without_an_answer_nobody_writes_over_it(
     store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     late: list[tuple[str, str, str | None]] = []
 
     def lose_the_answer(key: str, text: str, before: str | None) -> bool:
@@ -375,7 +353,7 @@ def test_after_a_write_without_an_answer_nobody_writes_over_it(
 def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
     store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     other = VariableStore(variables, RedisClient.from_url(redis_url))
     write = variables.set
 

@@ -1,4 +1,4 @@
-"""A seeded walk through every kind of change, as a manager would make them."""
+"""States to begin with, single commits, and a seeded walk through every kind of change."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from dataclasses import replace
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.models import Change, Drained, Gpu, InventoryChanged, Node, Request, Restored
+from resource_manager.models import (
+    Change,
+    Drained,
+    Gpu,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Placement,
+    Request,
+    Restored,
+)
 from resource_manager.policies import get_policy
 from resource_manager.queueing import fifo
+from resource_manager.stores import Store
 
 
 def servers(count: int = 4) -> tuple[Node, ...]:
@@ -21,6 +33,30 @@ def servers(count: int = 4) -> tuple[Node, ...]:
 
 def first_state(count: int = 4) -> Snapshot:
     return Snapshot(version=0, fencing=0, sequence=0, nodes=servers(count))
+
+
+def started(store: Store) -> ClusterState:
+    """A replica of the first state, which is written where there is none."""
+    store.initialise(first_state())
+    replica = store.refresh(None)
+    assert replica is not None
+    return replica
+
+
+def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> Granted:
+    """A lease of a minute on the first node with room."""
+    request = Request(task_id, gpus, resources={"cpus": 4})
+    node = next(cluster.candidates(request))
+    placement = Placement(node.name, node.pick_gpus(request))
+    return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60.0), now)
+
+
+def add(store: Store, cluster: ClusterState, task_id: str) -> None:
+    """Commits a lease and applies it to the replica."""
+    now = store.now()
+    change = granted(cluster, task_id, now)
+    store.commit(cluster.version, [change], now=now)
+    cluster.apply(change)
 
 
 class Walk:
