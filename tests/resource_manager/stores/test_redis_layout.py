@@ -1,0 +1,173 @@
+"""What lies in Redis, read back without one: whole states, and parts that are not what they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.errors import CorruptStateError
+from resource_manager.models import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Gpu,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Placement,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+    Restored,
+    Waiting,
+)
+from resource_manager.schemas import change_from_json, change_to_json
+from resource_manager.stores.redis_layout import (
+    Inventory,
+    inventory_from_json,
+    inventory_to_json,
+    operation,
+    parts_of,
+    read_state,
+)
+
+NODES = tuple(Node(name, i, {"cpus": 8}, (Gpu(0), Gpu(1))) for i, name in enumerate("abc"))
+INVENTORY = Inventory(b"7", NODES, ())
+
+
+def lease(task_id: str, token: int, node: str = "a", **more: Any) -> Lease:
+    return Lease(Request(task_id), Placement(node), token, 1.0, 61.0, **more)
+
+
+def field(change: Change) -> bytes:
+    return change_to_json(change).encode()
+
+
+def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, bytes]) -> Snapshot:
+    hashes = ("leases", "renewals", "quarantined", "waiting", "drained")
+    flat = [[x for k, v in parts.get(name, {}).items() for x in (k.encode(), v)] for name in hashes]
+    return read_state(version, [b"12", b"5", b"b", *flat], inventory).snapshot()
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "field"),
+    [
+        (Granted(lease("t", 1), 1.0), "grant", "t"),
+        (Released("t", 1, 1.0), "end", "t"),
+        (Expired("t", 1, 1.0), "end", "t"),
+        (Renewed("t", 1, 1.0), "renew", "t"),
+        (Quarantined("t", 1, 1.0), "quarantine", "t"),
+        (Queued(Request("t"), 1.0), "wait", "t"),
+        (Cancelled("t", 1.0), "cancel", "t"),
+        (Drained("a", 1.0), "drain", "a"),
+        (Restored("a", 1.0), "restore", "a"),
+        (InventoryChanged(NODES, 1.0), "inventory", ""),
+    ],
+)
+def test_each_change_is_told_by_what_it_does_and_to_whom(change: Change, name: str, field: str) -> None:
+    assert operation(change) == (name, field, change_to_json(change))
+
+
+def test_a_state_is_read_from_its_parts() -> None:
+    state = read(
+        leases={
+            "late": field(Granted(lease("late", 4), 1.0)),
+            "early": field(Granted(lease("early", 3), 1.0)),
+        },
+        waiting={
+            "x y": b"5 " + field(Queued(Request("x y"), 3.0)),
+            "w": b"2 " + field(Queued(Request("w"), 2.0)),
+        },
+        drained={"c": field(Drained("c", 4.0, "two fans"))},
+    )
+    assert (state.version, state.fencing, state.sequence, state.last_node) == (9, 12, 5, "b")
+    assert state.nodes == NODES
+    assert state.leases == (lease("early", 3), lease("late", 4))
+    assert state.waiting == (Waiting(Request("w"), 2.0, 2), Waiting(Request("x y"), 3.0, 5))
+    assert state.drained == (Drained("c", 4.0, "two fans"),)
+    assert state.retired == ()
+
+
+def test_renewal_and_quarantine_stand_beside_the_lease() -> None:
+    leases = {"t": field(Granted(lease("t", 1, quarantined=True), 1.0))}
+    renewed = {"t": field(Renewed("t", 1, 30.0, 90.0))}
+    quarantined = {"t": field(Quarantined("t", 1, 61.0)), "other": b"{}"}
+    assert read(leases=leases).leases == (lease("t", 1, quarantined=True),)
+    assert read(leases=leases, renewals=renewed).leases == (replace(lease("t", 1), expires_at=90.0),)
+    assert read(leases=leases, renewals=renewed, quarantined=quarantined).leases == (
+        replace(lease("t", 1), expires_at=90.0, quarantined=True),
+    )
+
+
+def test_a_node_that_left_is_there_while_it_is_in_use() -> None:
+    inventory = Inventory(b"7", NODES, ("b", "c"))
+    drained = {"c": field(Drained("c", 1.0))}
+    state = read(inventory, leases={"t": field(Granted(lease("t", 1, "b"), 1.0))}, drained=drained)
+    assert [node.name for node in state.nodes] == ["a", "b"]
+    assert state.retired == ("b",)
+    assert state.drained == ()
+
+
+def test_an_inventory_is_read_back_without_the_leases() -> None:
+    cluster = ClusterState(NODES)
+    cluster.apply(Granted(lease("t", 1, "c"), 1.0))
+    cluster.apply(InventoryChanged(NODES[:2], 2.0))
+    text = inventory_to_json(cluster.snapshot())
+    assert " " not in text
+    assert "61" not in text
+    assert inventory_from_json(b"7", text.encode()) == Inventory(b"7", NODES, ("c",))
+
+
+def test_the_parts_of_a_state_are_what_is_read_again() -> None:
+    snapshot = Snapshot(
+        9,
+        12,
+        5,
+        NODES,
+        (lease("t", 3),),
+        (Waiting(Request("w"), 2.0, 2),),
+        (Drained("c", 4.0),),
+        last_node="b",
+    )
+    parts = parts_of(snapshot)
+    assert parts[::3] == ["lease", "waiting", "drained"]
+    assert parts[1::3] == ["t", "w", "c"]
+    leases, waiting, drained = (
+        {name: text.encode()} for name, text in zip(parts[1::3], parts[2::3], strict=True)
+    )
+    assert read(leases=leases, waiting=waiting, drained=drained) == snapshot
+    granted = change_from_json(leases["t"])
+    assert isinstance(granted, Granted)
+    assert granted.at == 1.0
+
+
+OTHER = field(Drained("x", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"leases": {"t": OTHER}}, r'^not a lease: b\'{"change":"drained"'),
+        ({"waiting": {"t": b"3 " + OTHER}}, r'^not a waiting request: b\'3 {"change":"drained"'),
+        (
+            {"leases": {"t": field(Granted(lease("t", 1), 1.0))}, "renewals": {"t": OTHER}},
+            r'^not a renewal: b\'{"change":"drained"',
+        ),
+    ],
+)
+def test_a_part_of_another_kind_is_named(parts: dict[str, dict[str, bytes]], complaint: str) -> None:
+    with pytest.raises(CorruptStateError, match=complaint):
+        read(**parts)
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff"])
+def test_an_inventory_that_is_no_json_is_said_to_be(text: bytes) -> None:
+    with pytest.raises(CorruptStateError, match=r"^the inventory in Redis is no JSON: "):
+        inventory_from_json(b"7", text)
