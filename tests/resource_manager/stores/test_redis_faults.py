@@ -23,7 +23,7 @@ from resource_manager.errors import (
     StoreUnavailableError,
 )
 from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Released
+from resource_manager.models import Drained, InventoryChanged, Released
 from resource_manager.redis_client import RedisClient
 from resource_manager.settings import Settings
 from resource_manager.stores import RedisStore, open_store
@@ -306,6 +306,31 @@ def test_flushed_scripts_are_loaded_again(url: str, embedded_redis: RedisServer)
         add(store, cluster, task_id)
         redis.script_flush()
         assert store.refresh(cluster) is cluster
+
+
+def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: RedisServer) -> None:
+    """It is the largest part of the state, and hardly ever changes."""
+    store = opened(url)
+    cluster = started(store)
+    meta = RedisClient.from_url(url).key("meta")
+
+    def written_at() -> int:
+        return int(embedded_redis.client().hget(meta, "inventory_version"))
+
+    first = written_at()
+    add(store, cluster, "a")
+    now = store.now()
+    for change in (Drained("gpu-server-0", now), Released("a", cluster.fencing, now)):
+        store.commit(cluster.version, [change], now=now)
+        cluster.apply(change)
+    assert written_at() == first
+    nodes = cluster.snapshot().nodes
+    changes = [InventoryChanged(nodes[:3], now), InventoryChanged(nodes[:2], now)]
+    store.commit(cluster.version, changes, now=now)
+    assert written_at() == cluster.version + 2
+    again = store.refresh(None)
+    assert again is not None
+    assert again.snapshot().nodes == nodes[:2]
 
 
 def test_a_trimmed_stream_means_a_whole_read(url: str, embedded_redis: RedisServer) -> None:
