@@ -198,8 +198,10 @@ BUGS += [
         ("2 * LOCK_LIFE_S if patient else 0.0", "2 * LOCK_LIFE_S"),
         ("2 * LOCK_LIFE_S if patient else 0.0", "0.0"),
         ("            if patient:\n", "            if not patient:\n"),
-        ("            if own.token:\n                own.release()", "            pass"),
-        ("            if own.token:\n", "            if True:\n"),
+        ("        if own.token:\n            own.release()", "        pass"),
+        ("            if own.token:\n                with suppress",
+         "            if False:\n                with suppress"),
+        ("if isinstance(error, LockError):", "if False:"),
     ),
     *of_python(
         "transactions",
