@@ -13,6 +13,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.models import (
+    MILLI_PER_GPU,
     Cancelled,
     Change,
     Expired,
@@ -222,7 +223,11 @@ def refuse_impossible(cluster: ClusterState, request: Request) -> None:
 
 def describe(request: Request) -> str:
     """The request's demand in words."""
-    parts = [f"{request.gpus} GPUs" if request.gpu_milli == 1000 else f"{request.gpu_milli} milli of a GPU"]
+    parts = [
+        f"{request.gpus} GPUs"
+        if request.gpu_milli == MILLI_PER_GPU
+        else f"{request.gpu_milli} milli of a GPU"
+    ]
     if request.gpu_types:
         parts[0] += f" of type {' or '.join(request.gpu_types)}"
     if request.vendor:
@@ -241,7 +246,7 @@ def check(cluster: ClusterState) -> None:
             for gpu_id in lease.placement.gpu_ids:
                 held[gpu_id] = held.get(gpu_id, 0) + lease.request.gpu_milli
         for gpu_id, free in state.gpu_free.items():
-            if free < 0 or free + held.get(gpu_id, 0) != 1000:
+            if free < 0 or free + held.get(gpu_id, 0) != MILLI_PER_GPU:
                 raise CapacityError(
                     f"GPU {gpu_id} of {state.name!r}: {free} free, {held.get(gpu_id, 0)} held"
                 )

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import PolicyError
-from resource_manager.models import Amount, Placement, Request, Waiting
+from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request, Waiting
 
 Arrange = Callable[[ClusterState, float], list[Waiting]]
 """(cluster, now) -> the waiting requests, the next one to be served first."""
@@ -78,13 +78,13 @@ def runtime_s(request: Request) -> float:
 
 def by_runtime(cluster: ClusterState, now: float) -> list[Waiting]:
     """Shortest expected runtime first; what waits has all of it remaining."""
-    return _impatient_first(cluster, now, lambda request: runtime_s(request))
+    return _impatient_first(cluster, now, runtime_s)
 
 
 def by_service(cluster: ClusterState, now: float) -> list[Waiting]:
     """Shortest expected service, runtime times GPUs, first (Gu et al., Tiresias, NSDI 2019)."""
     return _impatient_first(
-        cluster, now, lambda request: runtime_s(request) * request.gpus * request.gpu_milli / 1000
+        cluster, now, lambda request: runtime_s(request) * request.gpus * request.gpu_milli / MILLI_PER_GPU
     )
 
 
@@ -148,7 +148,7 @@ def _capacity(cluster: ClusterState) -> Counter[str]:
     """What the whole cluster has."""
     capacity: Counter[str] = Counter()
     for node in cluster.nodes:
-        capacity.update({"gpu_milli": 1000 * len(node.gpu_free), **node.node.resources})
+        capacity.update({"gpu_milli": MILLI_PER_GPU * len(node.gpu_free), **node.node.resources})
     return capacity
 
 

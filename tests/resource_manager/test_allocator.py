@@ -304,6 +304,11 @@ def test_who_frees_capacity_grants_it(cluster: Untouched) -> None:
     ]
 
 
+def test_who_queues_and_fits_starts_with_the_same_commit(cluster: Untouched) -> None:
+    changes = allocator.settle(cluster, [Queued(Request("t", 1), 1.0)], FIRST_FIT, FIFO, 1.0)
+    assert kinds(changes) == [("Queued", "t"), ("Granted", "t")]
+
+
 def test_where_nobody_waits_changes_stand_alone(cluster: Untouched) -> None:
     cluster.move(held("x", "a"))
     ended = tuple(allocator.release(cluster, "x", 2.0))
@@ -383,6 +388,15 @@ def test_free_and_held_add_up_to_the_inventory(cluster: Untouched) -> None:
         InventoryChanged((node("a", cpus=8), node("b")), 1.0),
     )
     allocator.check(cluster)  # a lease may hold more than its node still has
+
+
+def test_the_rounding_of_large_amounts_is_no_mistake() -> None:
+    cluster = ClusterState([Node("a", 0, {"bytes_per_s": 1e9})])
+    for token in range(10):
+        request = Request(f"t{token}", resources={"bytes_per_s": 0.1})
+        cluster.apply(Granted(Lease(request, Placement("a"), token, 0.0), 0.0))
+    assert cluster.node("a").free["bytes_per_s"] != 1e9 - sum([0.1] * 10), "else this shows nothing"
+    allocator.check(cluster)
 
 
 @pytest.mark.parametrize(
