@@ -118,6 +118,26 @@ def test_what_fits_a_busy_node(request_: Request, expected: bool) -> None:
     assert holding((1000, (0,)), (400, (1,)), (700, (3,))).fits(request_) is expected
 
 
+@pytest.mark.parametrize(
+    ("held", "request_", "expected"),
+    [
+        (((400, (0,)), (700, (1,))), Request("t", 1, gpu_milli=600), True),
+        (((400, (0,)), (700, (1,))), Request("t", 1, gpu_milli=601), False),
+        (((400, (0,)), (700, (1,))), Request("t", 1), False),
+        (((400, (0,)),), Request("t", 1, gpu_milli=999), True),
+        (((400, (0,)),), Request("t", 1), True),
+        (((400, (0,)),), Request("t", 2), False),
+        (((400, (0,)),), Request("t", 1, gpu_milli=999, gpu_types=("A100",)), True),
+        (((400, (0,)),), Request("t", 1, gpu_milli=100, gpu_types=("H100",)), False),
+        (((400, (0,)),), Request("t", 1, vendor="amd"), False),
+    ],
+)
+def test_what_fits_a_busy_node_of_one_kind(
+    held: tuple[tuple[int, tuple[int, ...]], ...], request_: Request, expected: bool
+) -> None:
+    assert holding(*held, node=UNIFORM).fits(request_) is expected
+
+
 def test_a_closed_node_fits_nobody() -> None:
     for closed in ("drained", "retired"):
         state = NodeState(UNIFORM, 0)

@@ -254,17 +254,32 @@ def test_starting_over_keeps_numbers_growing(open_client: OpenStore) -> None:
     assert fresh(other).drained
 
 
-def test_starting_over_from_a_later_state_keeps_its_numbers(open_client: OpenStore) -> None:
-    """As when a store is filled from a copy of another one."""
+def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) -> None:
+    cluster = ClusterState.from_snapshot(replace(first_state(), version=10**15, fencing=10**15, sequence=7))
+    changes: list[Change] = [
+        granted(cluster, "a", 1e9),
+        Renewed("a", 10**15 + 1, 1e9, 2e9),
+        Queued(Request("w", 3), 1e9),
+        Queued(Request("x", 4), 1e9),
+        Drained("gpu-server-1", 1e9, "fans", failed=True),
+        InventoryChanged(first_state(3).nodes[1:], 1e9),
+    ]
+    for change in changes:
+        cluster.apply(change)
+    cluster.apply(Quarantined("a", 10**15 + 1, 2e9))
+    copy = cluster.snapshot()
+    assert (len(copy.leases), len(copy.waiting), len(copy.drained), len(copy.retired)) == (1, 2, 1, 1)
     store = open_client()
-    started(store)
-    later = replace(first_state(2), version=10**15, fencing=10**15 + 1, sequence=7)
-    store.replace(later)
-    assert fresh(store) == later
+    for write in (store.initialise, store.replace):
+        write(copy)
+        kept = fresh(open_client())
+        assert kept.version >= copy.version
+        assert replace(kept, version=copy.version) == copy
     store.replace(first_state(2))
     again = fresh(store)
-    assert again.version > 10**15, "no replica of what was there before passes as current"
-    assert again.fencing > 10**15
+    assert again.version > copy.version, "no replica of what was there before passes as current"
+    assert again.fencing >= copy.fencing
+    assert (again.leases, again.waiting, again.drained, again.retired) == ((), (), (), ())
 
 
 def test_starting_over_under_a_lock(open_client: OpenStore) -> None:

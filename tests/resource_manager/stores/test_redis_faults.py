@@ -376,6 +376,14 @@ def test_a_commit_whose_answer_was_lost_is_made_once(proxy: Proxy, url: str, los
     assert leases(opened(url)) == {"a", "b"}
 
 
+def test_a_first_state_whose_answer_was_lost_is_this_ones(proxy: Proxy, url: str) -> None:
+    store = opened(proxy.url(url.partition("namespace=")[2]))
+    proxy.lose_answers = 1
+    assert store.initialise(first_state()), "it is sent again, and finds itself"
+    assert proxy.lose_answers == 0
+    assert not opened(url).initialise(first_state())
+
+
 def test_an_unknown_outcome_is_known_by_the_next_read(proxy: Proxy, url: str) -> None:
     namespace = url.partition("namespace=")[2]
     store = opened(proxy.url(namespace))
