@@ -3,25 +3,27 @@
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
-from demo.stack import REPOSITORY, Stack
+from demo.stack import REPOSITORY, Stack, StackError
 from resource_manager import GPUResourceManager
 
 HERE = Path(__file__).parent
 TTL_S = 15
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 BEAT_S = 0.2
 """How often a job of the tests writes into the ledger."""
+
+PATIENCE = float(os.environ.get("E2E_PATIENCE", "1"))
+"""How much slower than two cores with nothing else to do this machine is: all limits are longer by that."""
 
 INVENTORY = """
 [[servers]]
@@ -48,6 +50,7 @@ address = "{docker}"
 
 def wait_for(condition, timeout_s=90.0, what="it"):
     """Waits until `condition()` is true, and returns what it gave."""
+    timeout_s *= PATIENCE
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
@@ -63,6 +66,7 @@ class Bench(Stack):
         shutil.copytree(REPOSITORY / "dags", dags)
         shutil.copytree(HERE / "dags", dags / "tests")
         (dags / ".airflowignore").write_text("jobs/\nbeat.py\n")
+        self.runs = []
         self.ledger = home / "ledger" / "beats"
         self.ledger.parent.mkdir()
         self.ledger.parent.chmod(0o777)
@@ -73,12 +77,13 @@ class Bench(Stack):
         super().__init__(
             home,
             dags=dags,
-            start_timeout_s=600.0,
+            start_timeout_s=600.0 * PATIENCE,
             settings={
                 "LEDGER": str(self.ledger),
                 "TEST_TTL_S": str(TTL_S),
                 "GPU_MANAGER_INVENTORY": str(inventory),
                 "GPU_MANAGER_RECONFIRM_S": str(TTL_S),
+                "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the DAGs never change
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
                 **settings,
@@ -94,6 +99,10 @@ class Bench(Stack):
             self.manager.close()
         super().stop()
 
+    def switch_the_reconciler_on(self):
+        wait_for(lambda: self.api.knows("gpu_reconcile"), what="gpu_reconcile")
+        self.api.call("PATCH", "/dags/gpu_reconcile", {"is_paused": False})
+
     def of_component(self, name):
         """The processes of `airflow <name>`, the first one first."""
         found = []
@@ -107,20 +116,38 @@ class Bench(Stack):
         return sorted(found, key=lambda process: process.create_time())
 
     def kill(self, name):
-        """kill -9 of a component and its own helpers."""
-        killed = self.of_component(name)
-        assert killed, f"no {name} runs"
-        for process in killed:
-            for victim in [*process.children(recursive=True), process]:
-                if name != "scheduler" or "triggerer" not in " ".join(victim.cmdline()):
-                    victim.kill()
+        """kill -9 of a component, and then of what it started; some of that may just have ended by itself."""
+        roots = self.of_component(name)
+        assert roots, f"no {name} runs"
+        for victim in [*roots, *(child for root in roots for child in children_of(root))]:
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+
+    def ports_of(self, name):
+        """This end's ports of the connections of a component, as texts."""
+        roots = self.of_component(name)
+        found = set()
+        for process in [*roots, *(child for root in roots for child in children_of(root))]:
+            with suppress(psutil.NoSuchProcess):
+                found |= {str(connection.laddr.port) for connection in process.net_connections("tcp")}
+        return found
 
     def start(self, name):
         self.spawn(name, [str(Path(sys.executable).parent / "airflow"), name])
 
     def run(self, dag_id, **conf):
         """Starts a run; returns it."""
-        return Run(self, dag_id, self.api.trigger(dag_id, conf))
+        run = Run(self, dag_id, self.api.trigger(dag_id, conf))
+        self.runs.append(run)
+        return run
+
+    def history(self, change):
+        """All changes of that kind."""
+        return [entry for entry in self.manager.history(limit=1_000_000) if entry["change"] == change]
+
+    def grants(self):
+        """Every request that was granted, in order."""
+        return [change["lease"]["request"] for change in self.history("granted")]
 
     def beats(self):
         """Every line of the ledger."""
@@ -158,8 +185,15 @@ class Bench(Stack):
         assert len(self.beats()) == seen, "a job still runs"
 
 
+def children_of(process):
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
 class Run:
-    """One DAG run of one task called `job`."""
+    """One DAG run, mostly of one task called `job`."""
 
     def __init__(self, bench, dag_id, run_id):
         self.bench, self.dag_id, self.run_id = bench, dag_id, run_id
@@ -176,27 +210,58 @@ class Run:
     def task(self):
         return next(iter(self.bench.api.task_instances(self.dag_id, self.run_id)))
 
+    def states(self):
+        """task -> state"""
+        tasks = self.bench.api.task_instances(self.dag_id, self.run_id)
+        return {task["task_id"]: task["state"] for task in tasks}
+
+    def count(self, *states):
+        """How many of its tasks are in one of these states."""
+        wanted = "&".join(f"state={state}" for state in states)
+        return self.bench.api.call("GET", f"{self.path}/taskInstances?limit=1&{wanted}")["total_entries"]
+
+    def ended_at(self):
+        return datetime.fromisoformat(self.task()["end_date"]).timestamp()
+
     def state(self):
         return self.bench.api.run_state(self.dag_id, self.run_id)
 
+    def finish(self):
+        """Tells the job to end well."""
+        Path(f"{self.bench.ledger}-end-{self.lease_id.replace('/', '-')}").touch()
+
     def wait_until_training(self):
         wait_for(self.beats, what=f"the start of {self.lease_id}")
-        wait_for(lambda: self.task()["state"] == "deferred", what="deferral")
+        self.wait_until_deferred()
 
     def wait_until_waiting(self):
-        wait_for(lambda: self.task()["state"] == "deferred", what="deferral")
+        self.wait_until_deferred()
         assert not self.beats()
 
-    def wait_until(self, state, timeout_s=120.0):
+    def wait_until_deferred(self, try_number=1):
+        def deferred():
+            task = self.task()
+            return task["state"] == "deferred" and task["try_number"] >= try_number
+
+        wait_for(deferred, what=f"deferral of try {try_number}")
+
+    def wait_until(self, state, timeout_s=200.0):
         try:
             wait_for(lambda: self.state() == state, timeout_s, f"{self.lease_id} {state}")
         except AssertionError:
             print(self.log())
             raise
 
-    def log(self, try_number=None):
+    def log(self, try_number=None, task_id="job"):
         try_number = try_number or max(self.task()["try_number"], 1)
-        return self.bench.api.log(self.dag_id, self.run_id, "job", try_number)
+        return self.bench.api.log(self.dag_id, self.run_id, task_id, try_number)
+
+    def xcom(self, key):
+        """That XCom of the task, or None."""
+        try:
+            return self.bench.api.xcom(self.dag_id, self.run_id, "job", key)
+        except StackError:
+            return None
 
     def mark(self, state):
         self.bench.api.call("PATCH", f"{self.path}/taskInstances/job", {"new_state": state})
@@ -219,60 +284,3 @@ class Run:
 
     def delete(self):
         self.bench.api.call("DELETE", self.path)
-
-
-class SSHServer:
-    """Debian's sshd on loopback, which lets root in with one key."""
-
-    def __init__(self, home):
-        self.home = home
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.key = home / "key"
-        for name in ("key", "host_key"):
-            subprocess.run(
-                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / name)], check=True
-            )
-        (home / "authorized_keys").write_text((home / "key.pub").read_text())
-        (home / "config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {home}/host_key\nPidFile none\n"
-            f"AuthorizedKeysFile {home}/authorized_keys\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
-        )
-        self.process = None
-
-    def start(self):
-        Path("/run/sshd").mkdir(exist_ok=True)
-        command = [
-            shutil.which("sshd", path="/usr/sbin:/usr/bin"),
-            "-D",
-            "-e",
-            "-f",
-            str(self.home / "config"),
-        ]
-        with (self.home / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
-        wait_for(self._answers, 10.0, "sshd")
-
-    def stop(self):
-        """Ends the server and its sessions, as if the machine had lost its network."""
-        for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
-            if "sshd" in (process.name() if isinstance(process, psutil.Process) else "sshd"):
-                process.kill()
-        self.process.wait()
-
-    def _answers(self):
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-    @property
-    def connection(self):
-        """The Airflow connection to it."""
-        return json.dumps(
-            {
-                "conn_type": "ssh",
-                "host": "127.0.0.1",
-                "login": "root",
-                "extra": {"key_file": str(self.key), "no_host_key_check": True, "conn_timeout": 5},
-            }
-        )

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.e2e.bench import SSHD, Bench, SSHServer, wait_for
+from tests.e2e.bench import Bench
+from tests.e2e.servers import SSHD, Service, SSHServer
 
 
 @pytest.fixture(scope="session")
@@ -19,12 +20,21 @@ def ssh_server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory, ssh_server):
+def service(tmp_path_factory):
+    """The REST service; it runs once a test has started it."""
+    return Service(tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory, ssh_server, service):
     """The stack, with the reconciler on; started once for all tests."""
     home = tmp_path_factory.mktemp("airflow")
-    with Bench(home, ssh_server.port, AIRFLOW_CONN_TEST_SSH=ssh_server.connection) as bench:
-        wait_for(lambda: bench.api.knows("gpu_reconcile"), what="gpu_reconcile")
-        bench.api.call("PATCH", "/dags/gpu_reconcile", {"is_paused": False})
+    connections = {
+        "AIRFLOW_CONN_TEST_SSH": ssh_server.connection,
+        "AIRFLOW_CONN_GPU_SERVICE": service.connection,
+    }
+    with Bench(home, ssh_server.port, **connections) as bench:
+        bench.switch_the_reconciler_on()
         yield bench
 
 
@@ -33,5 +43,8 @@ def bench(airflow):
     """The stack, all free before; and after the test, whatever happened in it, the ledger is true."""
     airflow.check_free()
     yield airflow
+    for run in airflow.runs:
+        run.finish()
+    airflow.runs.clear()
     airflow.check_ledger()
     airflow.check_free()

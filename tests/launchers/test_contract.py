@@ -19,7 +19,7 @@ from resource_manager.launchers import (
     open_launcher,
 )
 from resource_manager.launchers.local import LocalLauncher
-from tests.e2e.bench import SSHD, SSHServer
+from tests.e2e.servers import SSHD, SSHServer
 
 # Docker's SDK leaves the sockets of engines that do not answer, and its pools, to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

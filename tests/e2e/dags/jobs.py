@@ -1,39 +1,72 @@
-"""DAGs for the fault tests: one job, and one Python task, as the run's configuration says."""
+"""DAGs for the fault tests: jobs, a Python task, a sensor and a lease, as the run's configuration says."""
 
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, task
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, get_current_context, task
 
-from resource_manager.provider.operators import GPUTrainingOperator
+from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease
+from resource_manager.provider.sensors import GPUAvailableSensor
 
 BEAT = Path(__file__).parent / "beat.py"
 LEDGER = os.environ.get("LEDGER", "/dev/null")
-PARAMS = {"seconds": 10, "exit_code": 0, "gpus": 8}
+PARAMS = {"seconds": 3600, "exit_code": 0, "gpus": 8, "linger": ""}
 TTL = timedelta(seconds=int(os.environ.get("TEST_TTL_S", "15")))
 
 
-def job_dag(name, **arguments):
+class LingeringOperator(GPUTrainingOperator):
+    """Its first try stays at the place that the run names, after it wrote down its process for the killer."""
+
+    def defer(self, *, method_name, **arguments):
+        if method_name == "execute_ended":
+            linger("launched", get_current_context())
+        super().defer(method_name=method_name, **arguments)
+
+    def execute_ended(self, context, event):
+        linger("collecting", context)
+        result = super().execute_ended(context, event)
+        linger("released", context)
+        return result
+
+
+def linger(place, context):
+    if context["params"]["linger"] == place and context["ti"].try_number == 1:
+        Path(f"{LEDGER}-{place}").write_text(str(os.getpid()))
+        time.sleep(600)
+
+
+def job_dag(name, operator=GPUTrainingOperator, **arguments):
     with DAG(name, schedule=None, catchup=False, params=PARAMS, max_active_runs=100) as dag:
-        GPUTrainingOperator(
+        operator(
             task_id="job",
             gpus="{{ params.gpus }}",
             cpus=8,
             ttl=TTL,
-            retries=2,
-            retry_delay=timedelta(seconds=1),
             unreachable_timeout=timedelta(seconds=10),
-            **arguments,
+            **{"retries": 2, "retry_delay": timedelta(seconds=1), **arguments},
         )
     return dag
 
 
 beat = f"{BEAT} {LEDGER} {{{{ params.seconds }}}} {{{{ params.exit_code }}}}"
 local_job = job_dag("local_job", gpu_type="local", command=f"exec {sys.executable} {beat}")
+lingering_job = job_dag(
+    "lingering_job", LingeringOperator, gpu_type="local", command=f"exec {sys.executable} {beat}"
+)
+service_job = job_dag(
+    "service_job", gpu_type="local", command=f"exec {sys.executable} {beat}", gpu_conn_id="gpu_service"
+)
 ssh_job = job_dag(
-    "ssh_job", gpu_type="ssh", command=f"exec python3 {beat}", launcher="ssh", launcher_conn_id="test_ssh"
+    "ssh_job",
+    gpu_type="ssh",
+    command=f"exec python3 {beat}",
+    launcher="ssh",
+    launcher_conn_id="test_ssh",
+    retries=20,  # it may take some until the server is back
 )
 docker_job = job_dag(
     "docker_job",
@@ -45,6 +78,25 @@ docker_job = job_dag(
         "device_requests": [],
     },
 )
+
+with DAG("sensor_job", schedule=None, catchup=False, params=PARAMS) as sensor_job:
+    GPUAvailableSensor(task_id="job", gpus="{{ params.gpus }}", cpus=8, gpu_type="local", poke_interval=1)
+
+with DAG("service_lease", schedule=None, catchup=False) as service_lease:
+    through_service = {"gpus": 8, "cpus": 8, "gpu_type": "local", "gpu_conn_id": "gpu_service"}
+    available = GPUAvailableSensor(task_id="available", poke_interval=1, **through_service)
+    with gpu_lease(**through_service) as lease:
+        step = BashOperator(
+            task_id="step",
+            bash_command="echo on $CUDA_VISIBLE_DEVICES of $GPU_SERVER",
+            env=lease.environment(),
+            append_env=True,
+        )
+    available >> lease.allocate
+
+with DAG("waiting_jobs", schedule=None, catchup=False) as waiting_jobs:
+    waiting = GPUTrainingOperator.partial(task_id="job", gpus=8, cpus=8, gpu_type="local", ttl=TTL)
+    waiting.expand(command=["true"] * 200)
 
 with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_runs=100) as python_job:
 

@@ -1,0 +1,158 @@
+"""What the fault tests need beside Airflow and Redis: sshd, PostgreSQL and the GPU manager's own service."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+
+import psutil
+
+from tests.e2e.bench import wait_for
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
+"""The folder of PostgreSQL's programs, which Debian keeps off the PATH."""
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def answers(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class SSHServer:
+    """Debian's sshd on loopback, which lets root in with one key."""
+
+    def __init__(self, home):
+        self.home = home
+        self.port = free_port()
+        self.key = home / "key"
+        for name in ("key", "host_key"):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / name)], check=True
+            )
+        (home / "authorized_keys").write_text((home / "key.pub").read_text())
+        (home / "config").write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {home}/host_key\nPidFile none\n"
+            f"AuthorizedKeysFile {home}/authorized_keys\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        )
+        self.process = None
+
+    def start(self):
+        Path("/run/sshd").mkdir(exist_ok=True)
+        command = [SSHD, "-D", "-e", "-f", str(self.home / "config")]
+        with (self.home / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
+        wait_for(lambda: answers(self.port), 60.0, "sshd")
+
+    def stop(self):
+        """Ends the server and its sessions, as if the machine had lost its network."""
+        for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+            if "sshd" in (process.name() if isinstance(process, psutil.Process) else "sshd"):
+                process.kill()
+        self.process.wait()
+
+    @property
+    def connection(self):
+        """The Airflow connection to it."""
+        return json.dumps(
+            {
+                "conn_type": "ssh",
+                "host": "127.0.0.1",
+                "login": "root",
+                "extra": {"key_file": str(self.key), "no_host_key_check": True, "conn_timeout": 5},
+            }
+        )
+
+
+class PostgreSQL:
+    """A server with one empty database, run as Debian's user postgres, since it refuses to run as root.
+
+    Its files have a folder of their own: only root gets through the temporary folders of root's pytest.
+    """
+
+    AS_POSTGRES = MappingProxyType({"user": "postgres", "group": "postgres", "extra_groups": [], "cwd": "/"})
+
+    def __init__(self):
+        self.folder = TemporaryDirectory(prefix="postgresql-")
+        self.port = free_port()
+        self.process = None
+        self.url = f"postgresql+psycopg2://postgres@127.0.0.1:{self.port}/airflow"
+
+    def __enter__(self):
+        data = self.folder.name
+        shutil.chown(data, "postgres")
+        self._finish("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-D", data)
+        options = ("-c", "fsync=off", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=")
+        command = [POSTGRES / "postgres", "-D", data, "-p", str(self.port), *options]
+        with (Path(data) / "log").open("wb") as log:
+            self.process = subprocess.Popen(command, stderr=log, start_new_session=True, **self.AS_POSTGRES)
+        wait_for(lambda: answers(self.port), 60.0, "PostgreSQL")
+        self._finish("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "airflow")
+        return self
+
+    def __exit__(self, *reason):
+        self.process.send_signal(signal.SIGINT)  # do not wait for clients
+        self.process.wait(timeout=30)
+        self.folder.cleanup()
+
+    def query(self, statement):
+        """All rows of the answer."""
+        import psycopg2
+
+        with closing(psycopg2.connect(self.url.replace("+psycopg2", ""))) as connection:
+            cursor = connection.cursor()
+            cursor.execute(statement)
+            return cursor.fetchall()
+
+    def _finish(self, program, *arguments):
+        command = [POSTGRES / program, *arguments]
+        subprocess.run(command, check=True, capture_output=True, **self.AS_POSTGRES)
+
+
+class Service:
+    """`gpu-manager serve` with a token for one user, which is what an Airflow would have."""
+
+    USER = "airflow"
+
+    def __init__(self, home):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.tokens = home / "tokens.json"
+        self.token = subprocess.run(
+            [*self._program, "--store", "memory://", "token", "create", self.USER, "--role", "user"],
+            env={**os.environ, "GPU_MANAGER_TOKENS": str(self.tokens)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        self.process = None
+
+    _program = (sys.executable, "-m", "resource_manager.cli")
+
+    def start(self, bench):
+        """Serves the store of that bench, which ends it with everything else."""
+        command = [*self._program, "serve", "--port", str(self.port), "--tokens", str(self.tokens)]
+        self.process = bench.spawn("service", command)
+        wait_for(lambda: answers(self.port), 120.0, "the service")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def connection(self):
+        """The Airflow connection to it."""
+        return json.dumps({"conn_type": "gpu_manager", "host": self.url, "password": self.token})

@@ -1,0 +1,50 @@
+"""The same on PostgreSQL, which most installations have; once, since nothing of ours reads that database."""
+
+import os
+
+import pytest
+
+from tests.e2e.bench import PATIENCE, Bench
+from tests.e2e.servers import POSTGRES, PostgreSQL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory):
+    if POSTGRES is None or os.geteuid() != 0:
+        pytest.skip("needs PostgreSQL's server (Debian: postgresql) and root")
+    with PostgreSQL() as database:
+        home = tmp_path_factory.mktemp("airflow")
+        settings = {
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.url,
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        }
+        with Bench(home, ssh_port=22, **settings) as bench:
+            bench.switch_the_reconciler_on()
+            bench.database = database
+            yield bench
+
+
+def test_a_job_waits_and_trains(bench):
+    first = bench.run("local_job")
+    first.wait_until_training()
+    second = bench.run("local_job", seconds=2)
+    second.wait_until_waiting()
+    first.finish()
+    second.wait_until("success")
+    assert "waiting for GPUs: place 1 in the queue" in second.log()
+    assert bench.database.query("select count(*) from task_instance where dag_id = 'local_job'") == [(2,)]
+
+
+def test_the_triggerer_is_killed(bench):
+    trains = bench.run("local_job")
+    trains.wait_until_training()
+    waits = bench.run("local_job", seconds=2)
+    waits.wait_until_waiting()
+    bench.kill("triggerer")
+    bench.start("triggerer")
+    trains.finish()
+    for run in (trains, waits):
+        run.wait_until("success", 300)
+        assert len(run.processes()) == 1

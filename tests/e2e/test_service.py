@@ -1,0 +1,54 @@
+"""Airflow on the REST service: every operator's calls go over HTTP, to a real `gpu-manager serve`."""
+
+import time
+
+import pytest
+
+from tests.e2e.bench import PATIENCE, wait_for
+from tests.e2e.servers import Service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+
+
+@pytest.fixture
+def served(bench, service):
+    """The bench with the service beside it."""
+    service.start(bench)
+    yield bench
+    service.kill()
+
+
+def test_a_job_waits_and_trains_through_the_service(served, service):
+    first = served.run("local_job")
+    first.wait_until_training()
+    second = served.run("service_job")
+    second.wait_until_waiting()
+    first.finish()
+    second.wait_until_training()
+    assert served.manager.status_of(second.lease_id)["owner"] == Service.USER
+    service.kill()
+    time.sleep(3)  # the job goes on, and nobody renews
+    service.start(served)
+    second.finish()
+    second.wait_until("success")
+    assert "waiting for GPUs: place 1 in the queue, no server has room for 8 GPUs" in second.log()
+    assert len(second.processes()) == 1
+
+
+def test_a_sensor_and_a_lease_go_through_the_service(served):
+    first = served.run("local_job")
+    first.wait_until_training()
+    run = served.run("service_lease")
+    wait_for(lambda: run.states()["available"] == "deferred", what="a sensor that waits")
+    first.finish()
+    run.wait_until("success")
+    assert "on 0,1,2,3,4,5,6,7 of here" in run.log(task_id="gpu_lease.step")
+    owners = [request["owner"] for request in served.grants() if run.run_id in request["task_id"]]
+    assert owners == [Service.USER]
+
+
+def test_a_job_marked_failed_is_stopped_through_the_service(served):
+    run = served.run("service_job")
+    run.wait_until_training()
+    run.mark("failed")
+    wait_for(lambda: served.manager.status_of(run.lease_id) is None, 60, "the end of the lease")

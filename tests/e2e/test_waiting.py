@@ -1,0 +1,79 @@
+"""What waits for GPUs in a real Airflow: what it costs, and how soon it goes on."""
+
+from itertools import pairwise
+from statistics import median
+
+import pytest
+import redis
+
+from tests.e2e.bench import PATIENCE, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+
+
+def test_what_waits_starts_within_seconds_of_the_release(bench):
+    first = bench.run("local_job")
+    first.wait_until_training()
+    second = bench.run("local_job", seconds=2)
+    second.wait_until_waiting()
+    first.finish()
+    second.wait_until("success")
+    assert "waiting for GPUs: place 1 in the queue, no server has room for 8 GPUs" in second.log()
+    assert "beat on 0,1,2,3,4,5,6,7 of here" in second.log()
+
+
+def test_a_freed_gpu_runs_the_next_process_soon(bench, record_property):
+    """By the clocks of the jobs: from the last line that one writes to the first line of the next."""
+    runs = [bench.run("local_job", seconds=6) for _ in range(11)]
+    for run in runs:
+        run.wait_until("success", 600)
+    freed_at = {change["task_id"]: change["at"] for change in bench.history("released")}
+    beats = sorted(((run.beats(), freed_at[run.lease_id]) for run in runs), key=lambda pair: pair[0][0]["at"])
+    figures = {
+        "release_to_next_process_s": [after[0]["at"] - freed for (_, freed), (after, _) in pairwise(beats)],
+        "end_to_next_process_s": [
+            after[0]["at"] - before[-1]["at"] for (before, _), (after, _) in pairwise(beats)
+        ],
+    }
+    for name, seconds in figures.items():
+        assert min(seconds) > 0
+        record_property(name, seconds)
+        print(f"{name}: p50 {median(seconds):.1f},", " ".join(f"{value:.1f}" for value in sorted(seconds)))
+
+
+def test_a_sensor_waits_for_room_and_takes_nothing(bench):
+    first = bench.run("local_job")
+    first.wait_until_training()
+    sensor = bench.run("sensor_job")
+    sensor.wait_until_waiting()
+    assert not bench.manager.queue()
+    first.finish()
+    sensor.wait_until("success")
+    assert "there is room on here" in sensor.log()
+    assert sensor.ended_at() > first.beats()[-1]["at"]
+    assert sensor.lease_id not in {request["task_id"] for request in bench.grants()}
+
+
+def test_a_sensor_for_what_no_server_has_fails_at_once(bench):
+    sensor = bench.run("sensor_job", gpus=9)
+    sensor.wait_until("failed")
+    assert "no server could ever grant this" in sensor.log()
+
+
+def test_two_hundred_waiting_tasks_cost_no_slot_and_one_connection(bench, record_property):
+    """Slots by Airflow's own states of the tasks, connections by Redis' own list of its clients."""
+    waiting = 200
+    bench.manager.allocate_resources("holder", 8, 8, gpu_types=["local"], ttl_s=3600)
+    run = bench.run("waiting_jobs")
+    wait_for(lambda: run.count("deferred") == waiting, 600, f"{waiting} tasks deferred")
+    wait_for(lambda: len(bench.manager.queue()) == waiting, 60, f"{waiting} requests in the queue")
+    assert run.count("running", "queued", "scheduled") == 0
+    with redis.Redis.from_url(bench.redis_url) as server:
+        clients = {client["addr"].rpartition(":")[2] for client in server.client_list()}
+    connections = clients & bench.ports_of("triggerer")
+    record_property("redis_connections_of_the_triggerer", len(connections))
+    print(waiting, "tasks wait; connections of the triggerer to Redis:", len(connections))
+    assert len(connections) == 1
+    run.mark_run("failed")
+    wait_for(lambda: not bench.manager.queue(), 120, "leaving the queue")
+    assert bench.manager.release_resources("holder")
