@@ -20,6 +20,7 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 240.0
+ANSWER_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 8.0
 TASK_SLOTS = 4
 BUSY_RETRIES = 5
@@ -39,6 +40,7 @@ class Stack:
         settings: Mapping[str, str] | None = None,
         dags: Path = REPOSITORY / "dags",
         start_timeout_s: float = START_TIMEOUT_S,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.home = home.resolve()
         self.dags = dags
@@ -70,7 +72,8 @@ class Stack:
             "GPU_MANAGER_JOBS_DIR": str(self.home / "jobs"),
             **(settings or {}),
         }
-        self.api = AirflowApi(self.url, self.home / "simple_auth_manager_passwords.json.generated")
+        passwords = self.home / "simple_auth_manager_passwords.json.generated"
+        self.api = AirflowApi(self.url, passwords, answer_timeout_s)
 
     def __enter__(self) -> Self:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -167,8 +170,8 @@ class Stack:
 class AirflowApi:
     """The few calls of Airflow's REST API that are needed here."""
 
-    def __init__(self, url: str, passwords: Path) -> None:
-        self._client = httpx.Client(base_url=url, timeout=30.0)
+    def __init__(self, url: str, passwords: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._client = httpx.Client(base_url=url, timeout=timeout_s)
         self._passwords = passwords
 
     def close(self) -> None:

@@ -78,6 +78,7 @@ class Bench(Stack):
             home,
             dags=dags,
             start_timeout_s=600.0 * PATIENCE,
+            answer_timeout_s=30.0 * PATIENCE,
             settings={
                 "LEDGER": str(self.ledger),
                 "TEST_TTL_S": str(TTL_S),
@@ -137,6 +138,7 @@ class Bench(Stack):
 
     def run(self, dag_id, **conf):
         """Starts a run; returns it."""
+        wait_for(lambda: self.api.knows(dag_id), what=f"the reading of {dag_id}")
         run = Run(self, dag_id, self.api.trigger(dag_id, conf))
         self.runs.append(run)
         return run

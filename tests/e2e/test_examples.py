@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
 
 def run(bench, dag_id, **conf):
     """Runs a DAG to its good end; returns the id of the run."""
-    run_id = bench.api.trigger(dag_id, conf)
+    run_id = bench.run(dag_id, **conf).run_id
     states = ("success", "failed")
     wait_for(lambda: bench.api.run_state(dag_id, run_id) in states, 300, f"the end of {dag_id}")
     tasks = {task["task_id"]: task["state"] for task in bench.api.task_instances(dag_id, run_id)}
