@@ -31,7 +31,7 @@ REPORT_EVERY_S = 60.0
 """How often a waiting task says where it stands, if nothing moved."""
 
 LOG_PLACE = "job_log_place"
-"""XCom with how far the job's output is in the task's log."""
+"""XCom with how far the job's output is in the task's log: a `log_place`."""
 
 
 class _Trigger(BaseTrigger):
@@ -234,9 +234,8 @@ class JobTrigger(_Trigger):
     async def _note(self) -> None:
         if self._offset == self._noted_offset:
             return
-        place = {"job": self.job.key, "offset": self._offset, "last_line": self._last_line}
         try:
-            await note(self.identity, LOG_PLACE, place)
+            await note(self.identity, LOG_PLACE, log_place(self.job, self._offset, self._last_line))
         except Exception as error:
             self.log.warning("a restart of the triggerer will show the job's output again: %s", error)
         else:
@@ -280,6 +279,11 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
         manager = await watch.call(lambda manager: manager)
         done = await asyncio.to_thread(reconcile.end, manager, entry)  # stopping takes a while
         trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)
+
+
+def log_place(job: RunningJob, offset: int = 0, last_line: str = "") -> dict[str, Any]:
+    """The place after `offset` of the job's output, and the last line with text before it."""
+    return {"job": job.key, "offset": offset, "last_line": last_line}
 
 
 def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:

@@ -91,7 +91,7 @@ def test_the_triggerer_is_killed(bench):
     trains.wait_until_training()
     waits = bench.run("local_job", seconds=2)
     waits.wait_until_waiting()
-    wait_for(lambda: trains.xcom("job_log_place"), what="a note of how far the log is")
+    wait_for(lambda: trains.xcom("job_log_place")["offset"], what="a note of how far the log is")
     bench.kill("triggerer")
     time.sleep(TTL_S + 2)  # nobody renews: the lease runs out, and its GPUs stay held
     bench.start("triggerer")

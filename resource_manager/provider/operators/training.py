@@ -16,7 +16,7 @@ from resource_manager.provider.demand import end_lease, launcher_labels
 from resource_manager.provider.hook import Manager
 from resource_manager.provider.operators.base import GPUOperator
 from resource_manager.provider.task_state import is_wanted
-from resource_manager.provider.triggers import JobTrigger, identity_of
+from resource_manager.provider.triggers import LOG_PLACE, JobTrigger, identity_of, log_place
 from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
 
@@ -92,6 +92,7 @@ class GPUTrainingOperator(GPUOperator):
             job.key,
         )
         context["ti"].xcom_push(key="allocation", value=allocation)
+        context["ti"].xcom_push(key=LOG_PLACE, value=log_place(job))
         try:
             with closing(job.open()) as launcher:
                 if launcher.status(job.key).state is JobState.ABSENT:
