@@ -24,7 +24,8 @@ from airflow.sdk import Param, dag, task
         "jobs": Param("", type="string", description="File of the jobs, CSV or JSON"),
         "policies": Param(["first_fit", "best_fit", "fgd"], type="array"),
         "orders": Param(["fifo", "fifo+backfill", "fair_share"], type="array"),
-        "folder": Param("/tmp/simulation_sweep", type="string", description="Where the report goes"),
+        # A suggestion of the form, for a machine of one's own.
+        "folder": Param("/tmp/simulation_sweep", type="string", description="Where the report goes"),  # nosec B108
     },
 )
 def simulation_sweep() -> None:

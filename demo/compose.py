@@ -32,6 +32,7 @@ IMAGE = "gpu-resource-manager:local"
 DAG_ID = "train_digits"
 VICTIMS = ("redis", "gpu-manager", "airflow-triggerer", "airflow-scheduler")
 """What is killed while jobs train; the jobs are the worker's, so they would die with it."""
+SENTINEL_SERVICES = ("redis-replica", "sentinel-1", "sentinel-2", "sentinel-3")
 
 
 @click.command(help=__doc__)
@@ -173,7 +174,7 @@ def check(stack: Compose) -> None:
 def check_fail_over(stack: Compose) -> None:
     """Kills the primary for good: the Sentinels promote the replica, and the service goes on with it."""
     stack.use_sentinels()
-    stack.run("--profile", "sentinel", "up", "--detach", "--wait")
+    stack.run("--profile", "sentinel", "up", "--detach", "--wait", "gpu-manager", *SENTINEL_SERVICES)
     say("a replica and three Sentinels run")
     wish = {"task_id": "before", "required_gpus": 2, "required_cpus": 2}
     lease = stack.call("POST", "/api/allocate", wish)

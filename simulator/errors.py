@@ -6,6 +6,8 @@ from pathlib import Path
 
 from resource_manager.errors import ResourceManagerError
 
+LONGEST_REASON = 1000
+
 
 class SimulationError(ResourceManagerError):
     """A simulation that cannot run as asked."""
@@ -16,7 +18,8 @@ class InputError(SimulationError, ValueError):
 
     def __init__(self, reason: str, *, path: str | Path | None = None, line: int | None = None) -> None:
         where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
-        # The reason may quote the file; what cannot be printed there must not steer a terminal.
+        # The reason may quote the file; what cannot be printed there must not steer a terminal, nor fill it.
+        reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
         super().__init__(where + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason))
         self.path = path
         self.line = line

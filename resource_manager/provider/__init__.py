@@ -29,7 +29,10 @@ def get_provider_info() -> dict[str, Any]:
                 },
                 "ui-field-behaviour": {
                     "hidden-fields": ["port", "login", "schema"],
-                    "relabeling": {"host": "Store or service URL", "password": "Token of the service"},
+                    "relabeling": {
+                        "host": "Store or service URL",
+                        "password": "Token of the service",  # nosec B105  # pragma: allowlist secret
+                    },
                     "placeholders": {"host": "redis://redis:6379/0 or https://gpus.example.com"},
                 },
             }

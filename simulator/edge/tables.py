@@ -38,6 +38,8 @@ COLUMNS = {
 }
 LONGEST_S = 1_000_000
 """No time in a table or plan is above this: every second up to it is simulated."""
+LARGEST = 2**31 - 1
+"""Numbers are kept in arrays of 32 bits."""
 MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory"}
 
 
@@ -73,8 +75,9 @@ def whole_number(text: str, column: str, path: Path, line: int) -> int:
         value = int(text)
     except ValueError:
         raise InputError(f"{column} is {text!r}, not a whole number", path=path, line=line) from None
-    if value < 0:
-        raise InputError(f"{column} is {value}, below 0", path=path, line=line)
+    if not 0 <= value <= LARGEST:
+        reason = "below 0" if value < 0 else f"above {LARGEST}"
+        raise InputError(f"{column} is {value}, {reason}", path=path, line=line)
     return value
 
 
@@ -98,7 +101,7 @@ class _Tables:
                 values = [int(text) for text in texts]
             except ValueError:
                 values = [-1]
-            if min(values) < 0:  # the slow way, to say which
+            if min(values) < 0 or max(values) > LARGEST:  # the slow way, to say which
                 values = [
                     whole_number(text, name, path, line) for text, name in zip(texts, columns, strict=True)
                 ]

@@ -70,10 +70,12 @@ def read_instance(path: Path) -> Instance:
         document = InstanceDocument.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error.msg}", path=path, line=error.lineno) from error
-    except RecursionError:
-        raise InputError("not JSON: nested too deeply", path=path) from None
     except ValidationError as error:
         raise InputError(first_complaint(error), path=path) from error
+    except RecursionError:
+        raise InputError("not JSON: nested too deeply", path=path) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(f"not JSON: {error}", path=path) from error
     try:
         return to_instance(document)
     except InputError as error:

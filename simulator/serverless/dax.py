@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,8 +69,8 @@ class _Reader:
                 line=self.parser.CurrentLineNumber,
             )
         value = float(match[1]) * units[match[2].lower()]
-        if value < 0:
-            raise self.fail(f"{what} {text!r} is negative")
+        if not 0 <= value < math.inf:
+            raise self.fail(f"{what} {text[:80]!r} is negative or too large")
         return value
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:

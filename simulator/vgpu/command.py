@@ -117,16 +117,21 @@ def read_scenarios(names: str, changes: dict[str, Any]) -> dict[str, Scenario]:
     return by_name
 
 
+MOST_SEEDS = 100_000
+
+
 def read_seeds(text: str) -> list[int]:
     """Numbers and ranges, in order and without repeats; raises `BadInput`."""
     seeds: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
         if match is None:
             raise BadInput(f"--seeds: {part!r} is neither a number nor a range such as 1-20")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise BadInput(f"--seeds: {part!r} ends before it begins")
+        if len(seeds) + last - first >= MOST_SEEDS:
+            raise BadInput(f"--seeds: {part!r} makes more than {MOST_SEEDS:,} seeds")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 

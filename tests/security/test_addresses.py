@@ -69,7 +69,9 @@ def test_a_label_cannot_send_the_credentials_of_another_system(
 ) -> None:
     """The connection is named by the lease's labels, so its type is checked before it is used."""
     monkeypatch.setenv(
-        "AIRFLOW_CONN_BILLING", '{"conn_type": "http", "host": "bank", "login": "u", "password": "hunter2"}'
+        "AIRFLOW_CONN_BILLING",
+        # pragma: allowlist nextline secret
+        '{"conn_type": "http", "host": "bank", "login": "u", "password": "hunter2"}',
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

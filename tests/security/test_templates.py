@@ -25,6 +25,7 @@ EVIL = (*hostile.TEMPLATES, "{{ params.secret }}", "{{ ''.__class__.__mro__ }}",
 def rendered(operator: Any, **context: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # pragma: allowlist nextline secret
         operator.render_template_fields({"params": {"secret": "hunter2", **context}, **context})
     return operator
 
