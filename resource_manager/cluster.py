@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
@@ -31,6 +30,16 @@ from resource_manager.models import (
     Restored,
     Waiting,
 )
+from resource_manager.node_state import (
+    NodeState,
+    accepted_gpu_ids,
+    accepts_node,
+    book,
+    could_ever_fit,
+    unbook,
+)
+
+__all__ = ["ClusterState", "NodeState", "Snapshot", "accepted_gpu_ids", "accepts_node", "could_ever_fit"]
 
 JOURNAL_MIN_LENGTH = 4096
 DEADLINES_MIN_LENGTH = 1024
@@ -49,119 +58,6 @@ class Snapshot:
     drained: tuple[Drained, ...] = ()
     retired: tuple[str, ...] = ()
     last_node: str | None = None
-
-
-class NodeState:
-    """One node's free capacity, derived from its leases; read it, never write it.
-
-    `free` is by resource name, `gpu_free` is the free milli by GPU id in ascending order, `whole_free`
-    counts GPUs that are free entirely. `gpu_types` is one type if all GPUs are of it, else one for each GPU.
-    `drained` holds the change that closed the node, if any.
-    """
-
-    __slots__ = (
-        "drained",
-        "free",
-        "free_milli",
-        "gpu_free",
-        "gpu_types",
-        "index",
-        "leases",
-        "name",
-        "node",
-        "retired",
-        "uniform",
-        "whole_free",
-    )
-
-    def __init__(self, node: Node, index: int) -> None:
-        self.node = node
-        self.name = node.name
-        self.index = index
-        self.free: dict[str, Amount] = dict(node.resources)
-        gpus = sorted(node.gpus, key=lambda gpu: gpu.gpu_id)
-        self.gpu_free: dict[int, int] = {gpu.gpu_id: MILLI_PER_GPU for gpu in gpus}
-        types = tuple(gpu.gpu_type for gpu in gpus)
-        self.gpu_types = types[:1] if len(set(types)) == 1 else types
-        self.whole_free = len(self.gpu_free)
-        self.free_milli = MILLI_PER_GPU * len(self.gpu_free)
-        self.uniform = len({(gpu.gpu_type, gpu.vendor) for gpu in node.gpus}) <= 1
-        self.leases: dict[str, Lease] = {}
-        self.drained: Drained | None = None
-        self.retired = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the node takes new leases."""
-        return self.drained is None and not self.retired
-
-    def fits(self, request: Request) -> bool:
-        """Whether the request fits this node now, its constraints and the node's state included."""
-        gpus, milli = request.gpus, request.gpu_milli
-        if gpus * milli > self.free_milli:  # what full nodes lack first, and quick to see
-            return False
-        free = self.free
-        for name, amount in request.resources.items():
-            if free.get(name, 0) < amount:
-                return False
-        if self.drained is not None or self.retired:
-            return False
-        if request.required_node is not None and request.required_node != self.name:
-            return False
-        particular = request.gpu_types or request.vendor
-        if not gpus:
-            return not particular or accepts_node(self.node, request)
-        if particular and not self.uniform:
-            return len(self.eligible_gpus(request)) >= gpus
-        if milli == MILLI_PER_GPU:
-            room = self.whole_free >= gpus
-        else:
-            room = self.whole_free > 0 or max(self.gpu_free.values()) >= milli
-        return room and (not particular or accepts_node(self.node, request))
-
-    def eligible_gpus(self, request: Request) -> list[int]:
-        """Ids of the GPUs that have the free milli, type and vendor asked for, ascending."""
-        milli = request.gpu_milli
-        ids = [gpu_id for gpu_id, free in self.gpu_free.items() if free >= milli]
-        if request.gpu_types or request.vendor:
-            accepted = accepted_gpu_ids(self.node, request)
-            return [gpu_id for gpu_id in ids if gpu_id in accepted]
-        return ids
-
-    def pick_gpus(self, request: Request) -> tuple[int, ...]:
-        """The lowest eligible ids; for a share, the lowest among the tightest fits."""
-        need = request.gpus
-        if not need:
-            return ()
-        if self.whole_free == len(self.gpu_free) and request.gpu_types == () and not request.vendor:
-            return tuple(islice(self.gpu_free, need))  # all are free: the first ones
-        ids = self.eligible_gpus(request)
-        if request.gpu_milli != MILLI_PER_GPU:
-            return (min(ids, key=self.gpu_free.__getitem__),)
-        return tuple(ids[:need])
-
-
-def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
-    """Ids of the node's GPUs, free or not, whose type and vendor the request takes."""
-    return {
-        gpu.gpu_id
-        for gpu in node.gpus
-        if (not request.gpu_types or gpu.gpu_type in request.gpu_types)
-        and (not request.vendor or gpu.vendor == request.vendor)
-    }
-
-
-def accepts_node(node: Node, request: Request) -> bool:
-    """Whether the node as a whole has the type and vendor the request takes."""
-    if not node.gpus:
-        return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
-    return bool(accepted_gpu_ids(node, request))
-
-
-def could_ever_fit(node: Node, request: Request) -> bool:
-    """Whether the request fits the node when it is empty."""
-    state = NodeState(node, 0)
-    return state.fits(request)
 
 
 class ClusterState:
@@ -335,7 +231,7 @@ class ClusterState:
         if state is None:
             raise UnknownNodeError(placement.node, len(self.nodes))
         whole_before, milli_before = state.whole_free, state.free_milli
-        _book(state, lease)
+        book(state, lease)
         self._reindex(state, whole_before, milli_before)
         state.leases[task_id] = self.leases[task_id] = lease
         if lease.expires_at != math.inf:
@@ -430,7 +326,7 @@ class ClusterState:
             if state.name in old:
                 state.drained = old[state.name].drained
                 for lease in old[state.name].leases.values():
-                    _book(state, lease, force=True)
+                    book(state, lease, force=True)
                     state.leases[lease.task_id] = lease
         self._index_nodes(states)
 
@@ -451,7 +347,7 @@ class ClusterState:
                 resized = NodeState(node, state.index)
                 resized.drained = state.drained
                 for lease in state.leases.values():
-                    _book(resized, lease, force=True)
+                    book(resized, lease, force=True)
                     resized.leases[lease.task_id] = lease
                 self.nodes[state.index] = self.by_name[node.name] = resized
                 self.by_server_id[node.server_id] = resized
@@ -531,7 +427,7 @@ class ClusterState:
         """Holds a lease that was held before, even where the inventory has shrunk beneath it since."""
         state = self.by_name[lease.placement.node]
         whole_before, milli_before = state.whole_free, state.free_milli
-        _book(state, lease, force=True)
+        book(state, lease, force=True)
         self._reindex(state, whole_before, milli_before)
         state.leases[lease.task_id] = lease
         self.leases[lease.task_id] = lease
@@ -543,7 +439,7 @@ class ClusterState:
         whole_before, milli_before = state.whole_free, state.free_milli
         del self.leases[task_id]
         del state.leases[task_id]
-        _unbook(state, lease)
+        unbook(state, lease)
         self._reindex(state, whole_before, milli_before)
         if state.retired and not state.leases and self._undo is None:
             self._index_nodes([other for other in self.nodes if other is not state])
@@ -561,59 +457,6 @@ class ClusterState:
         self.journal.append(index)
         if len(self.journal) > JOURNAL_MIN_LENGTH:
             self._cut_journal()
-
-
-def _book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
-    """Takes the lease's amounts from the node, or raises `CapacityError` and takes nothing."""
-    request = lease.request
-    gpu_ids = lease.placement.gpu_ids
-    milli = request.gpu_milli
-    gpu_free = state.gpu_free
-    free = state.free
-    if not force:
-        count = len(gpu_ids)
-        if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
-            raise CapacityError(f"placement of {request.task_id!r} names {gpu_ids} for {request.gpus} GPUs")
-        for gpu_id in gpu_ids:
-            if gpu_free.get(gpu_id, 0) < milli:
-                raise CapacityError(f"GPU {gpu_id} of {state.name!r} has less than {milli} milli free")
-        for name, amount in request.resources.items():
-            if free.get(name, 0) < amount:
-                raise CapacityError(f"{state.name!r} has less than {amount} {name} free")
-    broken = taken = 0
-    for gpu_id in gpu_ids:
-        before = gpu_free.get(gpu_id)
-        if before is not None:  # else the GPU left the inventory while held: it is never free again
-            if before == MILLI_PER_GPU:
-                broken += 1
-            gpu_free[gpu_id] = before - milli
-            taken += milli
-    state.whole_free -= broken
-    state.free_milli -= taken
-    for name, amount in request.resources.items():
-        free[name] = free.get(name, 0) - amount
-
-
-def _unbook(state: NodeState, lease: Lease) -> None:
-    milli = lease.request.gpu_milli
-    gpu_free = state.gpu_free
-    mended = given = 0
-    for gpu_id in lease.placement.gpu_ids:
-        before = gpu_free.get(gpu_id)
-        if before is not None:
-            after = before + milli
-            if after == MILLI_PER_GPU:
-                mended += 1
-            gpu_free[gpu_id] = after
-            given += milli
-    state.whole_free += mended
-    state.free_milli += given
-    free = state.free
-    if state.leases:
-        for name, amount in lease.request.resources.items():
-            free[name] += amount
-    else:
-        state.free = dict(state.node.resources)
 
 
 _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "direct_init"),
     ("models",),
+    ("node_state",),
     ("cluster",),
     ("policies", "queueing", "reservations", "admission"),
     ("allocator", "explain", "estimates"),
@@ -30,6 +31,7 @@ PURE = {
     "admission",
     "errors",
     "models",
+    "node_state",
     "cluster",
     "policies",
     "queueing",

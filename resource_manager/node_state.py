@@ -1,0 +1,198 @@
+"""What one node has free, what would fit it, and how leases take and give it back."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from resource_manager.errors import CapacityError
+from resource_manager.models import MILLI_PER_GPU, Amount, Drained, Lease, Node, Request
+
+
+class NodeState:
+    """One node's free capacity, derived from its leases; read it, never write it.
+
+    `free` is by resource name, `gpu_free` is the free milli by GPU id in ascending order, `whole_free`
+    counts GPUs that are free entirely. `gpu_types` is one type if all GPUs are of it, else one for each GPU.
+    `drained` holds the change that closed the node, if any.
+    """
+
+    __slots__ = (
+        "drained",
+        "free",
+        "free_milli",
+        "gpu_free",
+        "gpu_types",
+        "index",
+        "leases",
+        "name",
+        "node",
+        "retired",
+        "uniform",
+        "whole_free",
+    )
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node = node
+        self.name = node.name
+        self.index = index
+        self.free: dict[str, Amount] = dict(node.resources)
+        gpus = sorted(node.gpus, key=lambda gpu: gpu.gpu_id)
+        self.gpu_free: dict[int, int] = {gpu.gpu_id: MILLI_PER_GPU for gpu in gpus}
+        types = tuple(gpu.gpu_type for gpu in gpus)
+        self.gpu_types = types[:1] if len(set(types)) == 1 else types
+        self.whole_free = len(self.gpu_free)
+        self.free_milli = MILLI_PER_GPU * len(self.gpu_free)
+        self.uniform = len({(gpu.gpu_type, gpu.vendor) for gpu in node.gpus}) <= 1
+        self.leases: dict[str, Lease] = {}
+        self.drained: Drained | None = None
+        self.retired = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the node takes new leases."""
+        return self.drained is None and not self.retired
+
+    def fits(self, request: Request) -> bool:
+        """Whether the request fits this node now, its constraints and the node's state included."""
+        gpus, milli = request.gpus, request.gpu_milli
+        if gpus * milli > self.free_milli:  # what full nodes lack first, and quick to see
+            return False
+        free = self.free
+        for name, amount in request.resources.items():
+            if free.get(name, 0) < amount:
+                return False
+        if self.drained is not None or self.retired:
+            return False
+        if request.required_node is not None and request.required_node != self.name:
+            return False
+        particular = request.gpu_types or request.vendor
+        if not gpus:
+            return not particular or accepts_node(self.node, request)
+        if particular and not self.uniform:
+            return len(self.eligible_gpus(request)) >= gpus
+        if milli == MILLI_PER_GPU:
+            room = self.whole_free >= gpus
+        else:
+            room = self.whole_free > 0 or max(self.gpu_free.values()) >= milli
+        return room and (not particular or accepts_node(self.node, request))
+
+    def eligible_gpus(self, request: Request) -> list[int]:
+        """Ids of the GPUs that have the free milli, type and vendor asked for, ascending."""
+        milli = request.gpu_milli
+        ids = [gpu_id for gpu_id, free in self.gpu_free.items() if free >= milli]
+        if request.gpu_types or request.vendor:
+            accepted = accepted_gpu_ids(self.node, request)
+            return [gpu_id for gpu_id in ids if gpu_id in accepted]
+        return ids
+
+    def pick_gpus(self, request: Request) -> tuple[int, ...]:
+        """The lowest eligible ids; for a share, the lowest among the tightest fits."""
+        need = request.gpus
+        if not need:
+            return ()
+        if self.whole_free == len(self.gpu_free) and request.gpu_types == () and not request.vendor:
+            return tuple(islice(self.gpu_free, need))  # all are free: the first ones
+        ids = self.eligible_gpus(request)
+        if request.gpu_milli != MILLI_PER_GPU:
+            return (min(ids, key=self.gpu_free.__getitem__),)
+        return tuple(ids[:need])
+
+
+def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
+    """Ids of the node's GPUs, free or not, whose type and vendor the request takes."""
+    return {
+        gpu.gpu_id
+        for gpu in node.gpus
+        if (not request.gpu_types or gpu.gpu_type in request.gpu_types)
+        and (not request.vendor or gpu.vendor == request.vendor)
+    }
+
+
+def accepts_node(node: Node, request: Request) -> bool:
+    """Whether the node as a whole has the type and vendor the request takes."""
+    if not node.gpus:
+        return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
+    return bool(accepted_gpu_ids(node, request))
+
+
+def could_ever_fit(node: Node, request: Request) -> bool:
+    """Whether the request fits the node when it is empty."""
+    for name, amount in request.resources.items():
+        if node.resources.get(name, 0) < amount:
+            return False
+    if request.required_node is not None and request.required_node != node.name:
+        return False
+    if not (request.gpu_types or request.vendor):
+        return len(node.gpus) >= request.gpus
+    if not request.gpus:
+        return accepts_node(node, request)
+    return len(accepted_gpu_ids(node, request)) >= request.gpus
+
+
+def book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
+    """Takes the lease's amounts from the node, or raises `CapacityError` and takes nothing.
+
+    With `force` it takes them even where the inventory has shrunk beneath the lease since.
+    """
+    if not force:
+        _refuse_overbooking(state, lease)
+    request = lease.request
+    gpu_ids = lease.placement.gpu_ids
+    if gpu_ids:
+        milli = request.gpu_milli
+        gpu_free = state.gpu_free
+        broken = taken = 0
+        for gpu_id in gpu_ids:
+            before = gpu_free.get(gpu_id)
+            if before is not None:  # else the GPU left the inventory while held: it is never free again
+                if before == MILLI_PER_GPU:
+                    broken += 1
+                gpu_free[gpu_id] = before - milli
+                taken += milli
+        state.whole_free -= broken
+        state.free_milli -= taken
+    free = state.free
+    for name, amount in request.resources.items():
+        free[name] = free.get(name, 0) - amount
+
+
+def _refuse_overbooking(state: NodeState, lease: Lease) -> None:
+    request = lease.request
+    gpu_ids = lease.placement.gpu_ids
+    count = len(gpu_ids)
+    if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
+        raise CapacityError(f"placement of {request.task_id!r} names {gpu_ids} for {request.gpus} GPUs")
+    for gpu_id in gpu_ids:
+        if state.gpu_free.get(gpu_id, 0) < request.gpu_milli:
+            raise CapacityError(
+                f"GPU {gpu_id} of {state.name!r} has less than {request.gpu_milli} milli free"
+            )
+    free = state.free
+    for name, amount in request.resources.items():
+        if free.get(name, 0) < amount:
+            raise CapacityError(f"{state.name!r} has less than {amount} {name} free")
+
+
+def unbook(state: NodeState, lease: Lease) -> None:
+    """Gives the lease's amounts back; the lease must be off the node's list."""
+    gpu_ids = lease.placement.gpu_ids
+    if gpu_ids:
+        milli = lease.request.gpu_milli
+        gpu_free = state.gpu_free
+        mended = given = 0
+        for gpu_id in gpu_ids:
+            before = gpu_free.get(gpu_id)
+            if before is not None:
+                after = before + milli
+                if after == MILLI_PER_GPU:
+                    mended += 1
+                gpu_free[gpu_id] = after
+                given += milli
+        state.whole_free += mended
+        state.free_milli += given
+    if state.leases:
+        free = state.free
+        for name, amount in lease.request.resources.items():
+            free[name] += amount
+    else:
+        state.free = dict(state.node.resources)
