@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from operator import truediv
+from operator import sub, truediv
 
 from resource_manager.allocator import grant
 from resource_manager.cluster import ClusterState
@@ -321,10 +321,8 @@ class NumaNode:
         """Takes what was done since the last event off what remains."""
         seconds = time - self._current_time
         if seconds > 0.0 and self._remaining:
-            self._remaining = [
-                left - done if (done := int(speed * seconds)) < left else 0
-                for left, speed in zip(self._remaining, self._speeds, strict=True)
-            ]
+            done = map(int, [speed * seconds for speed in self._speeds])
+            self._remaining = [left if left > 0 else 0 for left in map(sub, self._remaining, done)]
         self._current_time = time
 
     def _update_completion_times(self) -> None:
