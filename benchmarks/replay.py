@@ -67,6 +67,7 @@ def main(data: Path, pods: str, seed: int, rounds: int, as_json: bool) -> None:
     if as_json:
         print_json({name: round(value) for name, value in best.items()})
         return
+    click.echo(f"pods a second of processor time, commits included, the best of {rounds} runs")
     for name, value in best.items():
         faster = (
             f"  {value / PUBLISHED_PODS_PER_S:8,.0f} times the published simulator"

@@ -336,15 +336,21 @@ class NumaNode:
             self._thread_speed = speed
             self._speeds = [c.share * speed // c.memory_req for c in self._running_containers]
         now = self._current_time
+        free_memory = self._state_node.free["memory_mib"]
+        if not self._remaining:
+            self._ends, self._earliest = [], math.inf
+            self._rum.add_record(now, 0, parallelism, free_memory)
+            return
         try:
-            self._ends = [now + seconds for seconds in map(truediv, self._remaining, self._speeds)]
+            ends = [now + seconds for seconds in map(truediv, self._remaining, self._speeds)]
         except ZeroDivisionError:
-            self._ends = [
+            ends = [
                 now + (left / speed if speed else math.inf if left else 0.0)
                 for left, speed in zip(self._remaining, self._speeds, strict=True)
             ]
-        self._earliest = min(self._ends) if self._ends else math.inf
-        self._rum.add_record(now, sum(self._speeds), parallelism, self._state_node.free["memory_mib"])
+        self._ends = ends
+        self._earliest = min(ends)
+        self._rum.add_record(now, sum(self._speeds), parallelism, free_memory)
 
     # ---- prediction ----
 

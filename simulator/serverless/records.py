@@ -59,9 +59,10 @@ class ResourceUtilizationManager:
 
         What was recorded for that time or later is replaced.
         """
-        if self._rows and self._rows[-1][0] >= timestamp:
+        rows = self._rows
+        if rows and rows[-1][0] >= timestamp:
             self.clear_after(timestamp)
-        self._rows.append((timestamp, speed, total_parallelism, free_memory))
+        rows.append((timestamp, speed, total_parallelism, free_memory))
 
     @property
     def records(self) -> list[UtilizationRecord]:
