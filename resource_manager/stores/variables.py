@@ -10,6 +10,7 @@ where that matters, a redis:// store is the better choice.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
@@ -104,6 +105,9 @@ class VariableStore:
                 )
             if cluster.version != version:
                 raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
+            # Asked anew: the estimate by which `now` was decided may itself be what is wrong.
+            asked_at = time.monotonic()
+            self._clock.learn(*self._client.time(), asked_at)
             if abs(now - self.now()) > CLOCK_TOLERANCE_S:
                 raise StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"

@@ -85,10 +85,11 @@ class Command(Process):
         return self._process.poll()
 
 
-def of_other_version(assignment: Assignment, other: Path) -> Process:
+def of_other_version(assignment: Assignment, other: Path, errors: Path) -> Process:
     """A worker that runs this test on the package in another checkout."""
     program = OTHER_VERSION.format(other=str(other), root=str(ROOT))
-    return Command([sys.executable, "-c", program, json.dumps(asdict(assignment))], {})
+    with errors.open("ab") as log:
+        return Command([sys.executable, "-c", program, json.dumps(asdict(assignment))], {}, log)
 
 
 class Service:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from resource_manager.inventory import default_inventory
 from resource_manager.models import Change, Granted
+from resource_manager.schemas import change_to_dict
 from tests.faults import airflow_on_postgres, namespaces
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check, read_records
@@ -122,7 +123,7 @@ class Run:
             **self.setup.assignment(slot),
         )
         if self.other_version is not None and slot % 2 and not assignment.services:
-            self.workers[slot] = of_other_version(assignment, self.other_version)
+            self.workers[slot] = of_other_version(assignment, self.other_version, self.records / "errors")
         else:
             self.workers[slot] = Forked(assignment)
 
@@ -189,6 +190,8 @@ class Run:
             if any(server["available_gpus"] != 8 for server in summary):
                 self.outcome.complaints.append(f"not all is free after {TTL_S + HEAL_S:g} s: {summary}")
             history = self.setup.history(manager)
+        lines = [json.dumps([version, change_to_dict(change)]) for version, change in history]
+        (self.records / "history").write_text("\n".join(lines))
         operations = read_records(self.records)
         self.count_up(operations, [change for _, change in history])
         self.outcome.complaints += check(
@@ -219,7 +222,7 @@ class Run:
 
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
-    """Runs one seed in a folder of its own and removes it, unless it is to be kept; options as of `Run`."""
+    """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken."""
     logging.disable(logging.CRITICAL)
     preload = [main.__module__]
     if options.get("setting") == Variables.name:
@@ -227,7 +230,9 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{seed}-"))
     try:
-        return Run(seed, folder, **options).run()  # type: ignore[arg-type]
+        outcome = Run(seed, folder, **options).run()  # type: ignore[arg-type]
+        keep = keep or bool(outcome.complaints)
+        return outcome
     finally:
         print(f"  records are in {folder}") if keep else remove(folder)
 

@@ -374,6 +374,19 @@ def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
     assert set(seen.leases) == {"b"}
 
 
+@pytest.mark.parametrize("step_s", [-100.0, 100.0])
+def test_what_was_decided_by_a_clock_that_went_wrong_is_decided_again(
+    store: VariableStore, variables: Variables, step_s: float
+) -> None:
+    cluster = begin(store)
+    before = variables.texts[KEY]
+    store._clock._offset_s += step_s
+    with pytest.raises(StaleStateError, match="off the clock"):
+        add(store, cluster, "a")
+    assert variables.texts[KEY] == before
+    add(store, cluster, "a")
+
+
 def test_without_a_redis_there_is_no_variable_store() -> None:
     with pytest.raises(SettingsError, match="GPU_MANAGER_REDIS_URL"):
         open_store("airflow://", Settings(redis_url=""))
