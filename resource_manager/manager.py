@@ -247,11 +247,11 @@ class GPUResourceManager:
 
     def renew(self, task_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
         """Counts the lease's life anew from now; raises `LeaseNotFoundError` if it is over."""
-        self._change(lambda cluster, now: allocator.renew(cluster, task_id, now, fencing_token=fencing_token))
-        status = self.status_of(task_id)
-        if status is None or status["state"] == "WAITING":
-            raise LeaseNotFoundError(task_id, fencing_token)
-        return status
+        _, view = self._state.run(
+            lambda cluster, now: allocator.renew(cluster, task_id, now, fencing_token=fencing_token),
+            lambda cluster: views.allocation(cluster, cluster.leases[task_id]),
+        )
+        return view
 
     def status_of(self, task_id: str) -> dict[str, Any] | None:
         """The task's allocation (RUNNING, or ERROR in quarantine), its queue entry (WAITING), or None."""

@@ -176,6 +176,8 @@ class Run:
                 self.outcome.complaints.append("a worker did not end within 60 s of the last fault")
             else:
                 self.note_end(process)
+        for service in self.setup.services:  # what it was asked before it was stopped must not come later
+            service.process.kill()
 
     def finish(self) -> None:
         """Everything must be free again; then all that was written down is checked."""

@@ -43,17 +43,18 @@ class OneRedis:
     def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
         self.folder = folder
         self.rng = rng
+        self.namespace = folder.name
         self.server = Server(folder / "server", 'save ""', *self.redis_options)
         self.proxies = [Proxy(str(self.server.socket)) for _ in range(workers)]
         self.services: list[Service] = []
 
     def assignment(self, slot: int) -> dict[str, Any]:
         """What a worker in that slot is told of where to go."""
-        return {"store": self.proxies[slot].url("faults")}
+        return {"store": self.proxies[slot].url(self.namespace)}
 
     def manager(self) -> GPUResourceManager:
         """A manager that no fault comes between."""
-        url = f"unix://{self.server.socket}?namespace=faults"
+        url = f"unix://{self.server.socket}?namespace={self.namespace}"
         return self._manager(url)
 
     def _manager(self, url: str, **settings: Any) -> GPUResourceManager:
@@ -90,7 +91,7 @@ class Services(OneRedis):
         super().__init__(folder, workers + 2, rng)
         self.manager().close()  # the first state, with its servers
         for number in range(2):
-            url = self.proxies[workers + number].url("faults")
+            url = self.proxies[workers + number].url(self.namespace)
             place = folder / f"service-{number}"
             self.services.append(Service(url, place, folder / "stop", folder / "deaths"))
         for service in self.services:
@@ -156,7 +157,7 @@ class Namespaces(OneRedis):
     def assignment(self, slot: int) -> dict[str, Any]:
         zone = self.zones[slot % len(self.zones)]
         return {
-            "store": f"redis://{zone.address}:{self.server.port}/0?namespace=faults",
+            "store": f"redis://{zone.address}:{self.server.port}/0?namespace={self.namespace}",
             "netns": zone.name,
         }
 
@@ -180,10 +181,10 @@ class Variables(OneRedis):
         self.variable = f"faults_{folder.name.replace('-', '_')}_{time.time_ns()}"
 
     def assignment(self, slot: int) -> dict[str, Any]:
-        return {"store": f"airflow://{self.variable}", "redis_url": self.proxies[slot].url("faults")}
+        return {"store": f"airflow://{self.variable}", "redis_url": self.proxies[slot].url(self.namespace)}
 
     def manager(self) -> GPUResourceManager:
-        url = f"unix://{self.server.socket}?namespace=faults"
+        url = f"unix://{self.server.socket}?namespace={self.namespace}"
         return self._manager(f"airflow://{self.variable}", redis_url=url)
 
 

@@ -249,8 +249,21 @@ def enter(netns: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {netns}")
 
 
+def die_with_parent() -> None:
+    """Ends this process once the run that started it is gone: else it would go on in another run's ports."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(assignment: Assignment) -> None:
     logging.disable(logging.CRITICAL)
+    die_with_parent()
     if assignment.netns:
         enter(assignment.netns)
     if assignment.bug:
