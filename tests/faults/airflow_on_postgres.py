@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -66,8 +67,7 @@ class Postgres:
 
     def restart(self, away_s: float) -> None:
         """An immediate shutdown, as a crash: connections are dropped and the log is replayed."""
-        self.process.send_signal(signal.SIGQUIT)
-        self.process.wait()
+        self._shut_down()
         time.sleep(away_s)
         self.start()
 
@@ -76,9 +76,15 @@ class Postgres:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [self.process.pid, *map(int, children)]
 
-    def stop(self) -> None:
+    def _shut_down(self) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         self.process.send_signal(signal.SIGQUIT)
         self.process.wait()
+
+    def stop(self) -> None:
+        self._shut_down()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
