@@ -378,7 +378,7 @@ def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
 def test_what_was_decided_by_a_clock_that_went_wrong_is_decided_again(
     store: VariableStore, variables: Variables, step_s: float
 ) -> None:
-    cluster = begin(store)
+    cluster = started(store)
     before = variables.texts[KEY]
     store._clock._offset_s += step_s
     with pytest.raises(StaleStateError, match="off the clock"):
