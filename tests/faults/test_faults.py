@@ -5,11 +5,15 @@ All seeds: `python -m tests.faults.run --seeds 200`; one again, with its schedul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from resource_manager.bench import redis_server
+from resource_manager.errors import NewerFormatError
 from resource_manager.inventory import default_inventory
+from resource_manager.manager import GPUResourceManager
 from resource_manager.models import (
     Cancelled,
     Change,
@@ -21,6 +25,8 @@ from resource_manager.models import (
     Released,
     Request,
 )
+from resource_manager.redis_client import RedisClient
+from resource_manager.schemas import FORMAT_VERSION
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
@@ -66,6 +72,36 @@ def test_sixteen_processes_killed_in_the_middle_lose_and_double_nothing() -> Non
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
     assert any(run_seed(seed, bug=bug, seconds=3.0).complaints for seed in range(3))
+
+
+def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_nothing() -> None:
+    """The newer one writes its format first, as docs/upgrading.md has it; the older ones are running."""
+    with redis_server(None) as url, GPUResourceManager.from_url(url) as older:
+        assert older.allocate_resources("a", 2, 4)
+        client = RedisClient.from_url(url)
+        client.driver.hset(client.key("meta"), "format", str(FORMAT_VERSION + 1))
+        before = contents(client)
+        calls: list[Callable[[], object]] = [
+            lambda: older.allocate_resources("b", 2, 4),
+            lambda: older.submit("b", 2, 4),
+            lambda: older.renew("a"),
+            lambda: older.release_resources("a"),
+            lambda: older.drain("gpu-server-0"),
+            older.reset_resources,
+            older.sweep,
+            lambda: GPUResourceManager.from_url(url).release_resources("a"),
+        ]
+        for call in calls:
+            with pytest.raises(NewerFormatError, match="upgrade") as refusal:
+                call()
+            assert "\n" not in str(refusal.value)
+        assert contents(client) == before
+        client.close()
+
+
+def contents(client: RedisClient) -> dict[Any, Any]:
+    """All that is stored, but for the lock, which a reset takes before it looks."""
+    return {key: client.driver.dump(key) for key in client.driver.scan_iter() if b":lock" not in key}
 
 
 # ---- the checker itself, on records made by hand: each promise broken once ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -219,6 +220,25 @@ class TestLeases:
         assert [lease["task_id"] for lease in manager.leases()] == ["kept"]
         with pytest.raises(LeaseNotFoundError):
             manager.renew("lost")
+
+    def test_a_renewal_tells_of_its_own_lease_and_not_of_a_later_one(
+        self, make: Callable[..., GPUResourceManager], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        manager = make()
+        first = manager.allocate_resources("a", 2, 8)
+        assert first is not None
+        commit = manager.store.commit
+
+        def followed_by_another(*arguments: Any, **options: Any) -> None:
+            """Right after the commit the lease is released and the task given another one."""
+            monkeypatch.setattr(manager.store, "commit", commit)
+            commit(*arguments, **options)
+            other = GPUResourceManager(manager.settings, store=manager.store)
+            assert other.release_resources("a")
+            assert other.allocate_resources("a", 2, 8)
+
+        monkeypatch.setattr(manager.store, "commit", followed_by_another)
+        assert manager.renew("a")["fencing_token"] == first["fencing_token"]
 
     def test_any_operation_expires_what_is_over(self, manager: GPUResourceManager, clock: Clock) -> None:
         for i in range(4):
