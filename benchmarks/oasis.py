@@ -1,17 +1,26 @@
-"""The figures of OASiS beside its targets: `quality`, `speed`, `optimum` or `misestimate`."""
+"""The figures of OASiS beside its targets, part by part, and what the default prices rest on."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
 
-from simulator.oasis.calibrate import Calibration, calibrate
+from simulator.oasis.baselines import Drf
+from simulator.oasis.calibrate import calibrate
 from simulator.oasis.experiment import Case, Comparison, compare
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import Optimum, find_optimum
 from simulator.oasis.prices import ETA, OUTLIERS, UTILITY_FLOOR, fit_prices
+from simulator.oasis.simulation import run
 from simulator.oasis.workload import draw_history, draw_instance, draw_training
+
+Parameters = tuple[float, float | None]
+"""The utility floor and eta; None is the proof's."""
+
+DEFAULT: Parameters = (UTILITY_FLOOR, ETA)
+PROOF: Parameters = (UTILITY_FLOOR, None)
 
 BASELINES = ("fifo", "drf", "rrh", "dorm")
 
@@ -21,79 +30,93 @@ def ten_jobs(seed: int, load: float = 1.0) -> Instance:
     return draw_instance(seed, jobs=10, slots=30, servers=5, load=load)
 
 
-def case(seed: int, instance: Instance, fitted: Calibration | None, low: float = 1, high: float = 1) -> Case:
-    """Prices estimated from a history of other jobs, or with the parameters that were fitted."""
-    floor, eta = (UTILITY_FLOOR, ETA) if fitted is None else (fitted.utility_floor, fitted.eta)
-    prices = fit_prices(draw_history(instance, seed), instance, floor, eta, OUTLIERS)
+def case(seed: int, instance: Instance, parameters: Parameters, low: float = 1, high: float = 1) -> Case:
+    """Prices estimated from a history of other jobs."""
+    prices = fit_prices(draw_history(instance, seed), instance, *parameters, OUTLIERS)
     return Case(seed, instance, prices.scaled(low, high))
 
 
 def utilities(
-    seeds: Sequence[int], load: float, fitted: Calibration | None, names: Sequence[str]
+    seeds: Sequence[int], load: float, parameters: Parameters, names: Sequence[str]
 ) -> list[Comparison]:
-    return [compare(case(seed, ten_jobs(seed, load), fitted), names) for seed in seeds]
+    return [compare(case(seed, ten_jobs(seed, load), parameters), names) for seed in seeds]
 
 
-def over(comparisons: Iterable[Comparison], name: str) -> float:
-    """OASiS's mean utility over another's; not instance by instance, where FIFO may end with nothing."""
-    runs = [comparison.runs for comparison in comparisons]
-    return fmean(each["oasis"].utility for each in runs) / fmean(each[name].utility for each in runs)
-
-
-def train(load: float, count: int) -> Calibration:
+def train(load: float, count: int) -> Parameters:
     """Fits on instances that no seed gives, at that load."""
     fitted = calibrate(draw_training(ten_jobs(1, load), count))
     print(
         f"calibrated at load {load:g} on {count} training instances: "
-        f"utility floor {fitted.utility_floor:g}, eta {fitted.eta:.4g}"
+        f"utility floor {fitted.utility_floor:g}, eta {fitted.eta:.4g}",
+        flush=True,
     )
-    return fitted
+    return fitted.utility_floor, fitted.eta
 
 
-def quality(seeds: Sequence[int], training: int, time_limit_s: float) -> None:
-    """Ratio to the optimum, and against the baselines, plain and calibrated."""
-    optima = {seed: find_optimum(ten_jobs(seed), time_limit_s) for seed in seeds}
-    print(describe(optima.values()))
+def parameters(training: int) -> None:
+    """Why the defaults are what they are: utility over DRF's on training instances, which no seed draws."""
+    for load in (0.8, 1.0):
+        drawn = draw_training(ten_jobs(1, load), training)
+        drf = fmean(run(instance, Drf).utility for instance, _ in drawn)
+        for outliers in (0.0, OUTLIERS):
+            found = []
+            for eta in (None, 2.0, 1.0, ETA, 0.25, 0.125):
+                prices = [fit_prices(jobs, each, UTILITY_FLOOR, eta, outliers) for each, jobs in drawn]
+                cases = [Case(0, each, fitted) for (each, _), fitted in zip(drawn, prices, strict=True)]
+                mean = fmean(compare(each, ["oasis"]).runs["oasis"].utility for each in cases)
+                found.append(f"{'proof' if eta is None else f'{eta:g}'} {mean / drf:.3f}")
+            print(f"load {load:g}, outliers {outliers:g}: eta {', '.join(found)}", flush=True)
+
+
+def variants(load: float, training: int) -> dict[str, Parameters]:
+    """The parameters that are compared, by what they are."""
+    found = {"estimated": DEFAULT, "estimated, the proof's eta": PROOF}
+    return found | {"calibrated": train(load, training)} if training else found
+
+
+def baselines(seeds: Sequence[int], training: int) -> None:
+    """OASiS's utility over that of the others."""
     for load in (0.8, 1.0, 2.0):
-        fitted = train(load, training)
-        plain = utilities(seeds, load, None, ("oasis", *BASELINES))
-        tuned = utilities(seeds, load, fitted, ("oasis",))
-        for label, ours in (("estimated", plain), ("calibrated", tuned)):
-            print(f"load {load:g}, {label} prices, mean utilities over {len(seeds)} seeds:")
-            for name in BASELINES:
-                mixed = [
-                    Comparison(theirs.case, {**theirs.runs, "oasis": mine.runs["oasis"]}, None)
-                    for theirs, mine in zip(plain, ours, strict=True)
-                ]
-                print(f"  OASiS / {name:5} {over(mixed, name):6.2f}")
-            if load == 1.0:
-                against_optimum(ours, optima)
+        others = utilities(seeds, load, DEFAULT, BASELINES)
+        theirs = {name: fmean(each.runs[name].utility for each in others) for name in BASELINES}
+        for label, parameters in variants(load, training).items():
+            mine = fmean(each.runs["oasis"].utility for each in utilities(seeds, load, parameters, ["oasis"]))
+            ratios = ", ".join(f"{name} {mine / utility:.2f}" for name, utility in theirs.items())
+            print(f"load {load:g}, {label}: utility over {ratios}; means of {len(seeds)} seeds", flush=True)
 
 
-def against_optimum(comparisons: Sequence[Comparison], optima: dict[int, Optimum]) -> None:
-    proven, bounds, broken = [], [], 0
-    for comparison in comparisons:
-        optimum = optima[comparison.case.seed]
-        utility = comparison.runs["oasis"].utility
-        (proven if optimum.proven else bounds).append(optimum.bound / utility)
-        alpha = comparison.case.prices.alpha
-        broken += not utility <= optimum.utility * (1 + 1e-6) <= 2 * alpha * utility * (1 + 2e-6)
-    mean = fmean([*proven, *bounds])
+def ratio(seeds: Sequence[int], training: int, time_limit_s: float) -> None:
+    """The optimum over OASiS's utility at load 1; with the bound in place of an optimum not proven."""
+    optima = find_optima({seed: ten_jobs(seed) for seed in seeds}, "T = 30, homogeneous", time_limit_s)
+    for label, parameters in variants(1.0, training).items():
+        comparisons = utilities(seeds, 1.0, parameters, ["oasis"])
+        ratios = [optima[each.case.seed].bound / each.runs["oasis"].utility for each in comparisons]
+        alphas = [each.case.prices.alpha for each in comparisons]
+        broken = sum(not 1 - 1e-6 <= x <= 2 * alpha for x, alpha in zip(ratios, alphas, strict=True))
+        print(
+            f"load 1, {label}: optimum / OASiS {fmean(ratios):.3f} mean, {max(ratios):.2f} worst; "
+            f"alpha {fmean(alphas):.1f}; outside [1, 2 alpha]: {broken} of {len(ratios)}",
+            flush=True,
+        )
+
+
+def find_optima(instances: Mapping[int, Instance], label: str, time_limit_s: float) -> dict[int, Optimum]:
+    """The optimum by seed; prints how many are proven, and in what processor time."""
+    found: dict[int, Optimum] = {}
+    spent: list[float] = []
+    for seed, instance in instances.items():
+        started = time.process_time()
+        found[seed] = find_optimum(instance, time_limit_s)
+        spent.append(time.process_time() - started)
+        if not found[seed].proven:
+            print(f"  {label}, seed {seed}: not proven, gap {found[seed].gap:.2%}", flush=True)
+    proven = sum(optimum.proven for optimum in found.values())
     print(
-        f"  optimum / OASiS {mean:.3f} mean, {max([*proven, *bounds]):.2f} worst "
-        f"({len(bounds)} with the bound of an unproven optimum); "
-        f"outside [1, 2 alpha]: {broken} of {len(comparisons)}"
+        f"optimum, {label}: {proven} of {len(found)} proven within {time_limit_s:g} s of wall time; "
+        f"processor time {median(spent):.1f} s median, {fmean(spent):.1f} s mean, {max(spent):.1f} s worst",
+        flush=True,
     )
-
-
-def describe(optima: Iterable[Optimum]) -> str:
-    found = list(optima)
-    seconds = sorted(optimum.seconds for optimum in found)
-    return (
-        f"optimum of {len(found)} instances: proven {sum(optimum.proven for optimum in found)}, "
-        f"median {seconds[len(seconds) // 2]:.1f} s, mean {fmean(seconds):.1f} s, worst {seconds[-1]:.1f} s, "
-        f"largest gap {max(optimum.gap for optimum in found):.2%}"
-    )
+    return found
 
 
 def speed(seeds: Sequence[int]) -> None:
@@ -102,35 +125,34 @@ def speed(seeds: Sequence[int]) -> None:
         means = []
         for seed in seeds:
             instance = draw_instance(seed, jobs=100, slots=100, servers=50, load=load)
-            decisions = compare(case(seed, instance, None), ["oasis"]).runs["oasis"].decision_s
+            decisions = compare(case(seed, instance, DEFAULT), ["oasis"]).runs["oasis"].decision_s
             means.append(1000 * fmean(decisions))
         print(
             f"decision, T = 100, 50 + 50 servers, 100 jobs, load {load:g}: "
-            f"{fmean(means):.2f} ms mean over {len(seeds)} seeds, {max(means):.2f} ms the slowest seed's mean"
+            f"{fmean(means):.2f} ms mean over {len(seeds)} seeds, {max(means):.2f} ms the slowest seed",
+            flush=True,
         )
 
 
 def optimum(seeds: Sequence[int], time_limit_s: float) -> None:
     """The optimum of ten jobs over 50 slots, servers alike and mixed."""
-    for mixed in (False, True):
-        found = [
-            find_optimum(draw_instance(s, 10, 50, 5, load=1.0, mixed=mixed), time_limit_s) for s in seeds
-        ]
-        print(f"T = 50, {'mixed' if mixed else 'homogeneous'}: {describe(found)}")
+    for label, mixed in (("homogeneous", False), ("mixed", True)):
+        instances = {seed: draw_instance(seed, 10, 50, 5, load=1.0, mixed=mixed) for seed in seeds}
+        find_optima(instances, f"T = 50, {label}", time_limit_s)
 
 
 def misestimate(seeds: Sequence[int], training: int) -> None:
     """OASiS's utility when L or U are estimated at a half or at twice what they are."""
-    for label, fitted in (("estimated", None), ("calibrated", train(1.0, training))):
-        base = fmean(run.runs["oasis"].utility for run in utilities(seeds, 1.0, fitted, ["oasis"]))
+    for label, parameters in variants(1.0, training).items():
+        base = fmean(run.runs["oasis"].utility for run in utilities(seeds, 1.0, parameters, ["oasis"]))
         print(f"{label} prices: utility {base:.1f}, means over {len(seeds)} seeds")
         for low, high in ((0.5, 1), (2, 1), (1, 0.5), (1, 2), (0.5, 0.5), (2, 2)):
             found = fmean(
-                compare(case(seed, ten_jobs(seed), fitted, low, high), ["oasis"]).runs["oasis"].utility
+                compare(case(seed, ten_jobs(seed), parameters, low, high), ["oasis"]).runs["oasis"].utility
                 for seed in seeds
             )
             print(f"  L x {low:g}, U x {high:g}: {found / base - 1:+.2%}")
-    base = fmean(run.runs["oasis"].utility for run in utilities(seeds, 1.0, None, ["oasis"]))
+    base = fmean(run.runs["oasis"].utility for run in utilities(seeds, 1.0, DEFAULT, ["oasis"]))
     clairvoyant = fmean(
         compare(Case(seed, instance, fit_prices(instance.jobs, instance)), ["oasis"]).runs["oasis"].utility
         for seed in seeds
@@ -141,15 +163,21 @@ def misestimate(seeds: Sequence[int], training: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("quality", "speed", "optimum", "misestimate"))
+    parser.add_argument(
+        "part", choices=("parameters", "baselines", "ratio", "speed", "optimum", "misestimate")
+    )
     parser.add_argument("--seeds", type=int, default=20, help="seeds 1 to this one")
-    parser.add_argument("--training", type=int, default=40, help="instances to calibrate on")
-    parser.add_argument("--time-limit-s", type=float, default=120.0, help="for one optimum")
+    parser.add_argument("--training", type=int, default=20, help="instances to calibrate on; 0: do not")
+    parser.add_argument("--time-limit-s", type=float, default=300.0, help="for one optimum")
     given = parser.parse_args()
     seeds = range(1, given.seeds + 1)
     match given.part:
-        case "quality":
-            quality(seeds, given.training, given.time_limit_s)
+        case "parameters":
+            parameters(given.training)
+        case "baselines":
+            baselines(seeds, given.training)
+        case "ratio":
+            ratio(seeds, given.training, given.time_limit_s)
         case "speed":
             speed(seeds)
         case "optimum":
