@@ -44,8 +44,10 @@ mutants: install
 bench: install
 	$(BIN)/gpu-manager bench
 
+# Ray is not pinned; Slurm is Debian's slurm-wlm, if it is there.
 bench-peers: install
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/uv pip install --quiet --target $(VENV)-peers "ray>=2.40"
+	PYTHONPATH=$(CURDIR):$(CURDIR)/$(VENV)-peers $(BIN)/python benchmarks/peers.py
 
 demo: install
 	$(BIN)/python -m demo

@@ -1,19 +1,26 @@
 """The same work on what else is installed: `python benchmarks/peers.py`, or `make bench-peers`.
 
 Work: grant 4 GPUs and 32 CPUs of 4 servers x 8 GPUs x 64 CPUs to a task that does nothing, and take them
-back. Peers: a bare redis-py lock (always), Ray placement groups (if `ray` imports), Slurm (if `srun`
-reaches a controller). All in one run; rates and the ratios to ours.
+back. Peers: a bare redis-py lock (always), Ray placement groups (`make` installs Ray beside the pinned
+environment), a Slurm of its own with the same fake inventory (where slurm-wlm is installed, as root), whose
+`srun` also starts the task. All in one run; rates and the ratios to ours.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from demo.stack import free_ports
 from resource_manager.bench import interleaved, lock_pair, manager_pair, redis_server
 
 Pair = Callable[[], object]
@@ -26,7 +33,15 @@ def ray_pair() -> tuple[Pair | None, str]:
         from ray.util.placement_group import placement_group, remove_placement_group
     except ModuleNotFoundError:
         return None, "not installed: pip install ray"
-    ray.init(num_cpus=256, num_gpus=32, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # Else it would start a process for each of the 256 CPUs that there are not.
+    os.environ.update(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    try:
+        ray.init(
+            num_cpus=256, num_gpus=32, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        )
+    except Exception as error:  # it raises no type of its own for this
+        return None, f"did not start: {str(error).partition('.')[0]}"
 
     def pair() -> None:
         group = placement_group([{"GPU": 4, "CPU": 32}], strategy="STRICT_PACK")
@@ -36,30 +51,95 @@ def ray_pair() -> tuple[Pair | None, str]:
     return pair, ""
 
 
-def slurm_pair() -> tuple[Pair | None, str]:
-    """A job step of `true` on a Slurm whose controller has been given the same inventory."""
-    if shutil.which("srun") is None:
-        return None, "not installed: srun is not on PATH"
-    probe = subprocess.run(["sinfo", "--noheader"], capture_output=True, text=True, check=False)
-    if probe.returncode:
-        return None, f"no controller: {probe.stderr.strip().splitlines()[0] if probe.stderr else 'no answer'}"
+SLURM = """ClusterName=fake
+SlurmctldHost=localhost
+SlurmctldPort={ports[0]}
+AuthInfo=socket={folder}/munge.sock
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+MpiDefault=none
+SlurmdParameters=config_overrides
+{nodes}
+PartitionName=main Nodes=n[0-3] Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = (
+    "NodeName=n{n} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=64 RealMemory=1000 Gres=gpu:8"
+)
 
-    def pair() -> None:
-        subprocess.run(["srun", "--gres=gpu:4", "--cpus-per-task=32", "true"], check=True)
 
-    return pair, ""
+@contextmanager
+def slurm_cluster() -> Iterator[str]:
+    """A Slurm of our inventory on this machine, for the time of the run; yields why there is none."""
+    missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        yield f"not installed: {', '.join(missing)} (Debian: slurm-wlm)" if missing else "needs root"
+        return
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "state").mkdir()
+        (folder / "key").write_bytes(os.urandom(1024))
+        (folder / "key").chmod(0o400)
+        folder.chmod(0o755)  # munged wants its socket reachable by all
+        ports = free_ports(5)
+        nodes = "\n".join(NODE.format(n=n, port=port) for n, port in enumerate(ports[1:]))
+        (folder / "slurm.conf").write_text(SLURM.format(folder=folder, ports=ports, nodes=nodes))
+        for gpu in range(8):
+            (folder / f"gpu{gpu}").touch()
+        (folder / "gres.conf").write_text(f"NodeName=n[0-3] Name=gpu File={folder}/gpu[0-7]\n")
+        os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+        munge = ["munged", f"--key-file={folder}/key", f"--socket={folder}/munge.sock"]
+        munge += [f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log"]
+        try:
+            subprocess.run([*munge, f"--seed-file={folder}/seed"], check=True, capture_output=True)
+            subprocess.run(["slurmctld"], check=True, capture_output=True)
+            for n in range(4):
+                subprocess.run(["slurmd", "-N", f"n{n}"], check=True, capture_output=True)
+            yield "" if _is_up() else f"it did not start: see {folder}/slurmctld.log"
+        finally:
+            for path in sorted(folder.glob("*.pid"), reverse=True):
+                with suppress(ProcessLookupError, ValueError):
+                    os.kill(int(path.read_text()), signal.SIGTERM)
+            time.sleep(5)  # until the controller has written its state
+
+
+def _is_up() -> bool:
+    """Whether all four nodes are idle, and one more GPU than a node has is refused."""
+    deadline = time.monotonic() + 60
+    command = ["sinfo", "--noheader", "--Node", "--format=%T"]
+    while subprocess.run(command, capture_output=True, text=True, check=False).stdout.split() != ["idle"] * 4:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1)
+    return subprocess.run(["srun", "--gres=gpu:9", "true"], capture_output=True, check=False).returncode != 0
+
+
+def slurm_step() -> None:
+    subprocess.run(["srun", "--gres=gpu:4", "--cpus-per-task=32", "true"], check=True, capture_output=True)
 
 
 def main() -> None:
     missing: dict[str, str] = {}
-    with redis_server(None) as url:
+    with redis_server(None) as url, slurm_cluster() as no_slurm:
         pairs: dict[str, Pair] = {"this": manager_pair(url, servers=4), "redis_lock": lock_pair(url)}
-        for name, make in (("ray", ray_pair), ("slurm", slurm_pair)):
-            pair, reason = make()
-            if pair is None:
-                missing[name] = reason
-            else:
-                pairs[name] = pair
+        pair, no_ray = ray_pair()
+        if pair is None:
+            missing["ray"] = no_ray
+        else:
+            pairs["ray"] = pair
+        if no_slurm:
+            missing["slurm"] = no_slurm
+        else:
+            pairs["slurm"] = slurm_step
         rates = dict(zip(pairs, interleaved(list(pairs.values()), seconds=6.0), strict=True))
     with suppress(ModuleNotFoundError):
         import ray

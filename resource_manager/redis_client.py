@@ -52,7 +52,10 @@ class RedisClient:
     @classmethod
     def from_url(cls, url: str) -> RedisClient:
         """Connects lazily; `?namespace=` in the URL keeps several states apart. Raises `SettingsError`."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:  # of brackets that are no IPv6 address
+            raise SettingsError(f"wrong Redis URL {redact(url)!r}: {error}") from error
         if parts.scheme not in SCHEMES:
             raise SettingsError(f"{redact(url)!r} is no Redis URL; it begins with one of {_schemes()}")
         base = url.partition("?")[0]

@@ -31,6 +31,7 @@ URLS = (
     f"redis://:{SECRET}?x@127.0.0.1:1/0",
     f"redis://:{SECRET}@127.0.0.1:port/0",
     f"unix://:{SECRET}@/nowhere/redis.sock",
+    f"redis://:{SECRET}]@127.0.0.1:1/0",
     f"wrong://:{SECRET}@127.0.0.1",
     f"redis://:{SECRET}@127.0.0.1:1/0?namespace={{{SECRET}}}",
 )
