@@ -85,6 +85,7 @@ class Bench(Stack):
                 "GPU_MANAGER_INVENTORY": str(inventory),
                 "GPU_MANAGER_RECONFIRM_S": str(TTL_S),
                 "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the DAGs never change
+                "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(5.0 * PATIENCE),
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
                 **settings,

@@ -95,7 +95,7 @@ with DAG("service_lease", schedule=None, catchup=False) as service_lease:
     available >> lease.allocate
 
 with DAG("waiting_jobs", schedule=None, catchup=False) as waiting_jobs:
-    waiting = GPUTrainingOperator.partial(task_id="job", gpus=8, cpus=8, gpu_type="local", ttl=TTL)
+    waiting = GPUTrainingOperator.partial(task_id="job", gpus=8, cpus=8, gpu_type="local", ttl=TTL, retries=3)
     waiting.expand(command=["true"] * 200)
 
 with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_runs=100) as python_job:
