@@ -136,7 +136,6 @@ class LeaseEndTrigger(_Trigger):
         watch = Watch.of(self.gpu_conn_id)
         while True:
             try:
-                await watch.call(lambda manager: manager.sweep() if hasattr(manager, "sweep") else None)
                 status = await watch.status_of(self.identity.lease_id)
                 if status is None or status.get("fencing_token") != self.fencing_token:
                     yield await self._event(state="OVER")

@@ -17,6 +17,9 @@ T = TypeVar("T")
 MAX_AGE_S = 0.5
 """Triggers that ask within this time get the same reading."""
 
+SWEEP_EVERY_S = 5.0
+"""How soon what ran out is ended and granted to who waits, where no service does that."""
+
 ESTIMATE_EVERY_S = 30.0
 
 
@@ -32,7 +35,7 @@ class Watch:
         self._read_at = float("-inf")
         self._tasks: dict[str, dict[str, Any]] = {}
         self._starts: dict[str, float] = {}
-        self._estimated_at = float("-inf")
+        self._estimated_at = self._swept_at = float("-inf")
 
     @classmethod
     def of(cls, gpu_conn_id: str) -> Watch:
@@ -60,11 +63,15 @@ class Watch:
 
     def _read(self, manager: Manager) -> list[dict[str, Any]]:
         """Queue, with the starts to be expected, and leases; the queue first, so that no grant is missed."""
+        if not isinstance(manager, GPUResourceManager):  # the service does all of this itself
+            return manager.queue() + manager.leases()
+        now = time.monotonic()
+        if now - self._swept_at > SWEEP_EVERY_S:
+            manager.sweep()
+            self._swept_at = now
         queue = manager.queue()
-        if isinstance(manager, GPUResourceManager):  # the service tells them itself
-            now = time.monotonic()
-            if queue and now - self._estimated_at > ESTIMATE_EVERY_S:
-                self._starts, self._estimated_at = manager.expected_starts(), now
-            for entry in queue:
-                entry["estimated_start"] = {"at": self._starts.get(entry["task_id"])}
+        if queue and now - self._estimated_at > ESTIMATE_EVERY_S:
+            self._starts, self._estimated_at = manager.expected_starts(), now
+        for entry in queue:
+            entry["estimated_start"] = {"at": self._starts.get(entry["task_id"])}
         return queue + manager.leases()

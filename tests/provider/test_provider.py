@@ -46,6 +46,7 @@ def fast_triggers(monkeypatch):
     monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
     monkeypatch.setattr(triggers, "POLL_S", 0.01)
     monkeypatch.setattr("resource_manager.provider.watch.MAX_AGE_S", 0.0)
+    monkeypatch.setattr("resource_manager.provider.watch.SWEEP_EVERY_S", 0.0)
 
 
 def fire(trigger, meanwhile=lambda: None):
@@ -165,6 +166,16 @@ def test_the_grant_trigger_fires_when_room_is_made(manager, monkeypatch, fast_tr
     Demand(8).submit(manager, TASK)
     trigger = GrantTrigger(asdict(TASK))
     assert fire(trigger, lambda: manager.release_resources("holds1")) == {"state": "RUNNING"}
+
+
+def test_the_grant_trigger_fires_when_others_ran_out_and_nobody_does_anything(
+    manager, monkeypatch, fast_triggers
+):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8, ttl_s=0.5)
+    Demand(8).submit(manager, TASK)
+    assert fire(GrantTrigger(asdict(TASK))) == {"state": "RUNNING"}
 
 
 def test_the_grant_trigger_gives_up_after_max_wait_and_notices_a_loss(manager, monkeypatch, fast_triggers):
