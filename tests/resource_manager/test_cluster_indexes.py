@@ -442,6 +442,25 @@ def test_a_node_may_hold_more_than_it_still_has() -> None:
     assert_indexed(state)
 
 
+def test_a_lease_keeps_what_its_node_is_no_longer_said_to_have() -> None:
+    state = ClusterState([Node("a", 0, {"fpga": 2})])
+    for token in (1, 2):
+        request = Request(f"t{token}", resources={"fpga": 1})
+        state.apply(Granted(Lease(request, Placement("a"), token, 0.0), 0.0))
+    state.apply(InventoryChanged((Node("a", 0, {"cpus": 8}),), 1.0))
+    assert state.node("a").free == {"cpus": 8, "fpga": -2}
+    state.apply(Released("t1", 1, 2.0))
+    assert state.node("a").free == {"cpus": 8, "fpga": -1}
+    state.apply(Released("t2", 2, 2.0))
+    assert state.node("a").free == {"cpus": 8}
+
+
+def test_not_even_the_least_of_a_gpu_that_is_not_there_can_be_held() -> None:
+    state = ClusterState(nodes("a"))
+    with pytest.raises(CapacityError, match="GPU 2 of 'a' has less than 1 milli free"):
+        hold(state, "t", "a", 2, milli=1)
+
+
 def test_the_order_of_the_inventory_is_the_order_of_nodes() -> None:
     state = ClusterState(nodes("cab"))
     request = Request("t", 1)

@@ -295,8 +295,14 @@ def test_the_url_names_the_variable(redis_url: str, monkeypatch: pytest.MonkeyPa
 def test_a_decision_made_at_another_time_is_made_anew(store: VariableStore) -> None:
     started(store)
     for now in (store.now() - 5, store.now() + 5):
-        with pytest.raises(StaleStateError, match="decided more than 1 s off the clock; retry"):
+        with pytest.raises(StaleStateError, match="decided more than 1 s off the clock; retry") as caught:
             store.commit(0, [], now=now)
+        assert caught.value.found == 0
+
+
+def test_a_commit_before_the_first_state_says_what_is_missing(store: VariableStore) -> None:
+    with pytest.raises(StaleStateError, match=f"^Airflow Variable '{KEY}' does not exist; write the first"):
+        store.commit(0, [], now=store.now())
 
 
 def test_a_holder_whose_lock_ran_out_writes_nothing(
