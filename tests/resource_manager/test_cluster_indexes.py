@@ -217,6 +217,8 @@ def test_a_grant_ends_the_wait_for_it() -> None:
     state.apply(Queued(Request("u", 1), 0.0))
     hold(state, "t", "a", 0)
     assert set(state.waiting) == {"u"}
+    hold(state, "v", "a", 1)
+    assert set(state.waiting) == {"u"}, "who did not wait ends nobody's wait"
 
 
 def test_a_renewal_moves_the_end_and_lifts_the_quarantine() -> None:
@@ -323,7 +325,7 @@ def test_a_trial_is_undone_also_when_it_fails() -> None:
 
 def test_an_inventory_cannot_be_tried() -> None:
     state = ClusterState(nodes("a"))
-    with pytest.raises(CapacityError, match="an inventory cannot be tried, only applied"), state.trial():
+    with pytest.raises(CapacityError, match=r"^an inventory cannot be tried, only applied$"), state.trial():
         state.apply(InventoryChanged(nodes("ab"), 1.0))
     assert len(state.nodes) == 1
 
@@ -413,7 +415,9 @@ def test_the_journal_names_what_changed_since_a_mark(monkeypatch: pytest.MonkeyP
     assert state.changed_since(mark) == [1, 1, 0]
     assert state.changed_since(start) == [0, 1, 2] * 3 + [0, 1, 1, 0]
     for step in range(100):
+        mark = state.mark
         hold(state, f"u{step}", "a")
+        assert (state.mark, state.changed_since(mark)) == (mark + 1, [0]), "a mark outlives a cut"
         assert len(state.journal) <= 8 * 3 + 1, (
             "it is cut in half when it is long and much longer than needed"
         )
@@ -459,6 +463,31 @@ def test_not_even_the_least_of_a_gpu_that_is_not_there_can_be_held() -> None:
     state = ClusterState(nodes("a"))
     with pytest.raises(CapacityError, match="GPU 2 of 'a' has less than 1 milli free"):
         hold(state, "t", "a", 2, milli=1)
+
+
+def test_a_state_may_have_no_nodes() -> None:
+    state = ClusterState()
+    assert list(state.candidates(Request("t"))) == []
+    assert (state.snapshot().nodes, state.snapshot().last_node) == ((), None)
+    assert_indexed(state)
+
+
+def test_the_last_milli_of_a_node_is_found() -> None:
+    state = ClusterState(nodes("a", 1))
+    hold(state, "t", "a", 0, milli=999)
+    for same in (state, ClusterState.from_snapshot(state.snapshot())):
+        assert names(same, Request("u", 1, gpu_milli=1)) == "a"
+        assert names(same, Request("u", 1, gpu_milli=2)) == ""
+
+
+def test_a_closed_node_that_is_resized_stays_closed() -> None:
+    state = ClusterState((node("a"), node("b")))
+    state.apply(Drained("a", 0.0, "fans"))
+    state.apply(InventoryChanged((node("a", cpus=16), node("b")), 1.0))
+    assert state.node("a").free == {"cpus": 16}
+    assert state.node("a").drained == Drained("a", 0.0, "fans")
+    assert names(state, Request("t")) == "b"
+    assert_indexed(state)
 
 
 def test_the_order_of_the_inventory_is_the_order_of_nodes() -> None:

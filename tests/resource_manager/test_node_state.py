@@ -138,6 +138,14 @@ def test_what_fits_a_busy_node_of_one_kind(
     assert holding(*held, node=UNIFORM).fits(request_) is expected
 
 
+def test_a_gpu_of_another_kind_is_no_help() -> None:
+    two_kinds = Node("n", 0, {}, (Gpu(0, "A100"), Gpu(1, "H100")))
+    state = holding((1000, (1,)), node=two_kinds)
+    assert state.fits(Request("t", 1, gpu_types=("A100",)))
+    assert not state.fits(Request("t", 1, gpu_types=("H100",)))
+    assert not state.fits(Request("t", 1, gpu_milli=100, gpu_types=("H100",)))
+
+
 def test_a_closed_node_fits_nobody() -> None:
     for closed in ("drained", "retired"):
         state = NodeState(UNIFORM, 0)
