@@ -33,13 +33,14 @@ test: lint
 test-e2e: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m e2e
 
-# Which bugs in the core would no quick test notice? About an hour on a quiet machine, one process; see
-# docs/development.md. Its tools are not part of the pinned environment.
+# Which bugs in the core would no quick test notice? An hour of one core; see docs/development.md. Its tools
+# are not part of the pinned environment.
 mutants: install
 	test -x $(VENV)-mutants/bin/python || $(PYTHON) -m venv $(VENV)-mutants
 	$(BIN)/uv pip install --quiet --python $(VENV)-mutants/bin/python -r pyproject.toml --extra mutants
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut run --max-children 1
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut results
+	$(VENV)-mutants/bin/python tests/resource_manager/planted_bugs.py
 
 bench: install
 	$(BIN)/gpu-manager bench

@@ -15,10 +15,7 @@ ROOT = Path(__file__).parents[2]
 LUA = "resource_manager/stores/lua"
 TESTS = "tests/resource_manager"
 BUSY = ["system_redis", "trimmed_to_about", "paused_past", "dead_holders", "in_airflow", "long_held"]
-BUSY += [
-    "read_only",
-    *(f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in (2, 3, 4, 5)),
-]
+BUSY += ["read_only", *(f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6))]
 """What names tests that take long, or that another test stands for."""
 
 OF_STORES = (f"{TESTS}/stores/test_contract.py", f"{TESTS}/stores/test_redis_faults.py")
