@@ -378,11 +378,13 @@ def test_ends_that_no_longer_count_are_cleared_away(monkeypatch: pytest.MonkeyPa
     state = ClusterState(nodes("ab"))
     hold(state, "endless", "a", ends=float("inf"))
     hold(state, "t", "a", ends=10.0)
+    hold(state, "u", "b", ends=120.0)
     for i in range(50):
         state.apply(Renewed("t", 2, 0.0, 100.0 + i))
-        assert len(state._deadlines) <= 9
-    assert state.expired(148.9) == []
-    assert [lease.task_id for lease in state.expired(149.0)] == ["t"]
+        assert len(state._deadlines) <= 13
+    assert state.expired(119.9) == []
+    assert [lease.task_id for lease in state.expired(148.9)] == ["u"]
+    assert [lease.task_id for lease in state.expired(149.0)] == ["u", "t"]
 
 
 def test_ends_are_cleared_away_only_once_most_of_them_no_longer_count(

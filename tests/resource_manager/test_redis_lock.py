@@ -174,6 +174,16 @@ def test_an_abandoned_lock_stays_until_it_runs_out(client: RedisClient) -> None:
     assert soon(lambda: not client.driver.exists(client.key("lock"))), "nobody renews it"
 
 
+def test_nobody_overtakes_the_line_of_a_holder_that_died(client: RedisClient) -> None:
+    holder, waiter = RedisLock(client), RedisLock(client)
+    assert holder.acquire(1)
+    assert waiter._step("acquire", "first")[0] == 0
+    client.driver.delete(client.key("lock"))
+    assert not RedisLock(client).acquire(0)
+    assert waiter._step("acquire", "first")[0] == 2, "it was its turn, and the second acquisition"
+    assert waiter._step("release", "first")
+
+
 def test_who_gives_up_at_its_turn_passes_it_on(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, late, following = RedisLock(client), RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
