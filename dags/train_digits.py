@@ -1,6 +1,7 @@
 """Six models of the handwritten digits at once, each on GPUs of its own; not all fit, so some wait."""
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG
@@ -29,4 +30,5 @@ with DAG("train_digits", schedule=None, catchup=False, tags=["gpu", "example"], 
             # The servers of the example are one machine; each job keeps to one of its cores.
             env={"OMP_NUM_THREADS": "1"},
             retries=1,
+            retry_delay=timedelta(seconds=10),
         )

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 
 import pytest
 
@@ -16,15 +17,28 @@ from resource_manager.redis_client import RedisClient
 MakeLock = Callable[[], Lock]
 
 
+@dataclass
+class Claims:
+    """Makes claims on one and the same lock, and tells how many wait in line for it."""
+
+    make: MakeLock
+    waiting: Callable[[], int]
+
+
 @pytest.fixture(params=["thread", "embedded_redis", "system_redis"])
-def make_lock(request: pytest.FixtureRequest) -> Iterator[MakeLock]:
-    """Makes claims on one and the same lock."""
+def claims(request: pytest.FixtureRequest) -> Iterator[Claims]:
     if request.param == "thread":
         mutex = ThreadMutex()
-        yield lambda: ThreadLock(mutex)
+        yield Claims(lambda: ThreadLock(mutex), lambda: len(mutex.waiters))
     else:
         with closing(RedisClient.from_url(request.getfixturevalue(request.param).fresh_url())) as client:
-            yield lambda: RedisLock(client)
+            line = client.key("lock:line")
+            yield Claims(lambda: RedisLock(client), lambda: client.driver.llen(line))
+
+
+@pytest.fixture
+def make_lock(claims: Claims) -> MakeLock:
+    return claims.make
 
 
 def test_one_holder_at_a_time(make_lock: MakeLock) -> None:
@@ -97,8 +111,8 @@ def test_release_without_holding_is_an_error(make_lock: MakeLock) -> None:
         lock.release()
 
 
-def test_waiters_are_served_in_order_of_arrival(make_lock: MakeLock) -> None:
-    holder = make_lock()
+def test_waiters_are_served_in_order_of_arrival(claims: Claims) -> None:
+    make_lock, holder = claims.make, claims.make()
     assert holder.acquire(1)
     order: list[int] = []
     fencing: list[int] = [holder.fencing]
@@ -114,7 +128,8 @@ def test_waiters_are_served_in_order_of_arrival(make_lock: MakeLock) -> None:
     for number in range(12):
         threads.append(threading.Thread(target=wait, args=(number,)))
         threads[-1].start()
-        time.sleep(0.03)
+        while claims.waiting() <= number:
+            time.sleep(0.001)
     holder.release()
     for thread in threads:
         thread.join()
