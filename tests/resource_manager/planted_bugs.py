@@ -14,14 +14,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 LUA = "resource_manager/stores/lua"
 TESTS = "tests/resource_manager"
-BUSY = ["system_redis", "trimmed_to_about", "paused_past", "dead_holders", "in_airflow", "long_held"]
+BUSY = ["system_redis", "paused_past", "dead_holders", "in_airflow", "long_held"]
 BUSY += ["read_only", *(f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6))]
 """What names tests that take long, or that another test stands for."""
 
 OF_STORES = (f"{TESTS}/stores/test_contract.py", f"{TESTS}/stores/test_redis_faults.py")
 OF_LOCKS = (f"{TESTS}/test_redis_lock.py", f"{TESTS}/test_locks.py")
 OF_VARIABLES = (f"{TESTS}/stores/test_variables.py", f"{TESTS}/stores/test_contract.py")
-OF_CLUSTER = (f"{TESTS}/test_cluster.py", f"{TESTS}/test_queueing.py")
+OF_CLUSTER = (f"{TESTS}/test_cluster_indexes.py", f"{TESTS}/test_cluster.py")
 
 
 class Bug(NamedTuple):
@@ -91,7 +91,6 @@ BUGS = [
         (", 'resting_until', resting_until)", ")"),
         ("if now < resting_until then", "if now > resting_until then"),
         ("(known + 1) .. '-0', '+')", "known .. '-0', '+')"),
-        ("#entries ~= version - known or ", ""),
         ("missing[i] = entry[2][2]", "missing[i] = entry[2][4]"),
     ),
     *of_script(
@@ -169,10 +168,14 @@ def of_python(file: str, tests: tuple[str, ...], *bugs: tuple[str, str]) -> list
 
 BUGS += [
     *of_python(
-        "cluster",
-        OF_CLUSTER,
+        "node_state",
+        (f"{TESTS}/test_node_state.py", f"{TESTS}/test_cluster_indexes.py"),
         ("return self.drained is None and not self.retired", "return self.drained is None"),
         ("return self.drained is None and not self.retired", "return not self.retired"),
+    ),
+    *of_python(
+        "cluster",
+        OF_CLUSTER,
         ("return self.journal_start + len(self.journal)", "return len(self.journal)"),
         ("before = (self.version, self.fencing, self.sequence", "before = (0, self.fencing, self.sequence"),
         ("before = (self.version, self.fencing, self.sequence", "before = (self.version, 0, self.sequence"),

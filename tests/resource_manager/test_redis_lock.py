@@ -345,6 +345,9 @@ def test_a_lock_is_renewed_for_as_long_as_it_is_held(renewals: _Renewals) -> Non
     lock = Held(0.5)
     watch(renewals, lock)
     assert soon(lambda: lock.renewals > 10 * renewals.IDLE_ROUNDS)
+    assert renewals._thread is not None
+    assert renewals._thread.name == "gpu-manager-renewals"
+    assert renewals._thread.daemon, "it keeps no process from ending"
     renewals.forget(lock)  # type: ignore[arg-type]
     assert soon(lambda: renewals._thread is None)
     count = lock.renewals

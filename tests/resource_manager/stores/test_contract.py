@@ -282,6 +282,18 @@ def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) ->
     assert (again.leases, again.waiting, again.drained, again.retired) == ((), (), (), ())
 
 
+def test_starting_over_forgets_what_was_said_of_leases(open_client: OpenStore) -> None:
+    """A lease of the same name in the new state has neither the end nor the quarantine of the old one."""
+    store = open_client()
+    mine = started(store)
+    now = store.now()
+    lease = granted(mine, "t", now)
+    changes: list[Change] = [lease, Renewed("t", 1, now, now + 900), Quarantined("t", 1, now)]
+    store.commit(0, changes, now=now)
+    store.replace(replace(first_state(), fencing=1, leases=(lease.lease,)))
+    assert fresh(open_client()).leases == (lease.lease,)
+
+
 def test_starting_over_under_a_lock(open_client: OpenStore) -> None:
     store = open_client()
     started(store)
