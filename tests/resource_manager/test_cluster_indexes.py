@@ -366,11 +366,12 @@ def test_leases_end_in_the_order_of_their_ends() -> None:
 def test_a_trial_leaves_the_deadlines_as_they_were() -> None:
     state = ClusterState(nodes("ab"))
     hold(state, "t", "a", ends=10.0)
+    hold(state, "untouched", "a", ends=15.0)
     with state.trial():
         hold(state, "u", "b", ends=5.0)
         assert [lease.task_id for lease in state.expired(20.0)] == ["u"]
         state.apply(Released("t", 1, 1.0))
-    assert [lease.task_id for lease in state.expired(20.0)] == ["t"]
+    assert [lease.task_id for lease in state.expired(20.0)] == ["t", "untouched"]
 
 
 def test_ends_that_no_longer_count_are_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def test_renewal_counts_the_life_anew(client: RedisClient) -> None:
     assert lock.acquire(1)
     client.driver.pexpire(client.key("lock"), 500)
     lock._alive_since -= LIFE_S - 0.5
+    assert lock.remaining_s <= 0.5
     lock.renew()
     assert lives_s(client)["lock"] > LIFE_S - 5
     assert lock.remaining_s > LIFE_S - 5
