@@ -1,13 +1,19 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use, and a home for Airflow that is gone at the end."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+# Airflow makes its home where it is imported, so this comes before any test is collected.
+_airflow_home = tempfile.TemporaryDirectory(prefix="airflow-home-")
+os.environ["AIRFLOW_HOME"] = _airflow_home.name
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 
 
 @pytest.fixture(scope="session")
