@@ -37,6 +37,7 @@ def direct_init(cls: Value) -> Value:
     if hasattr(cls, "__post_init__"):
         lines.append("    self.__post_init__()")
     # Made of the names of the class's own fields, as `dataclasses` itself does.
+    # Made of the names of our own fields only.
     exec("\n".join([f"def __init__(self, {', '.join(parameters)}):", *lines]), scope)  # nosec B102
     written = scope["__init__"]
     written.__qualname__ = f"{cls.__qualname__}.__init__"
@@ -56,6 +57,7 @@ def direct_copy(cls: type[Any], changed: str) -> Callable[[Any, Any], Any]:
         name = each.name
         scope[f"_set_{name}"] = cls.__dict__[name].__set__
         lines.append(f"    _set_{name}(made, {'other' if name == changed else f'value.{name}'})")
+    # As above.
     exec("\n".join([*lines, "    return made"]), scope)  # nosec B102
     made: Callable[[Any, Any], Any] = scope["copy"]
     return made

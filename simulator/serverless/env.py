@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle  # nosec B403: snapshots of one's own process, which say so
+import pickle  # nosec B403
 from collections.abc import Sequence
 from operator import index
 from typing import Any
@@ -104,7 +104,7 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
 
     def restore(self, snapshot: bytes) -> Array:
         """Goes back to a snapshot of this environment and returns its observation; see `RawEnv.restore`."""
-        raw, self.np_random = pickle.loads(snapshot)  # nosec B301
+        raw, self.np_random = pickle.loads(snapshot)  # one's own, as the page says  # nosec B301
         self.raw.restore(raw)
         self._observer.look_at_everything()
         return self._observer.observe()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import pickle  # nosec B403: snapshots of one's own process, which say so
+import pickle  # nosec B403
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -223,4 +223,4 @@ class RawEnv:
 
     def restore(self, snapshot: bytes) -> None:
         """Goes back to a snapshot of this environment; read only snapshots you made, they are pickles."""
-        self.__dict__.update(pickle.loads(snapshot))  # nosec B301
+        self.__dict__.update(pickle.loads(snapshot))  # one's own, as the page says  # nosec B301
