@@ -95,9 +95,7 @@ def serving(folder: Path, servers: int, *options: str) -> Iterator[Service]:
     """The service on a store in memory, with tokens vera (reader), ursula (user), olga (operator)."""
     inventory = folder / "servers.toml"
     inventory.write_text(INVENTORY.format(count=servers))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     base = [
         sys.executable,
         "-m",
@@ -123,6 +121,13 @@ def serving(folder: Path, servers: int, *options: str) -> Iterator[Service]:
         finally:
             process.terminate()
             assert process.wait(timeout=30) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _output(command: Sequence[str], environment: dict[str, str]) -> str:
