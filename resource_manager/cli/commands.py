@@ -14,6 +14,7 @@ from click.shell_completion import get_completion_class
 from resource_manager import __version__
 from resource_manager.archive import extend
 from resource_manager.cli import tables
+from resource_manager.cli.demand import arguments_of, demand_options, lease_options
 from resource_manager.cli.target import BAD_INPUT, DONE, REFUSED, Failure, Target, exit_codes, print_json
 from resource_manager.errors import UnknownNodeError
 from resource_manager.history import collect, write_file
@@ -80,46 +81,6 @@ def main(
 
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(command)
-
-
-def demand_options(command: F) -> F:
-    """What a request asks for."""
-    for option in (
-        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
-        click.option(
-            "--sensitivity", "sensitivity_per_s", type=float, help="How fast the utility falls, per second."
-        ),
-        click.option(
-            "--target", "target_s", type=float, metavar="SECONDS", help="Age that halves the utility."
-        ),
-        click.option("--utility", type=float, help="What finishing in good time is worth."),
-        click.option("--expected-runtime", "expected_runtime_s", type=float, metavar="SECONDS"),
-        click.option("--required-server", help="The only server that will do, by name."),
-        click.option("--prefer-server", "prefer_server_id", type=int, help="Server id to try first."),
-        click.option(
-            "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Such as memory_mib."
-        ),
-        click.option("--vendor", help="Vendor of the GPUs."),
-        click.option("--gpu-type", "gpu_types", multiple=True, help="May be repeated; any of them will do."),
-        click.option("--gpu-milli", type=int, help="A share: thousandths of one GPU, with --gpus 1."),
-        click.option("--cpus", "required_cpus", type=int, required=True),
-        click.option("--gpus", "required_gpus", type=int, required=True),
-    ):
-        command = option(command)
-    return command
-
-
-def lease_options(command: F) -> F:
-    """What the lease is to be."""
-    for option in (
-        click.option("--quarantine", is_flag=True, help="Keep the GPUs held after expiry."),
-        click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Life without renewal."),
-        click.option("--owner"),
-        click.option("--team"),
-        click.option("--priority", type=int),
-    ):
-        command = option(command)
-    return command
 
 
 @main.command()
@@ -190,7 +151,7 @@ def queue(target: Target, as_json: bool) -> None:
 @exit_codes
 def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
     """Grant GPUs now, or exit with 1 if nothing fits."""
-    lease = target.manager.allocate_resources(task_id, **_arguments(wish))
+    lease = target.manager.allocate_resources(task_id, **arguments_of(wish))
     if lease is None:
         raise Failure(f"no server has room for {task_id!r} now; `{PROGRAM} submit` waits for it", REFUSED)
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
@@ -205,7 +166,7 @@ def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> Non
 @exit_codes
 def submit(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
     """Grant GPUs, or queue for them."""
-    view = target.manager.submit(task_id, **_arguments(wish))
+    view = target.manager.submit(task_id, **arguments_of(wish))
     if as_json:
         print_json(view)
     elif view["state"] == "WAITING":
@@ -321,7 +282,7 @@ def history(
 @exit_codes
 def explain(target: Target, /, as_json: bool, **wish: Any) -> None:
     """What if: would this request fit now, where, and why not. Exits with 1 if it would not be granted."""
-    answer = target.manager.explain("what-if", **_arguments(wish))
+    answer = target.manager.explain("what-if", **arguments_of(wish))
     print_json(answer) if as_json else tables.console().print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)
@@ -348,39 +309,6 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(main, {}, PROGRAM, "_GPU_MANAGER_COMPLETE").source())
-
-
-def _arguments(wish: dict[str, Any]) -> dict[str, Any]:
-    """The manager's arguments: what was given, with pairs split."""
-    arguments = {key: value for key, value in wish.items() if value not in (None, (), False)}
-    arguments["required_gpus"], arguments["required_cpus"] = wish["required_gpus"], wish["required_cpus"]
-    if "gpu_types" in arguments:
-        arguments["gpu_types"] = list(arguments["gpu_types"])
-    if "labels" in arguments:
-        arguments["labels"] = dict(_pair(text, "--label") for text in arguments["labels"])
-    if "resources" in arguments:
-        arguments["resources"] = {
-            name: _amount(value, name)
-            for name, value in (_pair(text, "--resource") for text in arguments["resources"])
-        }
-    return arguments
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise Failure(f"{option} takes NAME=VALUE, got {text!r}", BAD_INPUT)
-    return key, value
-
-
-def _amount(text: str, name: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            raise Failure(f"--resource {name} takes a number, got {text!r}", BAD_INPUT) from None
 
 
 def _server(text: str) -> int | str:

@@ -1,0 +1,85 @@
+"""What a request asks for, as options of a command, and the manager's arguments that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from resource_manager.cli.target import BAD_INPUT, Failure
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def demand_options(command: F) -> F:
+    """What a request asks for."""
+    for option in (
+        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
+        click.option(
+            "--sensitivity", "sensitivity_per_s", type=float, help="How fast the utility falls, per second."
+        ),
+        click.option(
+            "--target", "target_s", type=float, metavar="SECONDS", help="Age that halves the utility."
+        ),
+        click.option("--utility", type=float, help="What finishing in good time is worth."),
+        click.option("--expected-runtime", "expected_runtime_s", type=float, metavar="SECONDS"),
+        click.option("--required-server", help="The only server that will do, by name."),
+        click.option("--prefer-server", "prefer_server_id", type=int, help="Server id to try first."),
+        click.option(
+            "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Such as memory_mib."
+        ),
+        click.option("--vendor", help="Vendor of the GPUs."),
+        click.option("--gpu-type", "gpu_types", multiple=True, help="May be repeated; any of them will do."),
+        click.option("--gpu-milli", type=int, help="A share: thousandths of one GPU, with --gpus 1."),
+        click.option("--cpus", "required_cpus", type=int, required=True),
+        click.option("--gpus", "required_gpus", type=int, required=True),
+    ):
+        command = option(command)
+    return command
+
+
+def lease_options(command: F) -> F:
+    """What the lease is to be."""
+    for option in (
+        click.option("--quarantine", is_flag=True, help="Keep the GPUs held after expiry."),
+        click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Life without renewal."),
+        click.option("--owner"),
+        click.option("--team"),
+        click.option("--priority", type=int),
+    ):
+        command = option(command)
+    return command
+
+
+def arguments_of(wish: dict[str, Any]) -> dict[str, Any]:
+    """The manager's arguments: what was given, with pairs split."""
+    arguments = {key: value for key, value in wish.items() if value not in (None, (), False)}
+    arguments["required_gpus"], arguments["required_cpus"] = wish["required_gpus"], wish["required_cpus"]
+    if "gpu_types" in arguments:
+        arguments["gpu_types"] = list(arguments["gpu_types"])
+    if "labels" in arguments:
+        arguments["labels"] = dict(_pair(text, "--label") for text in arguments["labels"])
+    if "resources" in arguments:
+        arguments["resources"] = {
+            name: _amount(value, name)
+            for name, value in (_pair(text, "--resource") for text in arguments["resources"])
+        }
+    return arguments
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise Failure(f"{option} takes NAME=VALUE, got {text!r}", BAD_INPUT)
+    return key, value
+
+
+def _amount(text: str, name: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            raise Failure(f"--resource {name} takes a number, got {text!r}", BAD_INPUT) from None
