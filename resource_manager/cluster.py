@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.models import (
     MILLI_PER_GPU,
     Amount,
@@ -175,8 +175,15 @@ class ClusterState:
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> ClusterState:
-        """A state equal to the one the snapshot was taken of."""
+        """A state equal to the one the snapshot was taken of.
+
+        Raises `CorruptStateError` where the snapshot names a server that it does not have.
+        """
         cluster = cls(snapshot.nodes)
+        named = {lease.placement.node for lease in snapshot.leases}
+        named.update(snapshot.retired, (drained.node for drained in snapshot.drained))
+        if unknown := sorted(named - cluster.by_name.keys()):
+            raise CorruptStateError(f"the state speaks of {unknown[0]!r}, which is none of its servers")
         for drained in snapshot.drained:
             cluster.by_name[drained.node].drained = drained
         for name in snapshot.retired:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
-from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.inventory import default_inventory
 from resource_manager.models import (
     Cancelled,
@@ -195,6 +196,16 @@ def test_an_inventory_change_keeps_leases_even_on_gpus_that_left(cluster: Cluste
     cluster.apply(Released("t", 1, 3.0))
     assert (state.whole_free, state.free["cpus"]) == (7, 32)
     allocator.check(cluster)
+
+
+def test_a_snapshot_that_speaks_of_a_server_it_does_not_have_is_corrupt(cluster: ClusterState) -> None:
+    cluster.apply(granted(Request("t", gpus=2), "gpu-server-0", 0, 1, token=1))
+    cluster.apply(Drained("gpu-server-1", 1.0))
+    whole = cluster.snapshot()
+    for gone in ("gpu-server-0", "gpu-server-1"):
+        nodes = tuple(node for node in whole.nodes if node.name != gone)
+        with pytest.raises(CorruptStateError, match=f"'{gone}', which is none of its servers"):
+            ClusterState.from_snapshot(replace(whole, nodes=nodes))
 
 
 def test_policies_follow_one_order_at_ten_thousand_servers() -> None:
