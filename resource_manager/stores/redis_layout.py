@@ -117,14 +117,14 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     return ClusterState.from_snapshot(
         Snapshot(
             version=version,
-            fencing=int(fencing),
-            sequence=int(sequence),
+            fencing=_number(fencing),
+            sequence=_number(sequence),
             nodes=nodes,
             leases=tuple(held),
             waiting=tuple(sorted(map(_waiting, waiting.values()), key=lambda entry: entry.sequence)),
             drained=tuple(change for change in closed if change.node in names),
             retired=tuple(name for name in inventory.retired if name in in_use),
-            last_node=last_node.decode() or None,
+            last_node=last_node.decode(errors="replace") or None,
         )
     )
 
@@ -147,4 +147,11 @@ def _waiting(text: bytes) -> Waiting:
     change = change_from_json(body)
     if not isinstance(change, Queued):
         raise CorruptStateError(f"not a waiting request: {text[:120]!r}")
-    return Waiting(change.request, change.at, int(sequence))
+    return Waiting(change.request, change.at, _number(sequence))
+
+
+def _number(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise CorruptStateError(f"not a whole number: {text[:120]!r}") from None

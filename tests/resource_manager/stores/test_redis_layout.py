@@ -171,3 +171,10 @@ def test_a_part_of_another_kind_is_named(parts: dict[str, dict[str, bytes]], com
 def test_an_inventory_that_is_no_json_is_said_to_be(text: bytes) -> None:
     with pytest.raises(CorruptStateError, match=r"^the inventory in Redis is no JSON: "):
         inventory_from_json(b"7", text)
+
+
+@pytest.mark.parametrize(("fencing", "sequence"), [(b"x", b"0"), (b"0", b""), (b"1.5", b"0")])
+def test_a_counter_that_is_no_number_is_corrupt(fencing: bytes, sequence: bytes) -> None:
+    inventory = Inventory(1, (), ())
+    with pytest.raises(CorruptStateError, match="not a whole number"):
+        read_state(1, [fencing, sequence, b"", [], [], [], [], []], inventory)
