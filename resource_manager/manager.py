@@ -226,10 +226,8 @@ class GPUResourceManager:
                 return []
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
-        self._change(step)
-        status = self.status_of(task_id)
-        if status is None:  # granted and ended by someone else since
-            raise LeaseNotFoundError(task_id)
+        _, status = self._state.run(step, lambda cluster: self._status(cluster, task_id, self.store.now()))
+        assert status is not None  # looked at in the very state that the step led to
         return status
 
     def cancel(self, task_id: str, *, reason: str = "") -> bool:
@@ -255,17 +253,7 @@ class GPUResourceManager:
 
     def status_of(self, task_id: str) -> dict[str, Any] | None:
         """The task's allocation (RUNNING, or ERROR in quarantine), its queue entry (WAITING), or None."""
-
-        def look(cluster: ClusterState, now: float) -> dict[str, Any] | None:
-            lease = cluster.leases.get(task_id)
-            if lease is not None:
-                return views.allocation(cluster, lease)
-            if task_id not in cluster.waiting:
-                return None
-            entries = views.queue(cluster, self.policy, self.order, now)
-            return next(entry for entry in entries if entry["task_id"] == task_id)
-
-        return self._state.read(look)
+        return self._state.read(lambda cluster, now: self._status(cluster, task_id, now))
 
     def leases(self) -> list[dict[str, Any]]:
         """Every live lease as an allocation, the oldest first."""
@@ -415,6 +403,15 @@ class GPUResourceManager:
                     result["server_name"],
                 )
         return results
+
+    def _status(self, cluster: ClusterState, task_id: str, now: float) -> dict[str, Any] | None:
+        lease = cluster.leases.get(task_id)
+        if lease is not None:
+            return views.allocation(cluster, lease)
+        if task_id not in cluster.waiting:
+            return None
+        entries = views.queue(cluster, self.policy, self.order, now)
+        return next(entry for entry in entries if entry["task_id"] == task_id)
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
         name = server_name(self._state.known(), server)

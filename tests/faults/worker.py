@@ -238,7 +238,7 @@ class Worker:
             self.waiting.discard(task_id)
         elif kind == "renew":
             self.renewed_at[task_id] = time.monotonic()
-        if result in {"released", "gone"} and self.held.get(task_id) == token:
+        if result in {"released", "gone"} and token is not None and self.held.get(task_id) == token:
             del self.held[task_id]
 
 
