@@ -22,7 +22,8 @@ from resource_manager.models import Request
 from resource_manager.policies.capacity import CPU_MILLI
 from resource_manager.policies.fgd import Fragmentation
 from resource_manager.policies.first_fit import first_fit
-from simulator.cli import print_json
+from simulator.cli import BadInput, print_json
+from simulator.errors import InputError
 from simulator.replay import openb
 
 POLICIES = ("fgd", "best_fit", "dot_product", "gpu_packing", "gpu_clustering", "random")
@@ -58,7 +59,10 @@ def first_fit_per_s(rounds: int = 10_000) -> float:
 @click.option("--json", "as_json", is_flag=True)
 def main(data: Path, pods: str, seed: int, rounds: int, as_json: bool) -> None:
     """Prints pods a second for every published policy."""
-    trace = openb.read_trace(data, pods, seed)
+    try:
+        trace = openb.read_trace(data, pods, seed)
+    except InputError as error:
+        raise BadInput(str(error)) from error
     best: dict[str, float] = {}
     for _ in range(rounds):
         for policy in POLICIES:
