@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,15 +39,15 @@ def signalled(pid: int, number: signal.Signals) -> None:
         return
 
 
-class Process:
+class Process(ABC):
     """A worker, or a service, by its process id."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
+    @abstractmethod
     def exitcode(self) -> int | None:
         """None while it lives; minus the signal that killed it."""
-        raise NotImplementedError
 
     def kill(self) -> None:
         if self.exitcode() is None:
