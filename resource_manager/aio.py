@@ -26,7 +26,10 @@ def _awaitable(
 
 
 class AsyncGPUResourceManager:
-    """Wraps a manager (one with the settings' values if none is given); see there for each method."""
+    """Wraps a manager (one with the settings' values if none is given); see there for each method.
+
+    A call that is cancelled is no longer waited for, and may still be carried out.
+    """
 
     def __init__(self, manager: GPUResourceManager | None = None, *, max_workers: int = 10) -> None:
         self.manager = GPUResourceManager() if manager is None else manager
@@ -52,8 +55,8 @@ class AsyncGPUResourceManager:
 
     async def close(self) -> None:
         """Waits for what still runs, then closes the manager."""
-        await asyncio.get_running_loop().run_in_executor(self.executor, self.manager.close)
-        self.executor.shutdown()
+        await asyncio.to_thread(self.executor.shutdown)
+        await asyncio.to_thread(self.manager.close)
 
     async def __aenter__(self) -> AsyncGPUResourceManager:
         return self

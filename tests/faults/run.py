@@ -29,6 +29,7 @@ from tests.faults import airflow_on_postgres, namespaces
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check, read_records
 from tests.faults.commit_points import POINTS
+from tests.faults.doors import DOORS
 from tests.faults.processes import Forked, Process, of_other_version
 from tests.faults.schedule import Schedule
 from tests.faults.setups import SETTINGS, Variables, remove, setting_of
@@ -50,6 +51,7 @@ class Outcome:
     operations: int = 0
     granted: int = 0
     errors: int = 0
+    cancelled: int = 0
     lost_leases: int = 0
     complaints: list[str] = field(default_factory=list)
 
@@ -66,6 +68,7 @@ class Run:
         workers: int = 8,
         seconds: float = 5.0,
         bug: str = "",
+        doors: tuple[str, ...] = tuple(DOORS),
         kinds: tuple[str, ...] = (),
         dying: float = 0.3,
         other_version: Path | None = None,
@@ -75,6 +78,7 @@ class Run:
         self.count = workers
         self.seconds = seconds
         self.bug = bug
+        self.doors = doors
         self.dying = dying
         self.other_version = other_version
         setting = setting or ("one server" if bug or kinds else setting_of(seed))
@@ -118,6 +122,7 @@ class Run:
             record=str(self.records / f"{slot}-{self.incarnation}.jsonl"),
             stop=str(self.stop_file),
             deaths=str(self.deaths),
+            door=self.rng.choice(self.doors),
             bug=self.bug,
             dies_at=self.commit_point(),
             **self.setup.assignment(slot),
@@ -214,6 +219,7 @@ class Run:
         outcome.operations = len(operations)
         outcome.kinds = Counter(operation.kind for operation in operations)
         outcome.errors = sum("error" in operation.answer for operation in operations)
+        outcome.cancelled = sum("cancelled" in operation.answer for operation in operations)
         granted = {
             operation.answer["fencing_token"] for operation in operations if operation.result == "granted"
         }
@@ -322,6 +328,7 @@ def summarise(outcomes: list[Outcome]) -> int:
         "fewest_operations": min((outcome.operations for outcome in outcomes), default=0),
         "grants": sum(outcome.granted for outcome in outcomes),
         "errors": sum(outcome.errors for outcome in outcomes),
+        "cancelled": sum(outcome.cancelled for outcome in outcomes),
         "lost_by_redis": sum(outcome.lost_leases for outcome in outcomes if outcome.setting in lossy),
         "by_kind": dict(kinds.most_common()),
         "faults": faults.total(),

@@ -30,6 +30,7 @@ from resource_manager.schemas import FORMAT_VERSION
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
+from tests.faults.doors import DOORS
 from tests.faults.namespaces import what_is_missing
 from tests.faults.run import run_seed
 
@@ -69,9 +70,18 @@ def test_sixteen_processes_killed_in_the_middle_lose_and_double_nothing() -> Non
 
 
 @pytest.mark.slow
+def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
+    outcome = run_seed(8, doors=("asyncio",), kinds=("delay", "kill worker"), seconds=3.0)
+    assert outcome.complaints == []
+    assert outcome.cancelled > 5
+    assert outcome.granted > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str) -> None:
-    assert any(run_seed(seed, bug=bug, seconds=3.0).complaints for seed in range(3))
+def test_a_planted_bug_is_found(bug: str, door: str) -> None:
+    assert any(run_seed(seed, bug=bug, doors=(door,), seconds=3.0).complaints for seed in range(3))
 
 
 def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_nothing() -> None:

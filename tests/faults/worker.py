@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.inventory import default_inventory
 from resource_manager.manager import GPUResourceManager
+from tests.faults.doors import DOORS
 
 TTL_S = 2.0
 SERVERS = 3
@@ -34,7 +36,8 @@ class Assignment:
     """What a worker is told; all of it plain values, so that it can cross to another version.
 
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
-    `dies_at` is a commit point and the number of the commit; `netns` a network namespace to enter.
+    `door` is the way to the manager there; `dies_at` a commit point and the number of the commit; `netns` a
+    network namespace to enter.
     """
 
     slot: int
@@ -45,6 +48,7 @@ class Assignment:
     deaths: str
     services: tuple[str, ...] = ()
     redis_url: str = ""
+    door: str = "threads"
     bug: str = ""
     dies_at: tuple[str, int] | None = None
     netns: str = ""
@@ -140,6 +144,8 @@ class Worker:
                 self.ask("status", task_id)
             for task_id in list(self.held):
                 self.ask("release", task_id, fencing_token=self.held[task_id])
+        for client in self.clients:
+            client.close()
 
     def connect(self) -> list[Any]:
         if self.assignment.services:
@@ -153,7 +159,8 @@ class Worker:
         servers = default_inventory(SERVERS)
         while True:
             try:
-                return [GPUResourceManager.from_url(self.assignment.store, inventory=servers, **settings)]
+                manager = GPUResourceManager.from_url(self.assignment.store, inventory=servers, **settings)
+                return [DOORS[self.assignment.door](manager, self.assignment.seed)]
             except ResourceManagerError:
                 if self.stop.exists():
                     raise SystemExit(0) from None
@@ -186,8 +193,9 @@ class Worker:
     def step_clock(self) -> None:
         """This process's idea of the time goes wrong, as after a suspend."""
         for client in self.clients:
-            if isinstance(client, GPUResourceManager):
-                clock: Any = getattr(client._state.store, "_clock", None)
+            manager = getattr(client, "manager", client)
+            if isinstance(manager, GPUResourceManager):
+                clock: Any = getattr(manager._state.store, "_clock", None)
                 if clock is not None:  # other versions keep it elsewhere
                     clock._offset_s += self.rng.choice((-100.0, 100.0))
 
@@ -220,6 +228,8 @@ class Worker:
             answer = {"result": "gone"}
         except ResourceManagerError as error:
             answer = {"error": repr(error)}
+        except CancelledError:
+            answer = {"cancelled": True}
         self.recorder.end(operation, **answer)
         return answer
 

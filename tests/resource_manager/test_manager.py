@@ -417,3 +417,36 @@ class TestServersAndHistory:
                 assert (await face.get_resource_summary())["leases"] == 16
 
         asyncio.run(main())
+
+    def test_asyncio_closes_the_store_behind_what_was_cancelled(self) -> None:
+        """Closing never blocks the loop: it is the loop that lets the commit go on."""
+
+        class Slow(MemoryStore):
+            def __init__(self) -> None:
+                super().__init__()
+                self.begun, self.may_go_on = threading.Event(), threading.Event()
+                self.done: list[str] = []
+
+            def commit(self, *args: Any, **options: Any) -> None:
+                self.begun.set()
+                assert self.may_go_on.wait(10)
+                super().commit(*args, **options)
+                self.done.append("commit")
+
+            def close(self) -> None:
+                self.done.append("close")
+
+        store = Slow()
+
+        async def main() -> None:
+            face = AsyncGPUResourceManager(GPUResourceManager(Settings(store="memory://"), store=store))
+            asking = asyncio.create_task(face.allocate_resources("a", 2, 8))
+            assert await asyncio.to_thread(store.begun.wait, 10)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            asyncio.get_running_loop().call_later(0.2, store.may_go_on.set)
+            await face.close()
+
+        asyncio.run(main())
+        assert store.done == ["commit", "close"]
