@@ -327,8 +327,6 @@ class ClusterState:
                 retired = NodeState(previous.node, 0)
                 retired.retired = True
                 states.append(retired)
-        self.nodes = states
-        self.by_name = {state.name: state for state in states}
         for state in states:
             if state.name in old:
                 state.drained = old[state.name].drained
@@ -359,6 +357,7 @@ class ClusterState:
                 self.nodes[state.index] = self.by_name[node.name] = resized
                 self.by_server_id[node.server_id] = resized
                 self._touch(state.index)
+        self.largest = _most_of_each(self.nodes)
         return True
 
     # ---- indexes ----
@@ -369,12 +368,8 @@ class ClusterState:
         self.nodes = states
         self.by_name = {state.name: state for state in states}
         self.by_server_id = {state.node.server_id: state for state in states}
-        # The most any one node has of each resource: more than this can never fit.
-        self.largest: dict[str, Amount] = {}
-        for state in states:
-            for name, total in state.node.resources.items():
-                if total > self.largest.get(name, 0):
-                    self.largest[name] = total
+        self.largest = _most_of_each(states)
+        """The most that any one node has of each resource: more than this can never fit."""
         width = max((len(state.gpu_free) for state in states), default=0)
         masks = [bytearray((len(states) + 7) // 8) for _ in range(width + 1)]
         open_bits = bytearray((len(states) + 7) // 8)
@@ -464,6 +459,15 @@ class ClusterState:
         self.journal.append(index)
         if len(self.journal) > JOURNAL_MIN_LENGTH:
             self._cut_journal()
+
+
+def _most_of_each(states: Iterable[NodeState]) -> dict[str, Amount]:
+    most: dict[str, Amount] = {}
+    for state in states:
+        for name, total in state.node.resources.items():
+            if total > most.get(name, 0):
+                most[name] = total
+    return most
 
 
 _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {

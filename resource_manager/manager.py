@@ -360,14 +360,10 @@ class GPUResourceManager:
         **options: Unpack[RequestOptions],
     ) -> Request:
         """The request these arguments name, as `requests.build_request` makes it on the servers as known."""
-        return build_request(
-            self._state.known(),
-            self.settings,
-            task_id,
-            required_gpus,
-            required_cpus,
-            prefer_server_id,
-            **options,
+        return self._state.known(
+            lambda cluster: build_request(
+                cluster, self.settings, task_id, required_gpus, required_cpus, prefer_server_id, **options
+            )
         )
 
     # ---- the one way to change and to read ----
@@ -414,7 +410,7 @@ class GPUResourceManager:
         return next(entry for entry in entries if entry["task_id"] == task_id)
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
-        name = server_name(self._state.known(), server)
+        name = self._state.known(lambda cluster: server_name(cluster, server))
         _, view = self._state.run(
             lambda cluster, now: self._state.settle(cluster, [make(name, now)], now),
             lambda cluster: views.server(cluster.node(name)),
@@ -426,7 +422,7 @@ class GPUResourceManager:
 
     def _initialise(self) -> None:
         try:
-            cluster = self._state.known()
+            cluster = self._state.known(lambda cluster: cluster)
         except (CorruptStateError, StateLostError) as error:
             # Every operation will say the same; only a reset is of use, and it needs a manager.
             logger.error("%s", error)

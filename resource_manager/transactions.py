@@ -11,12 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
+    InvalidRequestError,
     LockedError,
     LockTimeoutError,
     ResourceManagerError,
@@ -159,12 +160,15 @@ class Transactions:
                 cluster = self._refresh()
             return look(cluster, self.store.now())
 
-    def known(self) -> ClusterState:
-        """The replica as it is, for what changes with the inventory only."""
-        if self.replica is None:
-            with self._mutex:
-                return self.replica or self._refresh()
-        return self.replica
+    def known(self, look: Callable[[ClusterState], T]) -> T:
+        """Looks at the replica as it is, for what changes with the inventory only.
+
+        Where that is refused (`InvalidRequestError`) it looks again at a fresh one: servers may have come.
+        """
+        if self.replica is not None:
+            with suppress(InvalidRequestError):
+                return look(self.replica)
+        return self.read(lambda cluster, now: look(cluster))
 
     def replace(self, snapshot: Snapshot) -> None:
         """Starts over from that state, under the lock; raises `LockTimeoutError`."""

@@ -32,6 +32,17 @@ def test_an_inventory_that_changes_one_node_leaves_the_others_as_they_are() -> N
     assert same_after_snapshot(cluster)
 
 
+def test_the_most_that_any_node_has_follows_a_node_that_is_resized() -> None:
+    nodes = tuple(Node(f"n{i}", i, {"cpus": 8}) for i in range(2))
+    cluster = ClusterState(nodes)
+    for resources, most in (
+        ({"cpus": 64}, {"cpus": 64}),
+        ({"cpus": 4, "fpga": 1}, {"cpus": 8, "fpga": 1}),
+    ):
+        cluster.apply(InventoryChanged((replace(nodes[0], resources=resources), nodes[1]), 1.0))
+        assert cluster.largest == most
+
+
 def test_an_inventory_that_moves_nodes_is_indexed_anew() -> None:
     cluster = ClusterState((Node("a", 0, {"cpus": 8}), Node("b", 1, {"cpus": 8})))
     for change in allocator.allocate(

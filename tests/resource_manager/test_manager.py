@@ -387,6 +387,18 @@ class TestServersAndHistory:
         assert [server["available_gpus"] for server in summary["servers"]] == [4, 4]
         audit(manager)
 
+    def test_a_server_that_another_process_added_is_known(
+        self, make: Callable[..., GPUResourceManager]
+    ) -> None:
+        manager = make()
+        other = GPUResourceManager(manager.settings, store=manager.store)
+        other.apply_inventory(default_inventory(5, cpus=128))
+        assert manager.drain("gpu-server-4")["state"] == "DRAINED"
+        other.apply_inventory(default_inventory(6, cpus=256))
+        result = manager.allocate_resources("a", 2, 256, required_server=5)
+        assert result is not None
+        assert result["server_name"] == "gpu-server-5"
+
     def test_explain_says_why_per_server(self, manager: GPUResourceManager) -> None:
         manager.allocate_resources("a", 6, 60)
         manager.drain(1, reason="fan")
