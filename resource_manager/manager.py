@@ -104,12 +104,13 @@ class GPUResourceManager:
     ) -> GPUResourceManager:
         """A manager on the store at `url`; reads nothing from the environment.
 
-        `inventory` is a TOML file or nodes; other keywords are fields of `Settings`.
+        `inventory` is a TOML file or nodes; other keywords are fields of `Settings`. Raises `SettingsError`,
+        `InventoryError`, `PolicyError` and `StoreError`.
         """
         if isinstance(inventory, str | Path):
             inventory = load_inventory(inventory)
         return cls(
-            Settings(store=url, policy=policy, order=order, **settings),
+            Settings.of({"store": url, "policy": policy, "order": order, **settings}),
             inventory=inventory,
             observer=observer,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,10 +92,12 @@ class Settings(BaseModel):
     def _shares_of_teams(cls, value: object) -> dict[str, float]:
         """From a mapping, or from words such as `vision=0.5,nlp=0.25`."""
         if isinstance(value, str):
-            value = dict(part.strip().split("=", 1) for part in value.split(",")) if value.strip() else {}
-        if not isinstance(value, Mapping):
-            raise ValueError("shares are written as vision=0.5,nlp=0.25")
-        shares = {str(team): float(share) for team, share in value.items()}
+            pairs = (part.strip().partition("=") for part in value.split(",") if part.strip())
+            value = {team: share for team, _, share in pairs}
+        try:
+            shares = {str(team): float(share) for team, share in value.items()}  # type: ignore[attr-defined]
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError("shares are written as vision=0.5,nlp=0.25") from None
         for team, share in shares.items():
             if not 0 <= share <= 1:
                 raise ValueError(f"the share of {team!r} is {share}, not 0 to 1")
@@ -134,13 +136,19 @@ class Settings(BaseModel):
         names = {PREFIX + name.upper(): name for name in cls.model_fields}
         from_environment = {names[key]: value for key, value in environ.items() if key in names}
         values.update(from_environment)
+        return cls.of(values, from_environment)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], from_environment: Collection[str] = ()) -> Settings:
+        """Settings with these values; raises `SettingsError` that names the first wrong one."""
         try:
             return cls(**values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
             source = PREFIX + name.upper() if name in from_environment else f"setting {name!r}"
-            raise SettingsError(f"{source if name else 'settings'}: {first['msg']}") from error
+            reason = first["msg"].removeprefix("Value error, ")
+            raise SettingsError(f"{source if name else 'settings'}: {reason}") from error
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Target:
 
     def settings(self) -> Settings:
         """Settings of the environment and file, with what the command line says on top."""
-        return Settings.model_validate({**Settings.load().model_dump(), **self.overrides})
+        return Settings.load().model_copy(update=self.overrides)
 
     @property
     def manager(self) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
 from resource_manager.settings import Settings
 
@@ -31,6 +32,9 @@ def test_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
         ({"GPU_MANAGER_LEASE_TTL_S": "-1"}, "GPU_MANAGER_LEASE_TTL_S"),
         ({"GPU_MANAGER_MIN_GPUS": "9"}, "min_gpus"),
         ({"GPU_MANAGER_SETTINGS": "/no/such/file.toml"}, "GPU_MANAGER_SETTINGS"),
+        ({"GPU_MANAGER_TEAM_QUOTAS": "a=2"}, "GPU_MANAGER_TEAM_QUOTAS: the share of 'a' is 2.0, not 0 to 1$"),
+        ({"GPU_MANAGER_TEAM_QUOTAS": "a"}, "GPU_MANAGER_TEAM_QUOTAS: shares are written as vision=0.5"),
+        ({"GPU_MANAGER_TEAM_QUOTAS": "a=x"}, "GPU_MANAGER_TEAM_QUOTAS: shares are written as vision=0.5"),
     ],
 )
 def test_a_wrong_setting_is_named(environ: dict[str, str], named: str) -> None:
@@ -38,8 +42,23 @@ def test_a_wrong_setting_is_named(environ: dict[str, str], named: str) -> None:
         Settings.load(environ)
 
 
-def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("polciy = 'best_fit'", "'polciy': Extra inputs are not permitted"),
+        ("team_quotas = 3", "'team_quotas': shares are written as"),
+        ("team_quotas = { a = [1] }", "'team_quotas': shares are written as"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "settings.toml"
-    path.write_text("polciy = 'best_fit'\n")
-    with pytest.raises(SettingsError, match="polciy"):
+    path.write_text(f"{text}\n")
+    with pytest.raises(SettingsError, match=f"^setting {named}"):
         Settings.load({"GPU_MANAGER_SETTINGS": str(path)})
+
+
+@pytest.mark.parametrize("wrong", [{"lease_ttl_s": -1}, {"colour": "red", "lease_ttl_s": -1}])
+def test_a_wrong_argument_of_a_manager_is_named_in_one_line(wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match=r"^setting '\w+': .+$") as caught:
+        GPUResourceManager.from_url("memory://", **wrong)
+    assert "\n" not in str(caught.value)
