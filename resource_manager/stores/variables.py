@@ -208,31 +208,30 @@ class VariableStore:
     @contextmanager
     def _holding(self, version: int, token: str | None, *, patient: bool = False) -> Iterator[RedisLock]:
         """The caller's lock, or one for this step alone."""
-        if token is not None:
-            lock = next((lock for lock in self._locks if lock.token == token), None)
-            if lock is None:
-                raise LockedError(version)
-            try:
-                yield lock
-            except LockError as error:
-                raise StaleStateError(version, None, str(error)) from error
-            return
-        own = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)
-        if not own.acquire(2 * LOCK_LIFE_S if patient else 0.0):
+        lock = self._claim(version, patient) if token is None else self._held(version, token)
+        try:
+            yield lock
+        except LockError as error:
+            raise StaleStateError(version, None, str(error)) from error
+        finally:
+            if token is None:
+                # What is written is written, and what went wrong counts more than that the lock is lost too.
+                with suppress(LockError, StoreUnavailableError):
+                    lock.release()
+
+    def _held(self, version: int, token: str) -> RedisLock:
+        lock = next((lock for lock in self._locks if lock.token == token), None)
+        if lock is None:
+            raise LockedError(version)
+        return lock
+
+    def _claim(self, version: int, patient: bool) -> RedisLock:
+        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)
+        if not lock.acquire(2 * LOCK_LIFE_S if patient else 0.0):
             if patient:
                 raise LockTimeoutError(self._variable, 2 * LOCK_LIFE_S)
             raise LockedError(version)
-        try:
-            yield own
-        except BaseException as error:
-            if own.token:
-                with suppress(LockError, StoreUnavailableError):  # what went wrong first is what counts
-                    own.release()
-            if isinstance(error, LockError):
-                raise StaleStateError(version, None, str(error)) from error
-            raise
-        if own.token:
-            own.release()
+        return lock
 
 
 def open_variable_store(client: RedisClient, variable: str) -> VariableStore:

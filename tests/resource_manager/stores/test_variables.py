@@ -380,6 +380,24 @@ def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
     assert set(seen.leases) == {"b"}
 
 
+def test_a_write_that_was_made_counts_although_its_lock_ran_out_by_then(
+    store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = started(store)
+    write = variables.set
+
+    def sleep_after(key: str, text: str, before: str | None) -> bool:
+        written = write(key, text, before)
+        RedisClient.from_url(redis_url).driver.delete(RedisClient.from_url(redis_url).key(f"lock:{KEY}"))
+        return written
+
+    monkeypatch.setattr(variables, "set", sleep_after)
+    add(store, cluster, "a")
+    seen = store.refresh(cluster)
+    assert seen is not None
+    assert set(seen.leases) == {"a"}
+
+
 @pytest.mark.parametrize("step_s", [-100.0, 100.0])
 def test_what_was_decided_by_a_clock_that_went_wrong_is_decided_again(
     store: VariableStore, variables: Variables, step_s: float
