@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,6 +13,9 @@ from resource_manager.errors import InventoryError
 from resource_manager.models import Gpu, Node
 
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Vendor = Literal["nvidia", "amd", "ascend"]
+"""Whose GPUs a launcher can show to a job."""
 
 
 def default_inventory(servers: int = 4, gpus: int = 8, cpus: int = 64) -> tuple[Node, ...]:
@@ -31,7 +34,7 @@ class GpuGroup(BaseModel):
     count: int | None = Field(default=None, ge=1, le=1024)
     ids: list[Annotated[int, Field(ge=0)]] | None = None
     type: str = ""
-    vendor: str = "nvidia"
+    vendor: Vendor = "nvidia"
     memory_mib: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -56,7 +59,7 @@ class Server(BaseModel):
     gpus: Annotated[int, Field(ge=0, le=1024)] | list[GpuGroup] = 0
     gpu_type: str = ""
     gpu_memory_mib: int = Field(default=0, ge=0)
-    vendor: str = "nvidia"
+    vendor: Vendor = "nvidia"
     cpus: int = Field(ge=0)
     memory_mib: int | None = Field(default=None, ge=0)
     resources: dict[str, Amount] = Field(default_factory=dict)
@@ -90,7 +93,7 @@ class Server(BaseModel):
         return tuple(found)
 
 
-class Document(BaseModel):
+class InventoryFile(BaseModel):
     """The whole file."""
 
     model_config = ConfigDict(extra="forbid")
@@ -112,7 +115,7 @@ def load_inventory(path: Path | str) -> tuple[Node, ...]:
         line = re.search(r"line (\d+)", str(error))
         raise InventoryError(f"{path}:{line[1] if line else 1}: {error}") from error
     try:
-        document = Document.model_validate(value)
+        inventory = InventoryFile.model_validate(value)
     except ValidationError as error:
         # Of the complaints of a choice of types, the deepest is about the type that was meant.
         errors = error.errors(include_url=False)
@@ -123,21 +126,21 @@ def load_inventory(path: Path | str) -> tuple[Node, ...]:
         raise InventoryError(
             f"{path}:{_line_of(text, first['loc'])}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from error
-    servers = sum(server.count or 1 for server in document.servers)
-    gpus = sum((server.count or 1) * server.gpu_count for server in document.servers)
+    servers = sum(server.count or 1 for server in inventory.servers)
+    gpus = sum((server.count or 1) * server.gpu_count for server in inventory.servers)
     if servers > MAX_SERVERS or gpus > MAX_GPUS:
         raise InventoryError(
             f"{path}:1: {servers:,} servers with {gpus:,} GPUs; no more than {MAX_SERVERS:,} and {MAX_GPUS:,}"
         )
-    return _nodes(document, path, text)
+    return _nodes(inventory, path, text)
 
 
-def _nodes(document: Document, path: Path, text: str) -> tuple[Node, ...]:
+def _nodes(inventory: InventoryFile, path: Path, text: str) -> tuple[Node, ...]:
     nodes: list[Node] = []
     names: set[str] = set()
     ids: set[int] = set()
     next_id = 0
-    for position, server in enumerate(document.servers):
+    for position, server in enumerate(inventory.servers):
         for _ in range(server.count or 1):
             server_id = server.id if server.id is not None else next_id
             name = server.name.replace("{id}", str(server_id))

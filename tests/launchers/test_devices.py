@@ -1,10 +1,13 @@
 """What a job sees of its GPUs."""
 
+from typing import get_args
+
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.inventory import Vendor
 from resource_manager.launchers import Job, LauncherError, build_docker_cmd
-from resource_manager.launchers.devices import device_environment, job_environment
+from resource_manager.launchers.devices import VISIBLE_DEVICES, device_environment, job_environment
 from resource_manager.models import Gpu, Node
 
 
@@ -36,6 +39,10 @@ def test_a_share_of_the_inventorys_memory_reaches_the_job(memory_mib, limit):
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == limit
     assert (f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limit}" in build_docker_cmd(allocation, "img")) is bool(limit)
+
+
+def test_an_inventory_may_name_the_vendors_that_are_known_here():
+    assert set(get_args(Vendor)) == set(VISIBLE_DEVICES)
 
 
 def test_no_gpus_hides_all_and_an_unknown_vendor_is_refused():

@@ -26,7 +26,7 @@ name = "mixed"
 id = 7
 cpus = 64
 resources = { bandwidth_gbps = 12.5 }
-gpus = [ { count = 2, type = "H100" }, { ids = [4, 6], type = "910B", vendor = "huawei" } ]
+gpus = [ { count = 2, type = "H100" }, { ids = [4, 6], type = "910B", vendor = "ascend" } ]
 labels = { rack = "r2" }
 
 [[servers]]
@@ -47,8 +47,8 @@ def test_a_file_says_everything_about_its_servers(tmp_path: Path) -> None:
     assert [(gpu.gpu_id, gpu.gpu_type, gpu.vendor) for gpu in mixed.gpus] == [
         (0, "H100", "nvidia"),
         (1, "H100", "nvidia"),
-        (4, "910B", "huawei"),
-        (6, "910B", "huawei"),
+        (4, "910B", "ascend"),
+        (6, "910B", "ascend"),
     ]
     assert [(node.name, node.server_id, node.gpus) for node in plain] == [
         ("plain-8", 8, ()),
@@ -75,6 +75,16 @@ def test_a_file_says_everything_about_its_servers(tmp_path: Path) -> None:
         ("[[servers]]\nname = 'a'\ncount = 2\ncpus = 1\n", 1, "{id}"),
         ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ ids = [1, 1] }]\n", 1, "GPU id"),
         ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ type = 'A' }]\n", 4, "count or ids"),
+        (
+            "[[servers]]\nname = 'a'\ncpus = 1\nvendor = 'matrox'\n",
+            4,
+            "'nvidia', 'amd' or 'ascend'",
+        ),
+        (
+            "[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 1, vendor = 'NVIDIA' }]\n",
+            4,
+            "vendor: .*amd",
+        ),
         ("[[machines]]\nname = 'a'\n", 1, "servers|machines"),
     ],
 )
@@ -105,7 +115,7 @@ def test_a_manager_takes_a_file_and_a_default(tmp_path: Path) -> None:
     with GPUResourceManager.from_url("memory://", inventory=path) as manager:
         result = manager.allocate_resources("t", 2, 8, gpu_types=["910B"])
         assert result is not None
-        assert (result["server_name"], result["gpu_devices"], result["vendor"]) == ("mixed", "4,6", "huawei")
+        assert (result["server_name"], result["gpu_devices"], result["vendor"]) == ("mixed", "4,6", "ascend")
         with pytest.raises(ValueError, match="96"):
             manager.allocate_resources("u", 2, 97)
     assert [node.name for node in default_inventory()] == [f"gpu-server-{i}" for i in range(4)]
