@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -14,6 +13,8 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - the message is the whole behaviour
     sys.exit("gpu-simulate needs the extra: pip install 'gpu-resource-manager[simulator]'")
 
+from resource_manager.command_line import OneLineErrors
+from resource_manager.command_line import print_json as print_json
 from resource_manager.errors import ResourceManagerError
 
 COMMANDS = {
@@ -30,7 +31,7 @@ COMMANDS = {
 """Command name -> (module with a click command called `command`, short help)."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(OneLineErrors):
     """Imports a simulator when its command is asked for, so that one missing extra spoils only itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -44,7 +45,7 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith(("simulator", "resource_manager")):
                 raise
-            raise click.UsageError(
+            raise BadInput(
                 f"{cmd_name} needs {error.name}: pip install 'gpu-resource-manager[simulator]'"
             ) from error
         return command
@@ -79,11 +80,6 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
-
-
-def print_json(summary: object) -> None:
-    """Writes the summary as one line of JSON on standard output."""
-    click.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

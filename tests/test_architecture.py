@@ -23,7 +23,7 @@ LAYERS = (
     ("manager", "aio"),
     ("launchers", "task_identity"),
     ("client", "reconcile", "airflow_api"),
-    ("api", "provider", "cli", "bench"),
+    ("api", "provider", "cli", "bench", "command_line"),
 )
 """Each layer of resource_manager may import only its own and those before it."""
 

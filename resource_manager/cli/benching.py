@@ -9,7 +9,8 @@ from rich.table import Table
 
 from resource_manager.cli import tables
 from resource_manager.cli.commands import json_option, main
-from resource_manager.cli.target import BAD_INPUT, Failure, Target, exit_codes, print_json
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.command_line import BAD_INPUT, Failure, print_json
 from resource_manager.redis_client import SCHEMES
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,36 +14,14 @@ from resource_manager import __version__
 from resource_manager.archive import extend
 from resource_manager.cli import tables
 from resource_manager.cli.demand import arguments_of, demand_options, lease_options
-from resource_manager.cli.target import BAD_INPUT, DONE, REFUSED, Failure, Target, exit_codes, print_json
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.errors import UnknownNodeError
 from resource_manager.history import collect, write_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROGRAM = "gpu-manager"
-
-
-class OneLineErrors(click.Group):
-    """Prints what is wrong with the input in one line, where click would print the usage too."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        run: Callable[..., Any] = super().main
-        if not standalone_mode:
-            return run(*args, standalone_mode=False, **extra)
-        try:
-            code = run(*args, standalone_mode=False, **extra)
-        except click.UsageError as error:
-            where = error.ctx.command_path if error.ctx else PROGRAM
-            message = " ".join(error.format_message().split())
-            click.echo(f"Error: {message} See {where} --help.", err=True)
-            sys.exit(error.exit_code)
-        except click.ClickException as error:
-            error.show()
-            sys.exit(error.exit_code)
-        except click.Abort:
-            click.echo("Error: aborted, nothing was changed.", err=True)
-            sys.exit(REFUSED)
-        sys.exit(code if isinstance(code, int) else DONE)
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from resource_manager.cli.target import BAD_INPUT, Failure
+from resource_manager.command_line import BAD_INPUT, Failure
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 import click
 
 from resource_manager.cli.commands import json_option, main
-from resource_manager.cli.target import BAD_INPUT, UNREACHABLE, Failure, Target, exit_codes, print_json
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.command_line import BAD_INPUT, UNREACHABLE, Failure, print_json
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 
 

@@ -20,7 +20,8 @@ from resource_manager.api.tokens import Role, TokenFile, TokenStore
 from resource_manager.archive import extend
 from resource_manager.cli import tables
 from resource_manager.cli.commands import json_option, main
-from resource_manager.cli.target import BAD_INPUT, REFUSED, Failure, Target, exit_codes, print_json
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager import GPUResourceManager
 
@@ -97,8 +98,7 @@ def serve(
     settings = target.settings()
     kept = keeping(settings, tokens_file)
     opening = _opening(kept.tokens, host, insecure)
-    manager = GPUResourceManager(settings)
-    target._opened = manager
+    manager: GPUResourceManager = target.manager
     if archive is not None:
         extend(archive, manager)
     logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)

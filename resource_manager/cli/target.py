@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import click
-
+from resource_manager.command_line import BAD_INPUT, REFUSED, UNREACHABLE, Failure
 from resource_manager.errors import (
     DuplicateTaskError,
     LeaseNotFoundError,
@@ -21,18 +19,7 @@ from resource_manager.errors import (
 from resource_manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 
-DONE, REFUSED, BAD_INPUT, UNREACHABLE = 0, 1, 2, 3
-"""Exit codes of every command."""
-
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Failure(click.ClickException):
-    """One line on standard error and an exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code  # type: ignore[misc]  # click declares it on the class
 
 
 @dataclass
@@ -74,9 +61,7 @@ def exit_codes(command: F) -> F:
             return command(*args, **kwargs)
         except ResourceManagerError as error:
             raise Failure(str(error), code_of(error)) from error
-        except ValueError as error:
-            raise Failure(str(error), BAD_INPUT) from error
-        except OSError as error:
+        except (ValueError, OSError) as error:
             raise Failure(str(error), BAD_INPUT) from error
 
     return run  # type: ignore[return-value]
@@ -90,8 +75,3 @@ def code_of(error: ResourceManagerError) -> int:
     if isinstance(error, DuplicateTaskError | LeaseNotFoundError) or status is not None:
         return REFUSED
     return BAD_INPUT if isinstance(error, ValueError | PolicyError) else REFUSED
-
-
-def print_json(value: object) -> None:
-    """One JSON value on standard output, and nothing else there."""
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))

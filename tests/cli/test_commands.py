@@ -113,6 +113,14 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
     assert parsed(run("leases", "--json")) == []
 
 
+@pytest.mark.parametrize("arguments", [[], ["token"]])
+def test_without_words_the_help_is_shown(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: ")
+    assert "\nCommands:\n" in result.stderr
+
+
 def test_unreachable_is_exit_3() -> None:
     for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
         result = CliRunner().invoke(main, [*arguments, "status"])

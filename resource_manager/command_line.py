@@ -1,0 +1,59 @@
+"""What both command lines share: errors in one line, exit codes, and JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+DONE, REFUSED, BAD_INPUT, UNREACHABLE = 0, 1, 2, 3
+"""Exit codes of every command."""
+
+
+class Failure(click.ClickException):
+    """One line on standard error and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it on the class
+
+
+class OneLineErrors(click.Group):
+    """Prints what is wrong with the input in one line, where click would print the usage too."""
+
+    group_class = type
+    """Groups inside it are of this class too."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        run: Callable[..., Any] = super().main
+        if not standalone_mode:
+            return run(*args, standalone_mode=False, **extra)
+        try:
+            code = run(*args, standalone_mode=False, **extra)
+        except click.UsageError as error:
+            message = " ".join(error.format_message().split())
+            advice = f" See {error.ctx.command_path} --help." if error.ctx else ""
+            click.echo(f"Error: {message}{advice}", err=True)
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Error: aborted, nothing was changed.", err=True)
+            sys.exit(REFUSED)
+        sys.exit(code if isinstance(code, int) else DONE)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without any words, all there is to say is the help."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(BAD_INPUT)
+        return super().parse_args(ctx, args)
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on standard output, and nothing else there."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
