@@ -56,11 +56,11 @@ class ServiceClient:
         task_id: str,
         required_gpus: int,
         required_cpus: int,
-        prefer_server_id: int | None = None,
+        prefer_server_id: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any] | None:
         """A lease, or None if nothing fits."""
-        demand = _demand(task_id, required_gpus, required_cpus, prefer_server_id, options)
+        demand = self._demand(task_id, required_gpus, required_cpus, prefer_server_id, options)
         try:
             return self._post("/api/allocate", demand)
         except ServiceUnavailableError as error:
@@ -73,12 +73,12 @@ class ServiceClient:
         task_id: str,
         required_gpus: int,
         required_cpus: int,
-        prefer_server_id: int | None = None,
+        prefer_server_id: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """A lease (`state` RUNNING) or a place in the queue (WAITING)."""
         return self._post(
-            "/api/submit", _demand(task_id, required_gpus, required_cpus, prefer_server_id, options)
+            "/api/submit", self._demand(task_id, required_gpus, required_cpus, prefer_server_id, options)
         )
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
@@ -136,15 +136,32 @@ class ServiceClient:
         task_id: str,
         required_gpus: int,
         required_cpus: int,
-        prefer_server_id: int | None = None,
+        prefer_server_id: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """As the manager's, with `estimated_start`; the service needs no task id to explain."""
-        query = _demand(None, required_gpus, required_cpus, prefer_server_id, options)
+        query = self._demand(None, required_gpus, required_cpus, prefer_server_id, options)
         return self._get("/api/explain", query)
 
     def close(self) -> None:
         self._http.close()
+
+    def _demand(
+        self,
+        task_id: str | None,
+        required_gpus: int,
+        required_cpus: int,
+        prefer_server: int | str | None,
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        demand = {
+            "task_id": task_id,
+            "required_gpus": required_gpus,
+            "required_cpus": required_cpus,
+            "prefer_server_id": None if prefer_server is None else self._server_id(prefer_server),
+            **options,
+        }
+        return {key: value for key, value in demand.items() if value is not None}
 
     def _server_id(self, server: int | str) -> int:
         if isinstance(server, int):
@@ -194,23 +211,6 @@ class ServiceClient:
         if response.is_success:
             return answer
         raise _error(response.status_code, str(answer.get("detail") or answer), str(answer.get("type", "")))
-
-
-def _demand(
-    task_id: str | None,
-    required_gpus: int,
-    required_cpus: int,
-    prefer_server_id: int | None,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    demand = {
-        "task_id": task_id,
-        "required_gpus": required_gpus,
-        "required_cpus": required_cpus,
-        "prefer_server_id": prefer_server_id,
-        **options,
-    }
-    return {key: value for key, value in demand.items() if value is not None}
 
 
 def _error(status: int, detail: str, kind: str) -> ResourceManagerError:

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from resource_manager.api.app import create_app
 from resource_manager.api.assemble import build, replies_for
 from resource_manager.api.auth import Identity
+from resource_manager.api.events import CLIENT_GONE
 from resource_manager.api.problems import TITLES
 from resource_manager.api.tokens import Role
 from resource_manager.errors import ResourceManagerError
@@ -32,7 +33,6 @@ NAME = "GPU resource manager"
 WORKERS = 16
 MAX_STREAMS = 24
 IDENTITY_KEY = "gpu_manager.identity"
-GONE_KEY = "gpu_manager.client_disconnected"
 
 
 class AirflowAuthenticator:
@@ -88,7 +88,7 @@ class Gate:
             await bridge(scope, receive, send)
             return
         gone = threading.Event()
-        scope[GONE_KEY] = gone.is_set
+        scope[CLIENT_GONE] = gone.is_set
         listener = asyncio.create_task(_listen(receive, gone))
         try:
             await bridge(scope, _nothing, send)

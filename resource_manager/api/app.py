@@ -32,7 +32,6 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
         SESSION_COOKIE_SECURE=secure_cookies,
-        JSON_SORT_KEYS=False,
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]
     problems.install(app)

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from resource_manager.api.auth import Identity
 from resource_manager.cluster import ClusterState, NodeState
@@ -88,7 +89,7 @@ def server_row(state: NodeState) -> ServerRow:
         len(state.leases),
         ", ".join(sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type})),
         state.node.address,
-        state.drained is None and not state.retired,
+        state.is_open,
         state.retired,
     )
 
@@ -138,8 +139,6 @@ def lease_row(lease: Lease, caller: Identity, airflow_url: str | None) -> LeaseR
 
 def task_link(request: Request, airflow_url: str | None) -> str | None:
     """The page of the Airflow task that holds the lease, where it can be known."""
-    from urllib.parse import quote
-
     labels = request.labels
     if airflow_url is None or not all(labels.get(key) for key in ("dag_id", "run_id", "task_id")):
         return None

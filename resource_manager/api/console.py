@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import flask
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from resource_manager.api import auth, cells
 from resource_manager.api import routes as rest
 from resource_manager.api.auth import Identity, TokenAuthenticator
+from resource_manager.api.events import CLIENT_GONE, EventStream
 from resource_manager.api.openapi import document
-from resource_manager.api.problems import ProblemError
+from resource_manager.api.problems import ProblemError, from_validation
 from resource_manager.api.routing import Routes
 from resource_manager.api.schemas import (
     Body,
@@ -33,16 +31,11 @@ from resource_manager.api.what_if import estimate_view, estimated_starts
 from resource_manager.api.what_if import what_if as answer_what_if
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError
-from resource_manager.models import Waiting
+from resource_manager.models import MILLI_PER_GPU, Waiting
 
 routes = Routes()
 
 PER_PAGE = 100
-HEARTBEAT_S = 10.0
-STREAM_LIFE_S = 300.0
-"""A browser opens a new stream when one ends, so a caller whose token was revoked is gone by then."""
-
-_streams = threading.Lock()
 
 
 class ServersQuery(Body):
@@ -87,19 +80,13 @@ def servers(here: Service, caller: Identity, query: ServersQuery) -> Any:
 
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         found = cells.matching(cluster.nodes, query.q, query.state)
-        pages = max(1, -(-len(found) // PER_PAGE))
-        page = min(query.page, pages)
-        shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
-        many = len(cluster.nodes) > PER_PAGE
+        shown, paging = _paged(found, query.page)
+        mapped = found if len(cluster.nodes) > PER_PAGE else []
         return {
             "rows": [cells.server_row(state) for state in shown],
-            "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(found)]
-            if many
-            else [],
-            "found": len(found),
-            "page": page,
-            "pages": pages,
+            "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(mapped)],
             "totals": cells.totals(cluster),
+            **paging,
         }
 
     return _page("servers.html", here, caller, query=query, **here.watch.look(look))
@@ -189,48 +176,13 @@ def docs(here: Service, caller: Identity) -> Any:
 def events(here: Service, caller: Identity, query: EventsQuery) -> Any:
     last = flask.request.headers.get("Last-Event-ID", "")
     after = int(last) if last.isdecimal() and len(last) < 16 else query.after
-    with _streams:
-        if here.metrics.open_streams >= here.max_streams:
-            raise ProblemError(503, "too many open pages follow events", headers={"Retry-After": "30"})
-        here.metrics.open_streams += 1
     environ = flask.request.environ
     gone = environ.get("waitress.client_disconnected") or environ.get("asgi.scope", {}).get(
-        "gpu_manager.client_disconnected", lambda: False
+        CLIENT_GONE, lambda: False
     )
-    response = flask.Response(_Stream(here, after, gone), content_type="text/event-stream")
+    response = flask.Response(EventStream(here, after, gone), content_type="text/event-stream")
     response.headers["X-Accel-Buffering"] = "no"
     return response
-
-
-class _Stream:
-    """The events of one page; gives its place back when it is closed, however it ends."""
-
-    def __init__(self, here: Service, after: int, gone: Callable[[], bool]) -> None:
-        self._here = here
-        self._lines = self._follow(after, gone)
-        self._closed = False
-
-    def __iter__(self) -> Iterator[str]:
-        return self._lines
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            with _streams:
-                self._here.metrics.open_streams -= 1
-
-    def _follow(self, after: int, gone: Callable[[], bool]) -> Iterator[str]:
-        watch = self._here.watch
-        ends = time.monotonic() + STREAM_LIFE_S
-        yield "retry: 2000\n\n"
-        while not watch.stopped and not gone() and time.monotonic() < ends:
-            news = watch.wait(after, HEARTBEAT_S)
-            if news is None:
-                yield ": quiet\n\n"
-                continue
-            after = news.version
-            ids = None if news.server_ids is None else sorted(news.server_ids)
-            yield f"id: {after}\nevent: change\ndata: {json.dumps({'version': after, 'servers': ids})}\n\n"
 
 
 @routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
@@ -325,7 +277,7 @@ def _waiting(
     return {
         "position": position,
         "task_id": entry.task_id,
-        "gpus": request.gpus if request.gpu_milli == 1000 else f"{request.gpu_milli} milli",
+        "gpus": request.gpus if request.gpu_milli == MILLI_PER_GPU else f"{request.gpu_milli} milli",
         "cpus": f"{request.resources.get('cpus', 0):g}",
         "owner": request.owner,
         "priority": request.priority,
@@ -339,10 +291,6 @@ def _waiting(
 
 def _plain(wrong: Exception) -> str:
     """One sentence of what is wrong with a form."""
-    from pydantic import ValidationError
-
-    from resource_manager.api.problems import from_validation
-
     return from_validation(wrong).detail if isinstance(wrong, ValidationError) else str(wrong)
 
 

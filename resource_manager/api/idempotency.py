@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import flask
 
-from resource_manager.api.problems import ProblemError
+from resource_manager.api.problems import ProblemError, from_manager
+from resource_manager.errors import ResourceManagerError
 
 KEEP_S = 24 * 3600
 IN_FLIGHT_S = 120
@@ -66,7 +67,8 @@ class MemoryReplies:
 class Replies:
     """Answers to keys seen before.
 
-    A failure of the service (5xx) is not kept: the caller should be able to try again with his key.
+    A refusal is an answer. A failure of the service (5xx) is not kept: the caller should be able to try again
+    with his key.
     """
 
     def __init__(self, store: ReplyStore) -> None:
@@ -79,14 +81,16 @@ class Replies:
         if not 0 < len(key) <= MAX_KEY_LENGTH:
             raise ProblemError(400, f"Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters")
         name = hashlib.sha256("\0".join((caller, key)).encode("utf-8", "replace")).hexdigest()
-        print_ = hashlib.sha256(operation.encode() + b"\0" + body).hexdigest()
-        found = self._store.claim(name, json.dumps({"print": print_}), IN_FLIGHT_S)
+        fingerprint = hashlib.sha256(operation.encode() + b"\0" + body).hexdigest()
+        found = self._store.claim(name, json.dumps({"print": fingerprint}), IN_FLIGHT_S)
         if found is not None:
-            return self._repeat(json.loads(found), print_)
+            return self._repeat(json.loads(found), fingerprint)
         try:
             response = run()
         except ProblemError as problem:
             response = problem.response()
+        except ResourceManagerError as error:
+            response = from_manager(error).response()
         except BaseException:
             self._store.drop(name)
             raise
@@ -94,7 +98,7 @@ class Replies:
             self._store.drop(name)
             return response
         kept = {
-            "print": print_,
+            "print": fingerprint,
             "status": response.status_code,
             "type": response.content_type,
             "body": base64.b64encode(response.get_data()).decode(),
@@ -103,8 +107,8 @@ class Replies:
         return response
 
     @staticmethod
-    def _repeat(kept: dict[str, Any], print_: str) -> flask.Response:
-        if kept["print"] != print_:
+    def _repeat(kept: dict[str, Any], fingerprint: str) -> flask.Response:
+        if kept["print"] != fingerprint:
             raise ProblemError(422, "this Idempotency-Key was used for another request")
         if "status" not in kept:
             raise ProblemError(

@@ -104,10 +104,13 @@ def _success(route: Route) -> dict[str, Any]:
 
 
 def _failures(route: Route) -> dict[str, Any]:
-    statuses = {*route.failures, 429}
+    """What any operation of this kind may answer with, and what this one says of itself."""
+    statuses = {*route.failures, 429, 503}
     if route.role is not None:
         statuses |= {401, 403}
     if route.query is not None:
         statuses |= {400}
+    if route.body is not None:
+        statuses |= {400, 403, 409, 411, 413, 415, 422}
     problem = {"application/problem+json": {"schema": {"$ref": REFERENCE.format(model="Problem")}}}
     return {str(status): {"description": "A problem.", "content": problem} for status in sorted(statuses)}

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
 from resource_manager.errors import (
-    CorruptStateError,
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
     ResourceManagerError,
     StaleStateError,
+    StoreError,
     StoreUnavailableError,
     UnknownNodeError,
 )
@@ -117,8 +117,8 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
         case StoreUnavailableError() | LockTimeoutError() | StaleStateError():
             logger.error("the store did not answer: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})
-        case CorruptStateError():
-            logger.error("the stored state cannot be read: %s", detail)
+        case StoreError():
+            logger.error("the stored state cannot be used: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
     logger.error("unexpected error of the manager: %s", detail)
     return ProblemError(500, "the manager failed; its log says why")

@@ -50,8 +50,6 @@ T = TypeVar("T")
 
 routes = Routes()
 
-CHANGE_FAILURES = (400, 403, 409, 411, 413, 415, 422, 503)
-
 
 @routes.add(
     "POST",
@@ -60,7 +58,6 @@ CHANGE_FAILURES = (400, 403, 409, 411, 413, 415, 422, 503)
     "Grant GPUs now, or answer 503",
     body=AllocateBody,
     answer=Allocation,
-    failures=CHANGE_FAILURES,
     tags=("leases",),
 )
 def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
@@ -82,7 +79,6 @@ def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
     "Grant several requests in one commit",
     body=BatchBody,
     answer=BatchAnswer,
-    failures=CHANGE_FAILURES,
     tags=("leases",),
 )
 def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
@@ -97,7 +93,6 @@ def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
     "Grant GPUs, or wait in the queue for them",
     body=AllocateBody,
     answer=Submission,
-    failures=CHANGE_FAILURES,
     tags=("queue",),
 )
 def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
@@ -111,7 +106,7 @@ def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
     "End a lease; one's own, unless an operator asks",
     body=ReleaseBody,
     answer=Done,
-    failures=(*CHANGE_FAILURES, 404),
+    failures=(404,),
     tags=("leases",),
 )
 def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
@@ -128,7 +123,7 @@ def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
     "Count a lease's life anew from now",
     body=LeaseBody,
     answer=Allocation,
-    failures=(*CHANGE_FAILURES, 404),
+    failures=(404,),
     tags=("leases",),
 )
 def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
@@ -143,7 +138,7 @@ def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
     "Take a waiting request out of the queue",
     body=TaskBody,
     answer=Done,
-    failures=(*CHANGE_FAILURES, 404),
+    failures=(404,),
     tags=("queue",),
 )
 def cancel(here: Service, caller: Identity, body: TaskBody) -> Any:
@@ -163,7 +158,7 @@ def cancel(here: Service, caller: Identity, body: TaskBody) -> Any:
     "Give a server no new leases",
     body=DrainBody,
     answer=ServerSummary,
-    failures=(*CHANGE_FAILURES, 404),
+    failures=(404,),
     tags=("servers",),
 )
 def drain(here: Service, caller: Identity, body: DrainBody, server_id: int) -> Any:
@@ -177,7 +172,7 @@ def drain(here: Service, caller: Identity, body: DrainBody, server_id: int) -> A
     "Let a drained server take leases again",
     body=NoBody,
     answer=ServerSummary,
-    failures=(*CHANGE_FAILURES, 404),
+    failures=(404,),
     tags=("servers",),
 )
 def restore(here: Service, caller: Identity, body: NoBody, server_id: int) -> Any:
@@ -191,7 +186,6 @@ def restore(here: Service, caller: Identity, body: NoBody, server_id: int) -> An
     "End all leases and empty the queue",
     body=ResetBody,
     answer=Done,
-    failures=CHANGE_FAILURES,
     tags=("servers",),
 )
 def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
@@ -207,7 +201,6 @@ def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
     "What is free and held on every server",
     query=StatusQuery,
     answer=Status,
-    failures=(400, 503),
     tags=("servers",),
 )
 def status(here: Service, caller: Identity, query: StatusQuery) -> Any:
@@ -227,7 +220,6 @@ def status(here: Service, caller: Identity, query: StatusQuery) -> Any:
     "Live leases, the oldest first",
     query=PageQuery,
     answer=Page,
-    failures=(400, 503),
     tags=("leases",),
 )
 def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
@@ -243,7 +235,7 @@ def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
     "What one task holds or waits for",
     query=TaskQuery,
     answer=Submission,
-    failures=(400, 404, 503),
+    failures=(404,),
     tags=("leases",),
 )
 def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
@@ -260,7 +252,6 @@ def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
     "Waiting requests in the order of service, with their estimated start",
     query=PageQuery,
     answer=Page,
-    failures=(400, 503),
     tags=("queue",),
 )
 def queue(here: Service, caller: Identity, query: PageQuery) -> Any:
@@ -280,7 +271,6 @@ def queue(here: Service, caller: Identity, query: PageQuery) -> Any:
     "The changes that are kept, the oldest first",
     query=PageQuery,
     answer=Page,
-    failures=(400, 503),
     tags=("history",),
 )
 def history(here: Service, caller: Identity, query: PageQuery) -> Any:
@@ -295,7 +285,6 @@ def history(here: Service, caller: Identity, query: PageQuery) -> Any:
     "What if: would this request fit now, where, why not, and when",
     query=ExplainQuery,
     answer=Explanation,
-    failures=(400, 503),
     tags=("queue",),
 )
 def explain(here: Service, caller: Identity, query: ExplainQuery) -> Any:
@@ -309,14 +298,13 @@ def explain(here: Service, caller: Identity, query: ExplainQuery) -> Any:
     "Utilisation, queue and waits over the last hours",
     query=TrendsQuery,
     answer=Trend,
-    failures=(400, 503),
     tags=("history",),
 )
 def trends(here: Service, caller: Identity, query: TrendsQuery) -> Any:
     return here.watch.look(lambda cluster, now: here.watch.trends.series(query.hours, now))
 
 
-@routes.add("GET", "/healthz", None, "Whether the service reaches its store", answer=Health, failures=(503,))
+@routes.add("GET", "/healthz", None, "Whether the service reaches its store", answer=Health)
 def healthz(here: Service, caller: Identity | None) -> Any:
     try:
         here.watch.look(lambda cluster, now: None)
@@ -328,7 +316,7 @@ def healthz(here: Service, caller: Identity | None) -> Any:
     return {"status": "ok"}
 
 
-@routes.add("GET", "/metrics", Role.READER, "Prometheus metrics", failures=(503,))
+@routes.add("GET", "/metrics", Role.READER, "Prometheus metrics")
 def metrics(here: Service, caller: Identity) -> Any:
     return flask.Response(here.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
 

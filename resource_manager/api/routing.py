@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import flask
@@ -25,7 +25,7 @@ H = TypeVar("H", bound=Handler)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation: `role` None lets strangers in; `failures` are the statuses it may answer with."""
+    """One operation: `role` None lets strangers in; `failures` are statuses that not all of its kind have."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ class Route:
     failures: tuple[int, ...] = ()
     page: bool = False
     """Whether it answers with HTML, for people."""
-    tags: tuple[str, ...] = field(default=())
+    tags: tuple[str, ...] = ()
 
     @property
     def changes(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from resource_manager.api.trends import Trends
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
-from resource_manager.models import MILLI_PER_GPU, Change, Granted, InventoryChanged, Lease
+from resource_manager.models import MILLI_PER_GPU, Change, Granted, Lease, Queued
 from resource_manager.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Watch:
             for _, change in page:
                 if isinstance(change, Granted):
                     began_later.add(change.lease.task_id)
-                elif not isinstance(change, InventoryChanged) and hasattr(change, "request"):
+                elif isinstance(change, Queued):
                     queued_later.add(change.request.task_id)
             after = page[-1][0]
         before: list[Lease] = [lease for lease in cluster.leases.values() if lease.task_id not in began_later]

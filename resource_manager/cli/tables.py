@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from resource_manager.models import MILLI_PER_GPU
 from resource_manager.views import duration
 
 STATE_STYLES = {"IDLE": "green", "PARTIAL": "yellow", "FULL": "red", "ERROR": "bold red", "DRAINED": "dim"}
@@ -49,7 +50,7 @@ def cells(server: Row, holders: Mapping[tuple[int, int], str]) -> Text:
     for gpu_id, milli in server.get("free_gpu_milli", {}).items():
         holder = holders.get((server["server_id"], int(gpu_id)))
         if holder is None:
-            text.append("·" if milli == 1000 else "▒", "dim")
+            text.append("·" if milli == MILLI_PER_GPU else "▒", "dim")
         else:
             text.append("█" if milli == 0 else "▒", f"color({hash_of(holder) % 200 + 20})")
     return text
@@ -89,7 +90,7 @@ def queue_table(queue: Sequence[Row]) -> Table:
             entry["task_id"],
             str(entry["required_gpus"]),
             f"{entry['required_cpus']:g}",
-            duration(time.time() - entry["queued_at"]),
+            duration(entry["waited_s"]),
             entry.get("reason", ""),
             start(entry.get("estimated_start")),
         )

@@ -11,7 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from resource_manager import GPUResourceManager
 from resource_manager.api.tokens import Role
-from resource_manager.errors import StoreUnavailableError
+from resource_manager.errors import (
+    CorruptStateError,
+    LockTimeoutError,
+    ResourceManagerError,
+    StateLostError,
+    StateUnconfirmedError,
+    StoreUnavailableError,
+)
 
 WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
@@ -72,7 +79,21 @@ def test_a_key_sent_twice_changes_once(open_client: FlaskClient) -> None:
         )
 
 
-def test_a_refusal_is_not_kept_under_its_key(open_client: FlaskClient) -> None:
+def test_a_refusal_is_kept_under_its_key(open_client: FlaskClient) -> None:
+    for path, body, status in (
+        ("/api/release", {"task_id": "t"}, 404),
+        ("/api/allocate", {**WISH, "required_gpus": 9}, 400),
+    ):
+        headers = {"Idempotency-Key": path}
+        first = open_client.post(path, json=body, headers=headers)
+        assert first.status_code == status
+        open_client.post("/api/allocate", json=WISH)
+        again = open_client.post(path, json=body, headers=headers)
+        assert (again.status_code, again.json) == (status, first.json)
+        assert again.headers["Idempotent-Replay"] == "true"
+
+
+def test_what_found_no_room_is_not_kept_under_its_key(open_client: FlaskClient) -> None:
     fill(open_client)
     headers = {"Idempotency-Key": "k1"}
     assert open_client.post("/api/allocate", json=WISH, headers=headers).status_code == 503
@@ -189,6 +210,32 @@ def test_a_store_that_is_out_is_503(
     page = open_client.get("/")
     assert page.status_code == 503
     assert "cannot be reached" in page.get_data(as_text=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptStateError("the state cannot be read"),
+        StateLostError("the state went back in time"),
+        StateUnconfirmedError("nothing is granted yet", rest_s=5.0),
+        LockTimeoutError("of the store", 60.0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_the_caller_cannot_mend_is_503(
+    open_client: FlaskClient,
+    manager: GPUResourceManager,
+    monkeypatch: pytest.MonkeyPatch,
+    error: ResourceManagerError,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(manager, "submit", fail)
+    response = open_client.post("/api/submit", json=WISH)
+    assert response.status_code == 503
+    assert response.get_json()["detail"] == str(error)
+    assert int(response.headers["Retry-After"]) > 0
 
 
 def test_events_tell_which_servers_changed(open_client: FlaskClient) -> None:

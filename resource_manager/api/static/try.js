@@ -11,7 +11,8 @@
       for (const input of form.querySelectorAll("input[data-in]")) {
         if (!input.value) continue;
         if (input.dataset.in === "path") path = path.replace("{" + input.name + "}", encodeURIComponent(input.value));
-        if (input.dataset.in === "query") input.value.split(",").forEach((value) => query.append(input.name, value.trim()));
+        const values = "list" in input.dataset ? input.value.split(",") : [input.value];
+        if (input.dataset.in === "query") values.forEach((value) => query.append(input.name, value.trim()));
         if (input.dataset.in === "header") headers[input.name] = input.value;
       }
       const text = form.querySelector("textarea");

@@ -1,0 +1,59 @@
+"""Server-sent events: what changed, told to every open page for as long as it stays open."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from resource_manager.api.problems import ProblemError
+from resource_manager.api.service import Service
+
+CLIENT_GONE = "gpu_manager.client_disconnected"
+"""Key of an ASGI scope for a function that says whether the browser has left."""
+
+HEARTBEAT_S = 10.0
+STREAM_LIFE_S = 300.0
+"""A browser opens a new stream when one ends, so a caller whose token was revoked is gone by then."""
+
+_places = threading.Lock()
+
+
+class EventStream:
+    """The events of one page; gives its place back when it is closed, however it ends.
+
+    `gone` says whether the browser has left. Raises `ProblemError` where too many pages follow already.
+    """
+
+    def __init__(self, here: Service, after: int, gone: Callable[[], bool]) -> None:
+        with _places:
+            if here.metrics.open_streams >= here.max_streams:
+                raise ProblemError(503, "too many open pages follow events", headers={"Retry-After": "30"})
+            here.metrics.open_streams += 1
+        self._here = here
+        self._lines = self._follow(after, gone)
+        self._closed = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self._lines
+
+    def close(self) -> None:
+        """Called by the server at the end of the answer."""
+        if not self._closed:
+            self._closed = True
+            with _places:
+                self._here.metrics.open_streams -= 1
+
+    def _follow(self, after: int, gone: Callable[[], bool]) -> Iterator[str]:
+        watch = self._here.watch
+        ends = time.monotonic() + STREAM_LIFE_S
+        yield "retry: 2000\n\n"
+        while not watch.stopped and not gone() and time.monotonic() < ends:
+            news = watch.wait(after, HEARTBEAT_S)
+            if news is None:
+                yield ": quiet\n\n"
+                continue
+            after = news.version
+            ids = None if news.server_ids is None else sorted(news.server_ids)
+            yield f"id: {after}\nevent: change\ndata: {json.dumps({'version': after, 'servers': ids})}\n\n"
