@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,13 +77,20 @@ class Launcher(Protocol):
         """Lets go of the connection; the jobs go on."""
 
 
-def check_connection_type(conn_id: str | None, conn_type: str) -> None:
-    """Raises `LauncherError` unless the Airflow connection is of that type, or not named at all.
+ALLOWED_CONNECTIONS = "GPU_MANAGER_LAUNCHER_CONNECTIONS"
+"""Environment variable with the ids of the connections that launchers may use, by comma; any if not set."""
+
+
+def check_connection(conn_id: str | None, conn_type: str) -> None:
+    """Raises `LauncherError` unless the Airflow connection is allowed and of that type, or none is named.
 
     Who asks for a lease names the connection in its labels: credentials of other systems stay at home.
     """
     if conn_id is None:
         return
+    allowed = os.environ.get(ALLOWED_CONNECTIONS)
+    if allowed is not None and conn_id not in (name.strip() for name in allowed.split(",")):
+        raise LauncherError(f"connection {conn_id!r} is not among {ALLOWED_CONNECTIONS}={allowed}: add it")
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowException
 

@@ -14,6 +14,12 @@ VISIBLE_DEVICES: Mapping[str, str] = {
 }
 """vendor -> the variable that its runtime reads."""
 
+DEVICE_FILES: Mapping[str, Sequence[str]] = {
+    "amd": ("/dev/kfd", "/dev/dri"),
+    "ascend": ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+}
+"""vendor -> what a container needs beside its own GPUs; NVIDIA's engine plugin brings all there is."""
+
 
 def device_environment(
     vendor: str,
@@ -46,6 +52,14 @@ def device_environment(
             if gpu_memory_mib:
                 environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={gpu_memory_mib}M"
     return environment
+
+
+def device_files(vendor: str, gpu_ids: Sequence[int]) -> list[str]:
+    """The device files of a container with these GPUs; none without GPUs, nor for NVIDIA's."""
+    if not gpu_ids:
+        return []
+    own = [f"/dev/davinci{gpu_id}" for gpu_id in gpu_ids] if vendor == "ascend" else []
+    return [*DEVICE_FILES.get(vendor, ()), *own]
 
 
 def check_environment(environment: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+DEFAULT_ROOT = "~/.gpu-manager/jobs"
 LOG_CHUNK_BYTES = 256 * 1024
 STARTER_PATIENCE_S = 10.0
 

@@ -15,18 +15,13 @@ from resource_manager.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
-    check_connection_type,
+    check_connection,
 )
-from resource_manager.launchers.devices import job_environment
+from resource_manager.launchers.devices import device_files, job_environment
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30
 STARTER_PATIENCE_S = 5.0
-DEVICE_FILES = {
-    "amd": ("/dev/kfd", "/dev/dri"),
-    "ascend": ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
-}
-"""What a container of that vendor needs beside its own GPUs."""
 
 
 class DockerLauncher:
@@ -45,7 +40,7 @@ class DockerLauncher:
                 "the docker launcher needs Airflow's Docker provider: "
                 "pip install 'gpu-resource-manager[docker]'"
             ) from error
-        check_connection_type(docker_conn_id, "docker")
+        check_connection(docker_conn_id, "docker")
         self._docker = docker
         self._engine = address or os.environ.get("DOCKER_HOST", LOCAL_ENGINE)
         if "://" not in self._engine:
@@ -121,10 +116,7 @@ class DockerLauncher:
                     device_ids=[str(gpu_id) for gpu_id in job.gpu_ids], capabilities=[["gpu"]]
                 )
             ]
-        elif job.gpu_ids:
-            files = list(DEVICE_FILES[job.vendor])
-            if job.vendor == "ascend":
-                files += [f"/dev/davinci{gpu_id}" for gpu_id in job.gpu_ids]
+        elif files := device_files(job.vendor, job.gpu_ids):
             options["devices"] = [f"{path}:{path}:rwm" for path in files]
         return options
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resource_manager.launchers.base import LauncherError, job_key
-from resource_manager.launchers.devices import check_environment, device_environment
+from resource_manager.launchers.devices import check_environment, device_environment, device_files
+from resource_manager.models import MILLI_PER_GPU
 
 
 def build_docker_cmd(
@@ -38,14 +39,14 @@ def build_docker_cmd(
     if gpu_ids and vendor == "nvidia":
         # Docker itself splits this value at commas unless it is quoted, hence the quotes inside.
         words += ["--gpus", f'"device={",".join(map(str, gpu_ids))}"']
-    elif vendor == "amd":
-        words += ["--device", "/dev/kfd", "--device", "/dev/dri"]
+    for path in device_files(vendor, gpu_ids):
+        words += ["--device", path]
     environment = {
         **(env or {}),
         **device_environment(
             vendor,
             gpu_ids,
-            gpu_milli=allocation.get("gpu_milli", 1000),
+            gpu_milli=allocation.get("gpu_milli", MILLI_PER_GPU),
             gpu_memory_mib=allocation.get("gpu_memory_mib", 0),
             renumbered=vendor != "amd",
         ),

@@ -16,8 +16,6 @@ from resource_manager.launchers.base import (
 )
 from resource_manager.launchers.devices import job_environment
 
-DEFAULT_ROOT = "~/.gpu-manager/jobs"
-
 
 class LocalLauncher:
     """Jobs as process groups of this machine, each with a directory under `root`.
@@ -31,7 +29,7 @@ class LocalLauncher:
                 f"the job belongs to {host} and this is {socket.gethostname()}: launcher 'local' needs "
                 "worker, triggerer and reconciler on one machine; use 'ssh' or 'docker' for several"
             )
-        self.root = root or os.environ.get("GPU_MANAGER_JOBS_DIR", DEFAULT_ROOT)
+        self.root = root or os.environ.get("GPU_MANAGER_JOBS_DIR", directory_job.DEFAULT_ROOT)
 
     def start(self, job: Job) -> None:
         if job.image:

@@ -14,11 +14,10 @@ from resource_manager.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
-    check_connection_type,
+    check_connection,
 )
 from resource_manager.launchers.devices import job_environment
 
-DEFAULT_ROOT = "~/.gpu-manager/jobs"
 ANSWER_TIMEOUT_S = 60.0
 
 
@@ -28,7 +27,7 @@ class SSHLauncher:
     `address` is `[user@]host[:port]`; what it leaves out, and the credentials, come from the connection.
     """
 
-    def __init__(self, address: str = "", ssh_conn_id: str | None = None, root: str = DEFAULT_ROOT) -> None:
+    def __init__(self, address: str = "", ssh_conn_id: str | None = None) -> None:
         try:
             from airflow.providers.ssh.hooks.ssh import SSHHook
         except ImportError as error:
@@ -39,7 +38,7 @@ class SSHLauncher:
             raise LauncherError(
                 "no server to reach: give it an address in the inventory, or the task an ssh connection"
             )
-        self.root = root
+        self.root = directory_job.DEFAULT_ROOT
         try:
             parts = urlsplit(address if "://" in address else f"ssh://{address}")
             overrides: dict[str, Any] = {
@@ -49,7 +48,7 @@ class SSHLauncher:
             }
         except ValueError as error:
             raise LauncherError(f"{address!r} is no [user@]host[:port]: {error}") from error
-        check_connection_type(ssh_conn_id, "ssh")
+        check_connection(ssh_conn_id, "ssh")
         try:
             self._hook = SSHHook(
                 ssh_conn_id=ssh_conn_id, **{name: value for name, value in overrides.items() if value}

@@ -131,10 +131,14 @@ def describe_waiting(status: Mapping[str, Any]) -> str:
 
 
 def _whole(name: str, value: int | str) -> int:
+    """A template gives text, or with native rendering whatever it likes."""
     try:
-        return int(value)
-    except ValueError:
-        raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name) from None
+        number = int(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or (number != value and not isinstance(value, str)):
+        raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
+    return number
 
 
 def _server(server: int | str | None) -> int | str | None:

@@ -1,5 +1,7 @@
 """What a job sees of its GPUs."""
 
+import shlex
+from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -39,6 +41,26 @@ def test_a_share_of_the_inventorys_memory_reaches_the_job(memory_mib, limit):
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == limit
     assert (f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={limit}" in build_docker_cmd(allocation, "img")) is bool(limit)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "files"),
+    [
+        ("nvidia", []),
+        ("amd", ["/dev/kfd", "/dev/dri"]),
+        (
+            "ascend",
+            ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/davinci1", "/dev/davinci2"],
+        ),
+    ],
+)
+def test_a_container_gets_the_device_files_of_its_own_gpus(vendor, files):
+    allocation = {"task_id": "t", "gpu_ids": [1, 2], "cpu_count": 4, "vendor": vendor}
+    words = shlex.split(build_docker_cmd(allocation, "img"))
+    assert [word for before, word in pairwise(words) if before == "--device"] == files
+    assert ("--gpus" in words) is (vendor == "nvidia")
+    without = shlex.split(build_docker_cmd({**allocation, "gpu_ids": []}, "img"))
+    assert not {"--device", "--gpus"} & set(without)
 
 
 def test_an_inventory_may_name_the_vendors_that_are_known_here():

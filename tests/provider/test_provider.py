@@ -15,7 +15,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.dag_processing.dagbag import DagBag
-    from airflow.sdk import DAG, Connection
+    from airflow.sdk import DAG
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from resource_manager.provider import get_provider_info, triggers
@@ -104,18 +104,26 @@ def test_a_connection_can_be_tested_from_its_form(monkeypatch):
     assert said.startswith("connection 'gpus': its host must be the URL of a store")
 
 
+def test_a_wrong_extra_of_a_connection_is_one_line(monkeypatch):
+    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"polciy": "best_fit"}}
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
+    with pytest.raises(AirflowException, match=r"^connection 'gpus': setting 'polciy': Extra .* permitted$"):
+        GPUManagerHook("gpus").get_conn()
+
+
 def test_a_missing_connection_is_one_line(monkeypatch):
     with pytest.raises(AirflowException, match="connection 'nope' is not defined; add it"):
         GPUManagerHook("nope").get_conn()
     monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
     assert isinstance(GPUManagerHook().get_conn(), GPUResourceManager)
-    assert Connection  # the default connection is not defined, so the settings count
 
 
 def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
     for demand, words in (
         (Demand(9), "9"),
         (Demand("many"), "gpus must be a whole number, got 'many'"),
+        (Demand(2.5), r"gpus must be a whole number, got 2\.5"),
+        (Demand(2, [8]), r"cpus must be a whole number, got \[8\]"),
         (Demand(2, 100), "100"),
         (Demand(2, server="nowhere"), "nowhere"),
         (Demand(2, gpu_type="H900"), "H900"),

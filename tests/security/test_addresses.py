@@ -81,6 +81,23 @@ def test_a_label_cannot_send_the_credentials_of_another_system(
     assert no_connections == []
 
 
+@pytest.mark.parametrize("launcher", ["ssh", "docker"])
+def test_a_label_names_only_connections_that_are_allowed(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, no_connections: list[object]
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_LAUNCHER_CONNECTIONS", "gpu_servers, registry")
+    monkeypatch.setenv("AIRFLOW_CONN_BASTION", f'{{"conn_type": "{launcher}", "host": "bastion"}}')
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(LauncherError, match="'bastion' is not among GPU_MANAGER_LAUNCHER_CONNECTIONS"):
+            open_launcher(launcher, "server.example", "bastion")
+        monkeypatch.setenv("GPU_MANAGER_LAUNCHER_CONNECTIONS", "gpu_servers, bastion")
+        monkeypatch.setenv("AIRFLOW_CONN_BASTION", '{"conn_type": "http", "host": "bastion"}')
+        with pytest.raises(LauncherError, match="is of type http"):  # allowed, and its type still counts
+            open_launcher(launcher, "server.example", "bastion")
+    assert no_connections == []
+
+
 @pytest.mark.parametrize("name", ["../local", "LOCAL", "os.system", "", "local\n"])
 def test_a_label_names_only_known_launchers(name: str) -> None:
     with pytest.raises(LauncherError, match="unknown launcher"):

@@ -19,7 +19,7 @@ from resource_manager.provider.triggers import VacancyTrigger, identity_of
 class GPUAvailableSensor(BaseSensorOperator):
     """Succeeds once such a request would be granted at once; it takes nothing, so others may be faster.
 
-    Parameters as for `GPUTrainingOperator`, and those of every sensor.
+    `gpus`, `cpus`, `gpu_type` and `gpu_milli` as for `GPUOperator`, and the parameters of every sensor.
     """
 
     template_fields: Sequence[str] = ("gpus", "cpus", "gpu_type")
