@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -13,7 +15,7 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - the message is the whole behaviour
     sys.exit("gpu-simulate needs the extra: pip install 'gpu-resource-manager[simulator]'")
 
-from resource_manager.command_line import OneLineErrors
+from resource_manager.command_line import BAD_INPUT, Failure, OneLineErrors
 from resource_manager.command_line import print_json as print_json
 from resource_manager.errors import ResourceManagerError
 
@@ -31,7 +33,24 @@ COMMANDS = {
 """Command name -> (module with a click command called `command`, short help)."""
 
 
-class LazyGroup(OneLineErrors):
+class BadInput(Failure):
+    """One line on standard error, and exit status 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, BAD_INPUT)
+
+
+class InputErrors(click.Command):
+    """Whatever is wrong with the input becomes a `BadInput`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ResourceManagerError, OSError) as error:
+            raise BadInput(str(error)) from error
+
+
+class LazyGroup(InputErrors, OneLineErrors):
     """Imports a simulator when its command is asked for, so that one missing extra spoils only itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,17 +73,48 @@ class LazyGroup(OneLineErrors):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (ResourceManagerError, OSError) as error:
-            raise BadInput(str(error)) from error
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; `FloatRange` takes nan for a member of every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
-class BadInput(click.ClickException):
-    """One line on standard error, and exit status 2."""
+MOST_SEEDS = 100_000
 
-    exit_code = 2
+
+class Seeds(click.ParamType):  # type: ignore[type-arg]
+    """Numbers and ranges such as 1-20 or 3,5,8-9, in order and without repeats."""
+
+    name = "SEEDS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        return value if isinstance(value, list) else read_seeds(value)
+
+
+def read_seeds(text: str) -> list[int]:
+    """The seeds that the text names; raises `BadInput`."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
+        if match is None:
+            raise BadInput(f"--seeds: {part!r} is neither a number nor a range such as 1-20")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise BadInput(f"--seeds: {part!r} ends before it begins")
+        if len(seeds) + last - first >= MOST_SEEDS:
+            raise BadInput(f"--seeds: {part!r} makes more than {MOST_SEEDS:,} seeds")
+        seeds += range(first, last + 1)
+    return list(dict.fromkeys(seeds))
+
+
+seeds_option = click.option(
+    "--seeds", type=Seeds(), help="Many runs: 1-20 or 3,5,8-9. Without it, one run with --seed."
+)
 
 
 def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +126,13 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Path(file_okay=False, path_type=Path),
             help="Write reports and plots into this folder.",
         ),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random draw."),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Seed of every random draw.",
+        ),
     ):
         function = option(function)
     return function

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from simulator.errors import SimulationError
+from simulator.progress import Progress, no_progress
 from simulator.report import write_json
 
 
@@ -25,8 +26,6 @@ class Case(Protocol):
 Result = dict[str, Any]
 """What a run returns: JSON values."""
 
-Progress = Callable[[int, int], None]
-
 
 def sweep(
     run: Callable[[Any], Result],
@@ -34,7 +33,7 @@ def sweep(
     executor: Executor,
     *,
     folder: Path | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> list[Result]:
     """The results of `run` on every case, in the order of the cases, whatever the executor.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import replace
 
 from resource_manager.allocator import grant, release
@@ -16,14 +15,6 @@ from simulator.errors import SimulationError
 
 NEVER_S = 1 << 30
 """The end of a task that cannot end: its device leaves while data is on the way."""
-
-
-Progress = Callable[[int, int], object]
-"""Told, while a policy plans, how much is done of how much."""
-
-
-def no_progress(done: int, of: int) -> None:
-    """Tells nobody."""
 
 
 class Executor:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulator.edge.dataset import Dataset, Device
 from simulator.edge.tables import LONGEST_S, read_rows, whole_number
 from simulator.errors import InputError
-from simulator.report import write_text
+from simulator.report import write_csv
 
 EXECUTOR_COLUMNS = ("Time", "Action", "ExecutorId", "CategoryId", "DeviceType", "DeviceId")
 TASK_COLUMNS = ("Time", "ExecutorId", "TaskId")
@@ -93,17 +91,14 @@ def _foreign(what: str, dataset: Dataset, path: Path, line: int) -> InputError:
 
 def write_plan(plan: Plan, folder: Path) -> None:
     """Writes `executor.csv` and `task.csv`, in the columns of the published plans."""
-    executors, tasks = io.StringIO(), io.StringIO()
-    executor_rows = csv.writer(executors, lineterminator="\n")
-    task_rows = csv.writer(tasks, lineterminator="\n")
-    executor_rows.writerow(EXECUTOR_COLUMNS)
-    task_rows.writerow(TASK_COLUMNS)
+    executors: list[tuple[object, ...]] = []
+    tasks: list[tuple[int, int, int]] = []
     for at, step in sorted(plan.items()):
-        executor_rows.writerows((at, "Delete", executor_id, "", "", "") for executor_id in step.deletes)
-        executor_rows.writerows(
+        executors += ((at, "Delete", executor_id, "", "", "") for executor_id in step.deletes)
+        executors += (
             (at, "Add", add.executor_id, add.category_id, add.device.kind, add.device.device_id)
             for add in step.adds
         )
-        task_rows.writerows((at, match.executor_id, match.task_id) for match in step.matches)
-    write_text(folder / "executor.csv", executors.getvalue())
-    write_text(folder / "task.csv", tasks.getvalue())
+        tasks += ((at, match.executor_id, match.task_id) for match in step.matches)
+    write_csv(folder / "executor.csv", EXECUTOR_COLUMNS, executors)
+    write_csv(folder / "task.csv", TASK_COLUMNS, tasks)

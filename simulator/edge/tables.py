@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from simulator.edge.dataset import (
     Task,
 )
 from simulator.errors import InputError
-from simulator.report import write_text
+from simulator.report import write_csv
 
 COLUMNS = {
     "cloud_table": ("CloudId", "Rate"),
@@ -120,7 +119,7 @@ class _Tables:
             found[row[0]] = line, row
         return found
 
-    def fail(self, table: str, line: int | None, reason: str) -> Any:
+    def fail(self, table: str, line: int | None, reason: str) -> NoReturn:
         raise InputError(reason, path=self.path(table), line=line)
 
 
@@ -259,7 +258,7 @@ def _edges(text: str, column: str, path: Path, line: int) -> tuple[tuple[int, in
     return edges
 
 
-def _check_graph(tasks: dict[int, Task], fail: Callable[[int, str], Any]) -> None:
+def _check_graph(tasks: dict[int, Task], fail: Callable[[int, str], NoReturn]) -> None:
     both = ("parent", "child")
     for task in tasks.values():
         for word, edges in zip(both, (task.parents, task.children), strict=True):
@@ -335,8 +334,4 @@ def write_dataset(dataset: Dataset, folder: Path) -> None:
         ],
     }
     for table, columns in COLUMNS.items():
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows[table])
-        write_text(folder / f"{table}.csv", text.getvalue())
+        write_csv(folder / f"{table}.csv", columns, rows[table])

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
-from simulator.edge.environment import Environment, Executor, Progress, no_progress, refuse_impossible
+from simulator.edge.environment import Environment, Executor, refuse_impossible
 from simulator.edge.water_gate import topological_order
 from simulator.errors import SimulationError
+from simulator.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from simulator.edge.timetable_search import Problem, Timetable

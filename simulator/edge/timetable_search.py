@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from numba import njit
 
-PERIOD_S = 1200
+from simulator.edge.dataset import METRIC_PERIOD_S as PERIOD_S
+
 NONE = -1
 FAR_S = 1 << 30
 

@@ -8,7 +8,8 @@ from functools import cache, partial
 from operator import attrgetter
 
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Dataset, Device, Job, Kind, Task
-from simulator.edge.environment import Environment, Executor, Progress, no_progress, refuse_impossible
+from simulator.edge.environment import Environment, Executor, refuse_impossible
+from simulator.progress import Progress, no_progress
 
 RESERVE_MARGIN_S = 5
 """A busy executor is waited for if it is free within its category's preparation and this."""

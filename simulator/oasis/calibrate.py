@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.oasis.model import Instance, Job
 from simulator.oasis.planner import Oasis
 from simulator.oasis.prices import OUTLIERS, fit_prices, safe_eta
 from simulator.oasis.simulation import run
+from simulator.progress import Progress, no_progress
 
 FLOORS = (0.01, 0.1, 0.5, 1.0)
 ETA_FACTORS = tuple(10 ** (-step / 2) for step in range(17))
 """Tried as multiples of the eta that the proof asks for: from that one down to a hundred-millionth."""
-
-
-TRIES = len(FLOORS) * len(ETA_FACTORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +27,12 @@ class Calibration:
 
 
 def calibrate(
-    training: Sequence[tuple[Instance, Sequence[Job]]], progress: Callable[[], object] = lambda: None
+    training: Sequence[tuple[Instance, Sequence[Job]]], progress: Progress = no_progress
 ) -> Calibration:
     """The floor and eta under which OASiS loses least on the training pairs of (instance, history).
 
     Loss is the mean of upper bound / utility, the bound being every job finished in its shortest duration;
-    the offline optimum, which would take minutes, is not needed. `progress` is called after each try.
+    the offline optimum, which would take minutes, is not needed.
     """
     start = max(safe_eta(history, instance, OUTLIERS) for instance, history in training)
     tried: list[tuple[float, Calibration]] = []
@@ -45,7 +43,7 @@ def calibrate(
             ]
             loss = statistics.fmean(1 / max(share, 1e-9) for share in shares)
             tried.append((loss, Calibration(floor, factor * start, statistics.fmean(shares))))
-            progress()
+            progress(len(tried), len(FLOORS) * len(ETA_FACTORS))
     return min(tried, key=lambda each: each[0])[1]
 
 

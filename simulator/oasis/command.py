@@ -10,11 +10,9 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
-from rich.progress import Progress
 
-from simulator.cli import BadInput, common_options, print_json
-from simulator.oasis.calibrate import TRIES, Calibration, calibrate
+from simulator.cli import BadInput, FiniteRange, common_options, print_json, seeds_option
+from simulator.oasis.calibrate import calibrate
 from simulator.oasis.experiment import ALGORITHMS, Comparison, Method, summarise
 from simulator.oasis.instance_file import read_instance, write_instance
 from simulator.oasis.model import Instance
@@ -23,23 +21,13 @@ from simulator.oasis.plots import PriceWatch, plot_comparison, plot_sweep
 from simulator.oasis.prices import ETA, UTILITY_FLOOR
 from simulator.oasis.tables import print_tables
 from simulator.oasis.workload import draw_instance, draw_training, with_servers
+from simulator.progress import Progress, progress_bar
 from simulator.report import write_json
+
+MOST_LOAD = 100.0
 
 DRAWING = ("jobs", "slots", "servers", "mixed", "load", "sweep")
 """The options that shape drawn instances."""
-
-
-def parse_seeds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
-    """Seeds written as `1-20` or `3,5,8`."""
-    if value is None:
-        return None
-    seeds: list[int] = []
-    for part in value.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
-            raise click.BadParameter(f"{value!r} is not a list of seeds such as 1-20 or 3,5,8")
-        seeds += range(int(first), int(last if dash else first) + 1)
-    return seeds
 
 
 def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
@@ -74,9 +62,12 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         except ValueError:
             values = []
         whole = axis == "load" or all(each.is_integer() for each in values)
-        if axis not in ("jobs", "servers", "load") or not values or min(values) <= 0 or not whole:
+        most = MOST_LOAD if axis == "load" else math.inf
+        sensible = bool(values) and whole and all(0 < each <= most and each < math.inf for each in values)
+        if axis not in ("jobs", "servers", "load") or not sensible:
             raise click.BadParameter(
                 f"{text!r} is not jobs:5,10,20, servers:2,5,10 or load:0.5,1,2 with values above 0"
+                f" (loads up to {MOST_LOAD:g})"
             )
         sweeps[axis] = values
     return sweeps
@@ -95,12 +86,10 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 @click.option("--mixed", is_flag=True, help="Servers of several types instead of one.")
 @click.option(
     "--load",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, MOST_LOAD, min_open=True),
     help="Scale the jobs until the most demanded resource is asked for that share of all its slots.",
 )
-@click.option(
-    "--seeds", callback=parse_seeds, help="Many runs: 1-20 or 3,5,8. Without it, one run with --seed."
-)
+@seeds_option
 @click.option(
     "--algorithms",
     callback=parse_algorithms,
@@ -117,7 +106,7 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 )
 @click.option(
     "--utility-floor",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     default=UTILITY_FLOOR,
     show_default=True,
     help="The latest finish of a job counts as at least this share of its priority in the lowest price.",
@@ -138,7 +127,7 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 )
 @click.option(
     "--misestimate",
-    type=(click.FloatRange(0, min_open=True), click.FloatRange(0, min_open=True)),
+    type=(FiniteRange(0, min_open=True), FiniteRange(0, min_open=True)),
     default=(1.0, 1.0),
     show_default=True,
     metavar="LOW HIGH",
@@ -153,7 +142,7 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 )
 @click.option(
     "--time-limit-s",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=TIME_LIMIT_S,
     show_default=True,
     help="For the optimum of one instance; it then says that it is not proven.",
@@ -200,14 +189,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Online scheduling of training jobs by resource prices, its baselines and the offline optimum."""
-    if seed < 0:
-        raise BadInput(f"--seed must be 0 or more, got {seed}")
     if instance_file is not None:
         refuse_given(DRAWING, "shapes drawn instances; it cannot be used with --instance")
     if training_runs is not None:
         refuse_given(("eta", "utility_floor"), "is what --calibrate fits; give one of them")
-    if training_runs is not None and prices == "clairvoyant":
-        raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
+        if prices == "clairvoyant":
+            raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
     seeds = seeds or [seed]
 
     def draw(of_seed: int, **varied: float) -> Instance:
@@ -221,33 +208,27 @@ def command(
         instances = [draw(each) for each in seeds]
     clairvoyant = prices == "clairvoyant"
     method = Method(algorithms, clairvoyant, utility_floor, eta, misestimate, reoffer_after, time_limit_s)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        fitted = None
-        if training_runs is not None:
-            fitted = calibrate_like(instances[0], training_runs, progress)
-            method = replace(method, utility_floor=fitted.utility_floor, eta=fitted.eta)
-        points = [(axis, value) for axis, values in sweep.items() for value in values]
-        bar = progress.add_task("instances", total=len(seeds) * (1 + len(points)))
-        watch = PriceWatch(instances[0], method.prices(instances[0], seeds[0]))
-        comparisons: list[Comparison] = []
-        for each, instance in zip(seeds, instances, strict=True):
-            comparisons.append(method.compare(instance, each, None if comparisons else watch))
-            progress.advance(bar)
-        summary = summarise(comparisons)
-        swept: dict[str, dict[str, Any]] = {axis: {} for axis in sweep}
-        for axis, value in points:
-            runs = []
-            for each in seeds:
-                runs.append(method.compare(draw(each, **{axis: value}), each))
-                progress.advance(bar)
-            swept[axis][f"{value:g}"] = summarise(runs)
+    fitted = None
+    if training_runs is not None:
+        with progress_bar("calibration") as progress:
+            fitted = calibrate(draw_training(instances[0], training_runs), progress)
+        method = replace(method, utility_floor=fitted.utility_floor, eta=fitted.eta)
+    points = [(axis, value) for axis, values in sweep.items() for value in values]
+    rounds = [dict(zip(seeds, instances, strict=True))]
+    rounds += ({each: draw(each, **{axis: value}) for each in seeds} for axis, value in points)
+    watch = PriceWatch(instances[0], method.prices(instances[0], seeds[0]))
+    with progress_bar("instances") as progress:
+        comparisons, *varied = compare_rounds(method, rounds, watch, progress)
+    summary = summarise(comparisons)
+    swept: dict[str, dict[str, Any]] = {axis: {} for axis in sweep}
+    for (axis, value), runs in zip(points, varied, strict=True):
+        swept[axis][f"{value:g}"] = summarise(runs)
     if swept:
         summary["sweeps"] = swept
     if fitted is not None:
         summary["calibration"] = asdict(fitted) | {"trained_on": training_runs}
     if save_instances is not None:
-        for each, instance in zip(seeds, instances, strict=True):
+        for each, instance in rounds[0].items():
             write_instance(save_instances / f"instance-{each}.json", instance)
     if output_dir is not None:
         write_json(output_dir / "summary.json", summary)
@@ -260,15 +241,24 @@ def command(
         print_tables(summary)
 
 
+def compare_rounds(
+    method: Method, rounds: Sequence[dict[int, Instance]], watch: PriceWatch, progress: Progress
+) -> list[list[Comparison]]:
+    """Every round's comparisons, by seed; `watch` follows the first of them all."""
+    found: list[list[Comparison]] = []
+    done, total = 0, sum(map(len, rounds))
+    for instances in rounds:
+        found.append([])
+        for seed, instance in instances.items():
+            found[-1].append(method.compare(instance, seed, None if done else watch))
+            done += 1
+            progress(done, total)
+    return found
+
+
 def refuse_given(names: Sequence[str], reason: str) -> None:
     """Raises `BadInput` for the first of these options that was given and not left at its default."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise BadInput(f"--{name.replace('_', '-')} {reason}")
-
-
-def calibrate_like(instance: Instance, runs: int, progress: Progress) -> Calibration:
-    """Fits the price parameters on instances of the same size and load, that share no draw with any seed."""
-    bar = progress.add_task("calibration", total=TRIES)
-    return calibrate(draw_training(instance, runs), lambda: progress.advance(bar))

@@ -13,7 +13,7 @@ from simulator.oasis.experiment import Comparison
 from simulator.oasis.ledger import Floats, Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.prices import Prices
-from simulator.report import save_figure
+from simulator.report import pyplot, save_figure
 
 
 class PriceWatch:
@@ -85,9 +85,8 @@ def plot_boxes(
     path: Path, values: Mapping[str, Sequence[float]], label: str, *, logarithmic: bool = False
 ) -> None:
     """One box an algorithm: quartiles, whiskers, and the mean as a triangle."""
-    pyplot = _pyplot()
     some = {name: list(found) for name, found in values.items() if len(found)}
-    figure, axes = pyplot.subplots(figsize=(1.2 + 1.0 * max(2, len(some)), 3.6))
+    figure, axes = pyplot().subplots(figsize=(1.2 + 1.0 * max(2, len(some)), 3.6))
     if some:
         axes.boxplot(list(some.values()), tick_labels=list(some), showmeans=True)
     if logarithmic:
@@ -101,8 +100,7 @@ def plot_prices(path: Path, watch: PriceWatch) -> None:
     """A heat map, servers by slots, of the price of a worker."""
     from matplotlib.colors import LogNorm
 
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(7, 1.6 + 0.12 * len(watch.rows[0])))
+    figure, axes = pyplot().subplots(figsize=(7, 1.6 + 0.12 * len(watch.rows[0])))
     image = axes.imshow(np.array(watch.rows).T, aspect="auto", interpolation="nearest", norm=LogNorm())
     axes.set_xlabel("slot")
     axes.set_ylabel("worker server")
@@ -112,8 +110,7 @@ def plot_prices(path: Path, watch: PriceWatch) -> None:
 
 def plot_sweep(path: Path, axis: str, points: Mapping[str, Mapping[str, Any]]) -> None:
     """Mean utility of each algorithm against the number of jobs, of servers, or the load."""
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(5, 3.6))
+    figure, axes = pyplot().subplots(figsize=(5, 3.6))
     values = [float(value) for value in points]
     for name in next(iter(points.values()))["algorithms"]:
         means = [fmean(point["algorithms"][name]["utility"]) for point in points.values()]
@@ -126,12 +123,3 @@ def plot_sweep(path: Path, axis: str, points: Mapping[str, Mapping[str, Any]]) -
     axes.grid(alpha=0.3)
     axes.legend()
     save_figure(figure, path)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

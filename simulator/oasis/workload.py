@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -46,7 +47,7 @@ def draw_instance(
 
     `load` scales the data sets (chunks N, hence worker-slots) until the most demanded worker resource is
     asked for that share of all its slots, as closely as whole chunks allow; durations stay as drawn.
-    Raises `InputError` for numbers below 1 or a load not above 0.
+    Raises `InputError` for numbers below 1 or a load that is not a finite number above 0.
     """
     for name, count in (("jobs", jobs), ("slots", slots), ("servers", servers)):
         if count < 1:
@@ -159,9 +160,8 @@ def draw_job(rng: np.random.Generator, slot_s: float) -> Job:
 
 def scale_to_load(instance: Instance, load: float) -> Instance:
     """The instance with its chunks scaled by one factor, found by bisection, to come closest to the load."""
-    if not load > 0:
-        raise InputError(f"load must be above 0, got {load}")
-
+    if not 0 < load < math.inf:
+        raise InputError(f"load must be a finite number above 0, got {load}")
     chunks = np.array([job.chunks for job in instance.jobs])
     slots_a_chunk = np.array([job.slots_a_chunk for job in instance.jobs])
     capacity = np.array(instance.worker_servers).sum(axis=0)

@@ -13,11 +13,12 @@ from resource_manager.policies.random import seeded
 from resource_manager.queueing import get_order
 from simulator import metrics
 from simulator.cli import BadInput, common_options, print_json
+from simulator.progress import Progress, progress_bar
 from simulator.replay import muri, openb, plots
 from simulator.replay.comparison import Case, pictures, read
-from simulator.replay.options import Progress, progress_bar, source_of, workload_options, write_table
+from simulator.replay.options import refuse_others, source_of, workload_options
 from simulator.replay.replay import Record, Replay, against_record
-from simulator.report import write_json
+from simulator.report import write_csv, write_json
 
 
 @click.command("replay")
@@ -48,6 +49,7 @@ def command(
         raise BadInput("--curve goes with --trace openb; others write theirs into --output-dir")
     with progress_bar("replaying") as progress:
         if trace == "muri":
+            refuse_others(trace, {"--nodes": nodes, "--history": history})
             summary = _muri(data, jobs, order or "srtf", progress)
         else:
             source = source_of(trace, data, pods, nodes, jobs, history)
@@ -74,9 +76,9 @@ def _openb(case: Case, progress: Progress, curve: Path | None, output_dir: Path 
     trace = openb.read_trace(Path(folder), pods, case.seed)
     summary, rows = openb.replay(trace, case.policy, case.seed, progress)
     if curve is not None:
-        write_table(curve, openb.CURVE_COLUMNS, rows)
+        write_csv(curve, openb.CURVE_COLUMNS, rows)
     if output_dir is not None:
-        write_table(output_dir / "curve.csv", openb.CURVE_COLUMNS, rows)
+        write_csv(output_dir / "curve.csv", openb.CURVE_COLUMNS, rows)
         columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
         plots.save([{"case": {"name": case.name}, "curve": columns}], output_dir)
     return summary
@@ -108,7 +110,7 @@ def _write(case: Case, record: Record, output_dir: Path) -> None:
         where = ("", "") if place is None else (place.node, " ".join(map(str, place.gpu_ids)))
         times = (stay.job.submitted_at, stay.started_at, stay.ended_at, wait)
         rows.append((task_id, stay.job.request.team, *times, *where))
-    write_table(output_dir / "jobs.csv", columns, rows)
+    write_csv(output_dir / "jobs.csv", columns, rows)
     if record.samples:
         plots.save([{"case": {"name": case.name}, **pictures(record)}], output_dir)
 

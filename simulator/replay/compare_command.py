@@ -10,10 +10,11 @@ import click
 
 from resource_manager.history import write_file
 from simulator import sweep
-from simulator.cli import common_options, print_json
+from simulator.cli import common_options, print_json, seeds_option
+from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import REDIS_SCHEMES, read_history
-from simulator.replay.options import progress_bar, source_of, workload_options
+from simulator.replay.options import source_of, workload_options
 from simulator.replay.page import render, shown
 from simulator.report import write_json, write_text
 
@@ -25,26 +26,11 @@ def _list(context: click.Context, parameter: click.Parameter, value: str) -> lis
     return names
 
 
-def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
-    if value is None:
-        return None
-    try:
-        seeds: list[int] = []
-        for part in value.split(","):
-            first, _, last = part.partition("-")
-            seeds += range(int(first), int(last or first) + 1)
-    except ValueError:
-        seeds = []
-    if not seeds:
-        raise click.BadParameter(f"{value!r} is not a list of seeds such as 42-46 or 3,5,8")
-    return seeds
-
-
 @click.command("compare")
 @workload_options(["openb", "csv", "json"])
 @click.option("--policies", callback=_list, default="first_fit,best_fit,fgd", show_default=True)
 @click.option("--orders", callback=_list, default="fifo", show_default=True, help="Also with +backfill.")
-@click.option("--seeds", callback=_seeds, help="Many runs: 42-46 or 3,5,8. Without it, one with --seed.")
+@seeds_option
 @click.option("--workers", type=click.IntRange(1), help="Processes; by default one a core.")
 @click.option("--dask", help="Run on the Dask cluster at this address instead.")
 @click.option(

@@ -14,6 +14,7 @@ from resource_manager.cluster import ClusterState
 from resource_manager.models import Gpu, Node, Request
 from resource_manager.policies.first_fit import first_fit
 from simulator.errors import InputError
+from simulator.progress import Progress, no_progress
 from simulator.replay.table import Row, read_csv
 
 SERVERS = 8
@@ -111,7 +112,7 @@ def servers() -> list[Node]:
     ]
 
 
-def run(jobs: list[Job], order: Key, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+def run(jobs: list[Job], order: Key, progress: Progress = no_progress) -> None:
     """Runs the jobs to their ends, which it sets."""
     cluster = ClusterState(servers())
     arriving = list(reversed(jobs))
@@ -176,9 +177,7 @@ def _ends(active: list[Job], now: float) -> list[tuple[float, list[Job]]]:
     return ends
 
 
-def replay(
-    jobs: list[Job], order: str, progress: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
+def replay(jobs: list[Job], order: str, progress: Progress = no_progress) -> dict[str, Any]:
     """The summary of one order over the jobs; a job's completion time counts from its submission."""
     started = time.perf_counter()
     run(jobs, ORDERS[order], progress)

@@ -22,6 +22,7 @@ from resource_manager.policies.fgd import Fragmentation, fgd_for
 from resource_manager.policies.random import seeded
 from resource_manager.policies.weighted_fit import weighted_fit_for
 from simulator.errors import InputError
+from simulator.progress import Progress, no_progress
 from simulator.replay.table import Row, read_csv, read_json
 
 NODE_LIST = "openb_node_list_gpu_node.csv"
@@ -31,9 +32,6 @@ ARRIVING_PERCENT = 130
 """Pods arrive until they have asked for this share of all GPUs."""
 
 PLACED_PER_REPORT = 512
-
-Progress = Callable[[int, int], None]
-"""(done, total) -> nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +227,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def place(trace: Trace, policy: Policy, progress: Progress = lambda done, total: None) -> Placed:
+def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Placed:
     """Tries each arriving pod once, in order; nothing departs."""
     cluster = ClusterState(trace.nodes)
     by_name = cluster.by_name
@@ -301,7 +299,7 @@ CURVE_COLUMNS = ("arrived_percent", "allocated_percent", "frag_amount_percent", 
 
 
 def replay(
-    trace: Trace, policy_name: str, seed: int, progress: Progress = lambda done, total: None
+    trace: Trace, policy_name: str, seed: int, progress: Progress = no_progress
 ) -> tuple[dict[str, Any], list[tuple[int, float, float, float]]]:
     """The summary and the curve of one policy over the trace; both percentages are those of the last row."""
     fragmentation = Fragmentation.of(trace.pods, CPU_MILLI.cpu_name)

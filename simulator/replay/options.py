@@ -1,11 +1,8 @@
-"""Options that `replay` and `compare` share: where the workload is, and how results are shown."""
+"""Options that `replay` and `compare` share: where the workload is."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,6 @@ import click
 
 from simulator.cli import BadInput
 from simulator.replay.comparison import Source
-from simulator.report import write_text
-
-Progress = Callable[[int, int], None]
 
 
 def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -52,12 +46,30 @@ def _quotas(
     return shares
 
 
+FILES_OF: dict[str | None, tuple[str, ...]] = {
+    "openb": ("--data",),
+    "muri": ("--data", "--jobs"),
+    "csv": ("--nodes", "--jobs"),
+    "json": ("--nodes", "--jobs"),
+    None: (),
+}
+"""Kind of trace (None: a history) -> the options that say where it is."""
+
+
+def refuse_others(trace: str | None, given: dict[str, object]) -> None:
+    """Raises `BadInput` for an option that belongs to another kind of trace."""
+    for name, value in given.items():
+        if value is not None and name not in FILES_OF[trace]:
+            raise BadInput(f"{name} does not go with {'--history' if trace is None else f'--trace {trace}'}")
+
+
 def source_of(
     trace: str | None, data: Path | None, pods: str, nodes: Path | None, jobs: str | None, history: str | None
 ) -> Source:
     """The workload that the options name; raises `BadInput` that says which is missing or too much."""
     if (trace is None) == (history is None):
         raise BadInput("name one workload: --trace with its files, or --history")
+    refuse_others(trace, {"--data": data, "--nodes": nodes, "--jobs": jobs})
     if history is not None:
         return Source("history", (history,))
     if trace == "openb":
@@ -70,36 +82,3 @@ def source_of(
         if (path.suffix in (".json", ".jsonl")) != (trace == "json"):
             raise BadInput(f"--trace {trace} does not go with the file {path}")
     return Source("jobs", (str(nodes), jobs))
-
-
-@contextmanager
-def progress_bar(what: str) -> Iterator[Progress]:
-    """A bar with rate and time left on standard error, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None, rate="")
-
-        def update(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, completed=done, total=total, rate=f"{speed:,.3g}/s" if speed else "")
-
-        yield update
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a CSV file, whole or not at all."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    write_text(path, text.getvalue())

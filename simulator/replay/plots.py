@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.report import save_figure
+from simulator.report import pyplot, save_figure
 
 HEAT_MAPS = 6
 """So many heat maps are drawn at most."""
@@ -35,22 +35,11 @@ def save(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
 
 def as_images(results: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
     """(title, data URL) of each figure."""
-    from matplotlib import pyplot
-
     for title, figure in figures(results).items():
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=90, bbox_inches="tight")
-        pyplot.close(figure)
+        pyplot().close(figure)
         yield title, "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def _names(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -58,7 +47,7 @@ def _names(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _curves(results: Sequence[Mapping[str, Any]], quantity: str, label: str) -> Any:
-    figure, axes = _pyplot().subplots(figsize=(7.5, 3.6))
+    figure, axes = pyplot().subplots(figsize=(7.5, 3.6))
     by_load = "arrived_percent" in results[0]["curve"]
     names = _names(results)
     for result in results:
@@ -86,7 +75,7 @@ def _hours(seconds: Sequence[float]) -> list[float]:
 
 
 def _waits(results: Sequence[Mapping[str, Any]]) -> Any:
-    figure, axes = _pyplot().subplots(figsize=(7.5, 3.6))
+    figure, axes = pyplot().subplots(figsize=(7.5, 3.6))
     names = _names(results)
     for place, name in enumerate(names):
         waits = sorted(w for r in results if r["case"]["name"] == name for w in r["waits_s"])
@@ -105,7 +94,7 @@ def _waits(results: Sequence[Mapping[str, Any]]) -> Any:
 def _heat_maps(results: Sequence[Mapping[str, Any]]) -> Any:
     firsts = {result["case"]["name"]: result for result in reversed(results)}
     names = _names(results)[:HEAT_MAPS]
-    figure, grid = _pyplot().subplots(
+    figure, grid = pyplot().subplots(
         len(names), 1, figsize=(7.5, 0.6 + 1.5 * len(names)), squeeze=False, sharex=True
     )
     picture = None

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
-from resource_manager.models import Cancelled, Change, Granted, Placement, Queued, Released
+from resource_manager.models import MILLI_PER_GPU, Cancelled, Change, Granted, Placement, Queued, Released
 from resource_manager.policies import Policy
 from resource_manager.policies.fgd import Fragmentation
 from resource_manager.queueing import Order
-from simulator.replay.workload import End, Job, Moment, Workload
-
-Progress = Callable[[int, int], None]
-"""(done, total) -> nothing."""
+from simulator.progress import Progress, no_progress
+from simulator.replay.workload import End, Job, Moment, Outside, Workload
 
 MOMENTS_PER_REPORT = 64
 
@@ -75,7 +72,7 @@ class Replay:
             if lease is not None:
                 stay.started_at, stay.placement = lease.granted_at, lease.placement
 
-    def run(self, progress: Progress = lambda done, total: None) -> Record:
+    def run(self, progress: Progress = no_progress) -> Record:
         """Plays the workload to its end, and on until nothing more can end."""
         moments = self.record.workload.moments
         for done, moment in enumerate(moments):
@@ -128,7 +125,7 @@ class Replay:
             queued: list[Change] = [Queued(request, now) for request in requests]
             self._commit(allocator.settle(self.cluster, queued, self._policy, self._order, now), now)
 
-    def _outside(self, thing: object, now: float) -> Change | None:
+    def _outside(self, thing: Outside, now: float) -> Change | None:
         """The change that a recorded thing makes here; None if it is about a job that is not so far."""
         if isinstance(thing, End):
             lease = self.cluster.leases.get(thing.task_id)
@@ -141,7 +138,7 @@ class Replay:
                 return thing
             lease = self.cluster.leases.get(thing.task_id)
             return None if lease is None else Released(thing.task_id, lease.fencing_token, now)
-        return thing  # type: ignore[return-value]
+        return thing
 
     def _commit(self, changes: list[Change], now: float) -> None:
         for change in changes:
@@ -172,7 +169,7 @@ class Replay:
         self._mark = cluster.mark
         for index in set(changed):
             node = cluster.nodes[index]
-            used = 1000 * len(node.gpu_free) - node.free_milli
+            used = MILLI_PER_GPU * len(node.gpu_free) - node.free_milli
             figures = (used, int(bool(node.leases)), self._fragmentation.of_node(node))
             for place, (new, old) in enumerate(zip(figures, self._of_node[index], strict=True)):
                 self._totals[place] += new - old

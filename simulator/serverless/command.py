@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from simulator.cli import common_options, print_json
+from simulator.progress import progress_bar
 from simulator.report import write_json, write_text
 from simulator.serverless.arrivals import parse_arrivals
 from simulator.serverless.config import ClusterConfig
@@ -95,7 +95,8 @@ def command(
     templates = _templates((*sources, *more_sources), seed, config.single_core_speed)
     env = RawEnv(parse_arrivals(arrivals, seed), templates, config)
     scheduler = PolicyScheduler(scheduler_policy(policy_name, seed), memory_mib)
-    episode = _run_with_progress(env, scheduler, seed)
+    with progress_bar("workflows") as progress:
+        episode = run(env, scheduler, seed, lambda: progress(env.finished_workflow_count, len(env.workload)))
     if log_path is not None:
         write_text(log_path, "".join(json.dumps(as_row(record)) + "\n" for record in episode.records))
     if output_dir is not None:
@@ -118,17 +119,6 @@ def _templates(sources: tuple[str, ...], seed: int, single_core_speed: int) -> l
         else:
             templates += read_workflows([source], single_core_speed)
     return templates
-
-
-def _run_with_progress(env: RawEnv, scheduler: PolicyScheduler, seed: int) -> Episode:
-    if not sys.stderr.isatty():
-        return run(env, scheduler, seed)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("workflows", total=len(env.workload))
-        return run(env, scheduler, seed, lambda: progress.update(bar, completed=env.finished_workflow_count))
 
 
 def _print_table(episode: Episode, policy_name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.report import save_figure
+from simulator.report import pyplot, save_figure
 from simulator.serverless.cluster import Location
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import Episode, FunctionRecord
@@ -15,9 +15,6 @@ ROW_HEIGHT = 0.86
 
 def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
     """Writes `gantt.png`, `utilization.png`, `makespans.png` and `rent.png`; returns their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     written = []
     for name, draw in (
         ("gantt", _gantt),
@@ -33,7 +30,6 @@ def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
 
 def _gantt(env: RawEnv, episode: Episode) -> object:
     """One row a NUMA node, in which containers that run together lie side by side."""
-    from matplotlib import pyplot
     from matplotlib.collections import PolyCollection
 
     rows = {location: row for row, location in enumerate(env.cluster.locations)}
@@ -50,7 +46,7 @@ def _gantt(env: RawEnv, episode: Episode) -> object:
             left, right = record.start_time, record.completion_time
             bars.append([(left, top), (right, top), (right, top + height), (left, top + height)])
             workflows.append(record.wf_id)
-    figure, axes = pyplot.subplots(figsize=(9, min(12.0, max(2.5, 0.35 * len(rows)))))
+    figure, axes = pyplot().subplots(figsize=(9, min(12.0, max(2.5, 0.35 * len(rows)))))
     boxes = PolyCollection(bars, cmap="tab20", linewidths=0.1, edgecolors="white")
     boxes.set_array(workflows)
     axes.add_collection(boxes)
@@ -75,7 +71,6 @@ def _lanes(records: list[FunctionRecord]) -> list[int]:
 
 def _utilization(env: RawEnv, episode: Episode) -> object:
     import numpy as np
-    from matplotlib import pyplot
 
     times = np.linspace(0.0, episode.summary.last_completion_s, TIME_POINTS)
     nodes = env.cluster.nodes
@@ -88,7 +83,7 @@ def _utilization(env: RawEnv, episode: Episode) -> object:
         values[0] += share * np.array([record.cpu for record in records])[at]
         values[1] += mib * np.array([record.memory for record in records])[at]
         values[2] += share * np.array([record.load for record in records])[at]
-    figure, (upper, lower) = pyplot.subplots(2, 1, figsize=(9, 5), sharex=True)
+    figure, (upper, lower) = pyplot().subplots(2, 1, figsize=(9, 5), sharex=True)
     upper.plot(times, 100 * values[0], label="cores")
     upper.plot(times, 100 * values[1], label="memory")
     upper.set_ylabel("in use (%)")
@@ -103,9 +98,7 @@ def _utilization(env: RawEnv, episode: Episode) -> object:
 
 
 def _makespans(env: RawEnv, episode: Episode) -> object:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.5))
+    figure, axes = pyplot().subplots(figsize=(6, 3.5))
     axes.hist(episode.makespans_s, bins=min(30, max(5, len(episode.makespans_s))))
     axes.axvline(episode.summary.mean_makespan_s, color="black", linestyle="--", label="mean")
     axes.set_xlabel("makespan (s)")
@@ -116,9 +109,7 @@ def _makespans(env: RawEnv, episode: Episode) -> object:
 
 
 def _rent(env: RawEnv, episode: Episode) -> object:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.5))
+    figure, axes = pyplot().subplots(figsize=(6, 3.5))
     times, totals, total = [0.0], [0.0], 0.0
     for record in episode.records:
         total += record.rent

@@ -12,7 +12,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.report import save_figure, write_json
+from simulator.report import pyplot, save_figure, write_json
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.env import RENT_WEIGHT, ServerlessEnv
 from simulator.serverless.generate import generate_workflows
@@ -139,12 +139,7 @@ def train(steps: int, seed: int, evaluations: int = 30) -> tuple[Choose, list[tu
 
 def draw_curve(curve: list[tuple[int, float]], returns: dict[str, float], path: Path) -> None:
     """The learning curve beside the heuristics' returns on the same episodes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7.5, 4))
+    figure, axes = pyplot().subplots(figsize=(7.5, 4))
     axes.plot(*zip(*curve, strict=True), color="black", linewidth=2, label="MaskablePPO")
     for number, (name, value) in enumerate(returns.items()):
         axes.axhline(value, linestyle="--", linewidth=1, color=f"C{number}", label=name)
@@ -156,7 +151,7 @@ def draw_curve(curve: list[tuple[int, float]], returns: dict[str, float], path: 
 
 @click.command()
 @click.option("--steps", type=click.IntRange(min=1), default=400_000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--output-dir", type=click.Path(file_okay=False, path_type=Path), required=True)
 def main(steps: int, seed: int, output_dir: Path) -> None:
     """Trains MaskablePPO and compares it with random actions and every heuristic on 50 held-out episodes."""

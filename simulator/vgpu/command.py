@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from simulator.cli import BadInput, common_options, print_json
+from simulator.cli import BadInput, FiniteRange, common_options, print_json, seeds_option
+from simulator.progress import Progress, progress_bar
 from simulator.vgpu.metrics import collect, summarise
 from simulator.vgpu.scenario import (
     ADMISSIONS,
@@ -39,7 +37,7 @@ from simulator.vgpu.sweep import Timed, run_all
 )
 @click.option("--duration", "duration_s", type=float, help="Seconds simulated.")
 @click.option("--delta-t", "--delta_t", "delta_t_s", type=float, help="Seconds a tick.")
-@click.option("--seeds", help="Seeds such as 1-20 or 1,5,7-9; overrules --seed.")
+@seeds_option
 @click.option("--admission", type=click.Choice(ADMISSIONS), help="What a node's ledger counts.")
 @click.option("--progress", type=click.Choice(PROGRESS), help="What a task's progress follows.")
 @click.option("--arbitration", type=click.Choice(ARBITRATIONS), help="Who is served first on a full node.")
@@ -55,7 +53,7 @@ from simulator.vgpu.sweep import Timed, run_all
 @click.option(
     "--hist-bucket",
     "--hist_bucket",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0.001),
     default=0.1,
     show_default=True,
     help="Width of the buckets of the IR histogram.",
@@ -63,7 +61,7 @@ from simulator.vgpu.sweep import Timed, run_all
 @common_options
 def command(
     scenarios: str,
-    seeds: str | None,
+    seeds: list[int] | None,
     profiles: str | None,
     jobs: int,
     engine: str,
@@ -81,12 +79,12 @@ def command(
     if profiles is not None:
         names = tuple(name.strip() for name in profiles.split(","))
         chosen = {name: without_profiles_except(each, names) for name, each in chosen.items()}
-    if seed < 0:
-        raise BadInput(f"--seed: must be 0 or more, got {seed}")
-    numbers = [seed] if seeds is None else read_seeds(seeds)
+    seeds = seeds or [seed]
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
-    results = run_with_progress(chosen, numbers, jobs, {"auto": None, "plain": False, "numba": True}[engine])
+    use_numba = {"auto": None, "plain": False, "numba": True}[engine]
+    with progress_bar("runs") as progress:
+        results = run_with_progress(chosen, seeds, jobs, use_numba, progress)
     summaries = {name: [summarise(each.run) for each in runs] for name, runs in results.items()}
     if output_dir is not None:
         write_files(output_dir, results, hist_bucket)
@@ -100,7 +98,7 @@ def command(
             }
         )
     else:
-        print_table({name: collect(each) for name, each in summaries.items()}, len(numbers))
+        print_table({name: collect(each) for name, each in summaries.items()}, len(seeds))
 
 
 def read_scenarios(names: str, changes: dict[str, Any]) -> dict[str, Scenario]:
@@ -117,45 +115,15 @@ def read_scenarios(names: str, changes: dict[str, Any]) -> dict[str, Scenario]:
     return by_name
 
 
-MOST_SEEDS = 100_000
-
-
-def read_seeds(text: str) -> list[int]:
-    """Numbers and ranges, in order and without repeats; raises `BadInput`."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
-        if match is None:
-            raise BadInput(f"--seeds: {part!r} is neither a number nor a range such as 1-20")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise BadInput(f"--seeds: {part!r} ends before it begins")
-        if len(seeds) + last - first >= MOST_SEEDS:
-            raise BadInput(f"--seeds: {part!r} makes more than {MOST_SEEDS:,} seeds")
-        seeds += range(first, last + 1)
-    return list(dict.fromkeys(seeds))
-
-
 def run_with_progress(
-    scenarios: dict[str, Scenario], seeds: list[int], jobs: int, use_numba: bool | None
+    scenarios: dict[str, Scenario], seeds: list[int], jobs: int, use_numba: bool | None, progress: Progress
 ) -> dict[str, list[Timed]]:
-    """Runs everything, with a bar on standard error where that is a terminal."""
+    """Runs everything, scenario by scenario."""
     results: dict[str, list[Timed]] = {name: [] for name in scenarios}
     runs = run_all(scenarios, seeds, jobs=jobs, use_numba=use_numba)
-    bar: Any = nullcontext()
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        bar = Progress(console=Console(stderr=True), transient=True)
-    with bar:
-        row = (
-            None if bar.__class__ is nullcontext else bar.add_task("runs", total=len(seeds) * len(scenarios))
-        )
-        for name, timed in runs:
-            results[name].append(timed)
-            if row is not None:
-                bar.advance(row)
+    for done, (name, timed) in enumerate(runs, start=1):
+        results[name].append(timed)
+        progress(done, len(seeds) * len(scenarios))
     return results
 
 

@@ -27,9 +27,10 @@ def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], bucket: float
     seeds = [run.seed for run in next(iter(runs.values()))]
     files: dict[str, Callable[[Path], None]] = {}
     for name, each in runs.items():
-        files[f"{name}_report.json"] = partial(_write_json, scenario_report(each, summaries[name], bucket))
+        report = scenario_report(each, summaries[name], bucket)
+        files[f"{name}_report.json"] = partial(write_json, value=report)
     for language, name in (("en", "comparison.html"), ("zh", "comparison.zh.html")):
-        files[name] = partial(_write_text, render_page(language, collected, titles, seeds))
+        files[name] = partial(write_text, text=render_page(language, collected, titles, seeds))
     with rc_context(labels.settings):
         for name, figure in draw_all(runs, summaries, bucket, labels).items():
             files[name] = partial(save_figure, figure)
@@ -37,14 +38,6 @@ def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], bucket: float
         for name, write in files.items():
             write(folder / name)
     return [folder / name for name in files]
-
-
-def _write_json(value: object, path: Path) -> None:
-    write_json(path, value)
-
-
-def _write_text(text: str, path: Path) -> None:
-    write_text(path, text)
 
 
 def scenario_report(

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from simulator.errors import InputError
-from simulator.vgpu.workload import GRID_S, Fluctuation, Profile
+from simulator.vgpu.workload import GRID_S, Fluctuation, NotNegative, Positive, Profile
 
 ADMISSIONS = ("quota", "usage", "max")
 PROGRESS = ("compute", "bottleneck")
 ARBITRATIONS = ("heavy_first", "light_first")
 ARRIVALS = ("poisson", "burst", "poisson_burst", "wave")
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST_TASKS = 10_000
+MOST_TICKS = 10_000_000
+"""More than that would fill the memory before the first tick, or run for days."""
+
 Count = Annotated[int, Field(ge=1)]
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -96,7 +99,7 @@ class Scenario:
 
     title: str
     duration_s: Positive
-    tasks: Annotated[int, Field(ge=0)]
+    tasks: Annotated[int, Field(ge=0, le=MOST_TASKS)]
     cards: Mapping[str, Card]
     nodes: Annotated[tuple[PoolNode, ...], Field(min_length=1)]
     profiles: Annotated[tuple[Profile, ...], Field(min_length=1)]
@@ -210,7 +213,7 @@ def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]
         raise InputError(f"base: must be the name of a scenario, got {base!r}", path=str(source))
     elif base.endswith(".toml") and isinstance(source, Path):
         base = source.parent / base
-    elif not isinstance(base, Path):
+    else:
         base = _known(base)
     return _merge(_read_with_base(base, (*seen, str(source))), tables)
 
@@ -228,45 +231,50 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(scenario: Scenario, where: str) -> None:
     """What types cannot say: names that must exist, and times that must divide."""
+    complaint = next(chain(_wrong_names(scenario), _wrong_times(scenario)), None)
+    if complaint is not None:
+        raise InputError(complaint, path=where)
 
-    def refuse(reason: str) -> None:
-        raise InputError(reason, path=where)
 
+def _wrong_names(scenario: Scenario) -> Iterator[str]:
     vendors = {card.vendor for card in scenario.cards.values()}
     names: set[str] = set()
     for node in scenario.nodes:
         if node.card not in scenario.cards:
-            refuse(f"node {node.name!r} has the unknown card {node.card!r}")
+            yield f"node {node.name!r} has the unknown card {node.card!r}"
         if node.name in names:
-            refuse(f"two nodes are called {node.name!r}")
+            yield f"two nodes are called {node.name!r}"
         names.add(node.name)
     for profile in scenario.profiles:
         for vendor in profile.vendors:
             if vendor not in vendors:
-                refuse(
-                    f"profile {profile.name!r} names the unknown vendor {vendor!r};"
-                    f" known are {', '.join(sorted(vendors))}"
-                )
+                known = ", ".join(sorted(vendors))
+                yield f"profile {profile.name!r} names the unknown vendor {vendor!r}; known are {known}"
+    if len({profile.name for profile in scenario.profiles}) < len(scenario.profiles):
+        yield "two profiles have the same name"
+    for vendor in scenario.scheduling.performance:
+        if vendor not in vendors:
+            yield f"scheduling.performance names the unknown vendor {vendor!r}"
+
+
+def _wrong_times(scenario: Scenario) -> Iterator[str]:
+    duration_s, delta_t_s = scenario.duration_s, scenario.delta_t_s
+    for profile in scenario.profiles:
         for key in (each.name for each in fields(Fluctuation)):
             low, high = getattr(profile.fluctuation, key)
             if low > high:
-                refuse(f"profile {profile.name!r}: {key} = [{low:g}, {high:g}] ends before it begins")
+                yield f"profile {profile.name!r}: {key} = [{low:g}, {high:g}] ends before it begins"
         if profile.window is not None and profile.window[0] > profile.window[1]:
-            refuse(f"profile {profile.name!r}: window ends before it begins")
-    if len({profile.name for profile in scenario.profiles}) < len(scenario.profiles):
-        refuse("two profiles have the same name")
-    for vendor in scenario.scheduling.performance:
-        if vendor not in vendors:
-            refuse(f"scheduling.performance names the unknown vendor {vendor!r}")
-    ticks = scenario.duration_s / scenario.delta_t_s
-    if round(ticks) < 1 or abs(ticks - round(ticks)) > 1e-6:
-        refuse(
-            f"duration_s = {scenario.duration_s:g} is not a multiple of delta_t_s = {scenario.delta_t_s:g}"
-        )
-    ratio = scenario.delta_t_s / GRID_S
+            yield f"profile {profile.name!r}: window ends before it begins"
+    ticks = duration_s / delta_t_s
+    if ticks > MOST_TICKS:
+        yield f"duration_s = {duration_s:g} is {ticks:.3g} ticks, above {MOST_TICKS:,}"
+    elif round(ticks) < 1 or abs(ticks - round(ticks)) > 1e-6:
+        yield f"duration_s = {duration_s:g} is not a multiple of delta_t_s = {delta_t_s:g}"
+    ratio = delta_t_s / GRID_S
     if min(abs(ratio - round(ratio)), abs(1 / ratio - round(1 / ratio))) > 1e-6:
-        refuse(
-            f"delta_t_s = {scenario.delta_t_s:g} must be a multiple or a whole fraction of"
+        yield (
+            f"delta_t_s = {delta_t_s:g} must be a multiple or a whole fraction of"
             f" the {GRID_S:g} s grid on which spikes are drawn"
         )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
-from multiprocessing import get_context
 
+from simulator.sweep import processes
 from simulator.vgpu.records import Run
 from simulator.vgpu.scenario import Scenario
 from simulator.vgpu.simulation import simulate
@@ -31,12 +30,7 @@ def run_all(
     """
     numba = find_spec("numba") is not None if use_numba is None else use_numba
     work = [(name, scenario, seed, numba) for name, scenario in scenarios.items() for seed in seeds]
-    if jobs == 1 or len(work) == 1:
-        yield from map(_run_one, work)
-        return
-    # Spawned, because the caller may show a progress bar, and a fork would copy its thread's locks.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
+    with processes(min(jobs, len(work))) as pool:
         yield from pool.map(_run_one, work, chunksize=max(1, len(work) // (8 * jobs)))
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 GRID_S = 0.01
 """Spikes are drawn once for every such step of a task's life, whatever the length of a tick."""
 
-Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Range = tuple[NotNegative, NotNegative]
@@ -26,7 +26,7 @@ class Fluctuation:
     compute_amplitude: Range = (0.005, 0.02)
     memory_amplitude: Range = (0.005, 0.02)
     bandwidth_amplitude: Range = (0.005, 0.02)
-    period_s: tuple[Amount, Amount] = (25.0, 70.0)
+    period_s: tuple[Positive, Positive] = (25.0, 70.0)
     spike_probability: tuple[Share, Share] = (0.0, 0.005)
     spike_amplitude: Range = (0.02, 0.08)
 
@@ -39,11 +39,11 @@ class Profile:
     """
 
     name: str
-    compute_tflops: Amount
-    memory_gb: Amount
-    bandwidth_gbps: Amount
-    workload_tflop: Amount
-    deadline_s: Amount
+    compute_tflops: Positive
+    memory_gb: Positive
+    bandwidth_gbps: Positive
+    workload_tflop: Positive
+    deadline_s: Positive
     vendors: Annotated[tuple[str, ...], Field(min_length=1)]
     k_min: Annotated[int, Field(ge=1)] = 1
     k_max: Annotated[int, Field(ge=1)] = 1

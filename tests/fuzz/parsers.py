@@ -26,7 +26,7 @@ from resource_manager.redis_client import RedisClient
 from resource_manager.schemas import change_from_json
 from resource_manager.settings import Settings
 from resource_manager.stores import document, redis_layout
-from simulator.cli import BadInput
+from simulator.cli import BadInput, read_seeds
 from simulator.edge import generate
 from simulator.edge.plan import read_plan
 from simulator.edge.tables import COLUMNS, read_dataset, write_dataset
@@ -39,7 +39,6 @@ from simulator.replay.workload import read_workload
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.dax import read_dax
 from simulator.serverless.wfcommons import read_wfcommons
-from simulator.vgpu.command import read_seeds
 from simulator.vgpu.scenario import load_scenario
 
 
@@ -382,7 +381,7 @@ def parsers() -> dict[str, Parser]:
         "dax": Parser(file("w.dax", read_dax), (DAX,)),
         "wfcommons": Parser(file("w.json", read_wfcommons), (WFCOMMONS,)),
         "vgpu_scenario": Parser(file("s.toml", lambda path: load_scenario(str(path))), (VGPU,)),
-        "vgpu_seeds": Parser(lambda data, folder: read_seeds(data.decode("utf-8", "replace")), (b"1-20,3",)),
+        "seeds": Parser(lambda data, folder: read_seeds(data.decode("utf-8", "replace")), (b"1-20,3",)),
         "oasis_instance": Parser(file("i.json", read_instance), (example_instance(), OASIS)),
         "replay_jobs_csv": Parser(read_replay("jobs.csv"), (JOBS,)),
         "replay_jobs_json": Parser(read_replay("jobs.json"), (JSON_JOBS,)),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
-from simulator.cli import main
+from simulator.cli import main, read_seeds
+from simulator.progress import progress_bar
+from simulator.report import write_text
 
 
 @pytest.mark.parametrize(
@@ -13,7 +19,7 @@ from simulator.cli import main
     [
         (["--nonsense"], "No such option '--nonsense'. See main --help."),
         (["nonsense"], "No such command 'nonsense'. See main --help."),
-        (["oasis", "--seed", "x"], "Invalid value for '--seed': 'x' is not a valid integer."),
+        (["oasis", "--seed", "x"], "Invalid value for '--seed': 'x' is not a valid integer range."),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_2(arguments: list[str], said: str) -> None:
@@ -27,3 +33,36 @@ def test_without_words_the_commands_are_listed() -> None:
     result = CliRunner().invoke(main, [])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "  replay " in result.stderr
+
+
+def test_seeds_are_numbers_and_ranges_without_repeats() -> None:
+    assert read_seeds("3, 1-4,9") == [3, 1, 2, 4, 9]
+
+
+def test_a_bar_is_drawn_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def __init__(self, is_terminal: bool) -> None:
+            super().__init__()
+            self.is_terminal = is_terminal
+
+        def isatty(self) -> bool:
+            return self.is_terminal
+
+    monkeypatch.setenv("TERM", "xterm")
+    shown = []
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys, "stderr", Screen(is_terminal))
+        with progress_bar("measuring") as progress:
+            progress(3, 7)
+        shown.append(sys.stderr.getvalue())  # type: ignore[attr-defined]
+    assert "measuring" in shown[0]
+    assert "3/7" in shown[0]
+    assert shown[1] == ""
+
+
+def test_a_file_that_cannot_be_written_is_named_itself(tmp_path: Path) -> None:
+    (tmp_path / "no folder").write_text("")
+    with pytest.raises(OSError, match="no folder"):
+        write_text(tmp_path / "no folder" / "page.html", "")
+    with pytest.raises(OSError, match=r"'/proc/page\.html'"):
+        write_text(Path("/proc/page.html"), "")

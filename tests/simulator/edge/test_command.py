@@ -71,7 +71,7 @@ def test_only_public_datasets_have_a_published_score() -> None:
         (["--data", "{tables}", "--score-only", "nowhere"], "nowhere/executor.csv: there is no such table"),
         (["--data", "{tables}", "--tiers", "ue"], "Invalid value for '--tiers'"),
         (["--data", "{tables}", "--policy", "magic"], "Invalid value for '--policy'"),
-        (["--seed", "-1"], "--seed must be 0 or more, got -1"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--jobs", "0"], "Invalid value for '--jobs'"),
     ],
 )

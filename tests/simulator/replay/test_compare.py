@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,9 @@ class Breaks:
 
 
 @pytest.fixture
-def one_by_one() -> Executor:
-    return ThreadPoolExecutor(1)
+def one_by_one() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path, one_by_one: Executor) -> None:
@@ -110,7 +112,6 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, one_by_one: Executor) -> N
     results = sweep.sweep(second, cases, one_by_one, folder=tmp_path)
     assert results == [{"square": number**2} for number in range(6)]
     assert len(second.seen) == 6 - done
-    one_by_one.shutdown()
 
 
 def test_a_spoilt_result_is_run_again(tmp_path: Path, one_by_one: Executor) -> None:
@@ -119,7 +120,6 @@ def test_a_spoilt_result_is_run_again(tmp_path: Path, one_by_one: Executor) -> N
     next(tmp_path.glob("*.json")).write_text("{half")
     assert sweep.sweep(run, [Numbered(2)], one_by_one, folder=tmp_path) == [{"square": 4}]
     assert run.seen == [2, 2]
-    one_by_one.shutdown()
 
 
 def compare(own: Path, *more: str) -> Result:
@@ -157,7 +157,6 @@ def test_a_changed_file_is_run_again(own: Path, one_by_one: Executor) -> None:
         results = sweep.sweep(comparison.run_case, cases, one_by_one, folder=own / "runs")
         jobs.append(results[0]["summary"]["jobs"])
     assert jobs == [40, 41]
-    one_by_one.shutdown()
 
 
 def row(name: str, **figures: float) -> dict[str, Any]:
@@ -185,7 +184,9 @@ def test_findings_give_the_reason_only_where_it_is_one() -> None:
     [
         (["--policies", "first_fit,worst"], "unknown policy 'worst'"),
         (["--orders", "lifo"], "unknown queue order 'lifo'"),
-        (["--seeds", "5-1"], "is not a list of seeds"),
+        (["--seeds", "3,5-1"], "'5-1' ends before it begins"),
+        (["--seeds", "1-99999999999"], "makes more than 100,000 seeds"),
+        (["--data", "there"], "--data does not go with --trace csv"),
         (["--quotas", "red=2"], "is not a list of shares"),
     ],
 )

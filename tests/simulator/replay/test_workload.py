@@ -140,6 +140,8 @@ def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) ->
         (["--trace", "csv"], "--trace csv needs --nodes and --jobs"),
         (["--trace", "openb"], "--trace openb needs --data"),
         (["--trace", "muri", "--jobs", "trace1"], "--trace muri needs --data"),
+        (["--trace", "muri", "--nodes", "n.csv"], "--nodes does not go with --trace muri"),
+        (["--history", "h.jsonl", "--jobs", "j.csv"], "--jobs does not go with --history"),
         (["--trace", "json", "--nodes", "n.csv", "--jobs", "j.csv"], "does not go with the file n.csv"),
         (["--history", "absent.jsonl"], "absent.jsonl: cannot be read: No such file"),
         (["--history", "redis://localhost:1/0"], "localhost:1"),

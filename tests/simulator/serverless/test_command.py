@@ -96,6 +96,8 @@ def test_equal_seeds_give_equal_logs(shared_data: Path, tmp_path: Path) -> None:
         (("--arrivals", "soon"), "expected seconds"),
         (("--arrivals", "0,-1"), "expected seconds"),
         (("--arrivals", "poisson:0:3"), "poisson:RATE:N"),
+        (("--arrivals", "poisson:1:99999999999999"), "N from 1 to 1,000,000"),
+        (("--seed", "-1"), "-1 is not in the range x>=0"),
         (("--memory", "much"), "MiB"),
         (("--memory", "0"), "MiB"),
         (("--memory", "99999"), "every NUMA node has less"),
