@@ -29,7 +29,7 @@ lint: install
 test: lint
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "not e2e"
 
-# Also what needs a real sshd, Docker engine or PostgreSQL; each test says what it misses.
+# On a real Airflow, sshd, Docker engine, PostgreSQL or browser; each test says what it misses.
 test-e2e: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m e2e
 

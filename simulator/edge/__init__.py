@@ -1,1 +1,1 @@
-"""Simulator package: edge."""
+"""Job graphs on cloud hosts, base stations and user devices: planning and scoring."""

@@ -1,1 +1,1 @@
-"""Simulator package: replay."""
+"""Recorded workloads played through the allocator: openb, Muri, histories, traces of one's own."""

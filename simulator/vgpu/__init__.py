@@ -1,1 +1,1 @@
-"""Simulator package: vgpu."""
+"""A vGPU pool with API-sandbox gates: GLB scheduling, sandbox, arbitration, seven scenarios."""
