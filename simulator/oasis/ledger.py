@@ -52,7 +52,7 @@ class Pool:
 
     def demand(self, job: Job) -> Units:
         """What one worker, or one PS, of the job takes."""
-        return job.worker_units if self.role == WORKER else job.ps_units
+        return demand_of(job, self.role)
 
     def room(self, job: Job) -> int:
         """How many workers (or PS) of the job fit when nothing else runs."""
@@ -61,6 +61,11 @@ class Pool:
     def fit(self, job: Job, first_slot: int, last_slot: int | None = None) -> Ints:
         """How many workers (or PS) of the job each server still takes: slots x servers."""
         return how_many(self.free[first_slot:last_slot], self.demand(job))
+
+
+def demand_of(job: Job, role: str) -> Units:
+    """What one worker, or one PS, of the job takes."""
+    return job.worker_units if role == WORKER else job.ps_units
 
 
 def how_many(free: Floats, demand: Units) -> Ints:

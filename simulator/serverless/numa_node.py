@@ -13,6 +13,7 @@ from resource_manager.models import Node, Placement, Released
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
 from simulator.serverless.errors import MemoryAllocationError
+from simulator.serverless.prediction import predict_ends
 from simulator.serverless.records import ExecutionSpeedManager, ResourceUtilizationManager, thread_speed
 
 BOUND_MARGIN_S = 1e-6
@@ -50,7 +51,6 @@ class NumaNode:
         "_thread_speed",
         "_total_parallelism",
         "_waiting_containers",
-        "computing_capacity",
         "cpu",
         "memory",
         "name",
@@ -78,7 +78,6 @@ class NumaNode:
         self.cpu = cpu
         self.memory = memory
         self.single_core_speed = single_core_speed
-        self.computing_capacity = cpu * single_core_speed
         self.name = name or str(node_id)
         self.position = position
         self.server_position = server_position
@@ -140,6 +139,11 @@ class NumaNode:
         return tuple(self._waiting_containers)
 
     @property
+    def scheduled_containers(self) -> tuple[Container, ...]:
+        """Containers on their way, in the order in which they will be created."""
+        return tuple(container for _, _, container in sorted(self._scheduled))
+
+    @property
     def free_memory(self) -> int:
         """MiB that no running container holds."""
         return int(self._state_node.free["memory_mib"])
@@ -195,7 +199,12 @@ class NumaNode:
 
     def predicted_end(self) -> float:
         """When the last running or scheduled container is predicted to end; -inf where there is none."""
-        return max(self.predict().values(), default=-math.inf)
+        return max(predict_ends(self).values(), default=-math.inf)
+
+    @property
+    def earliest_end(self) -> float:
+        """When the first running container ends; infinite where none runs."""
+        return self._earliest
 
     def next_event(self) -> tuple[float, bool]:
         """When the next container starts (True) or ends (False); at one time, ends come before starts."""
@@ -328,10 +337,7 @@ class NumaNode:
     def _update_completion_times(self) -> None:
         """Speeds for the total parallelism of now, when each container would end, and a new record."""
         parallelism = self._total_parallelism
-        if parallelism <= self.cpu:
-            speed = self.single_core_speed
-        else:
-            speed = self.computing_capacity // parallelism
+        speed = thread_speed(self.cpu, self.single_core_speed, parallelism)
         if speed != self._thread_speed:
             self._thread_speed = speed
             self._speeds = [c.share * speed // c.memory_req for c in self._running_containers]
@@ -351,56 +357,3 @@ class NumaNode:
         self._ends = ends
         self._earliest = min(ends)
         self._rum.add_record(now, sum(self._speeds), parallelism, free_memory)
-
-    # ---- prediction ----
-
-    def predict(self) -> dict[str, float]:
-        """Task id -> end in seconds, for running and scheduled containers, if nobody else came.
-
-        A container that waits, or would have to, is left out: nobody knows when it starts. Raises
-        `SimulationError` if the containers would never end.
-        """
-        now = self._current_time
-        active: list[tuple[Container, float]] = list(
-            zip(self._running_containers, map(float, self._remaining), strict=True)
-        )
-        coming = sorted(self._scheduled)[::-1]
-        blocked = bool(self._waiting_containers)
-        free = self.free_memory
-        parallelism = self._total_parallelism
-        ends: dict[str, float] = {}
-        while active or coming:
-            thread = thread_speed(self.cpu, self.single_core_speed, parallelism)
-            speeds = [container.speed(thread) for container, _ in active]
-            left_s = [
-                left / speed if speed else math.inf if left else 0.0
-                for (_, left), speed in zip(active, speeds, strict=True)
-            ]
-            first = min(left_s, default=math.inf)
-            starting = bool(coming) and coming[-1][0] < now + first
-            if starting and (blocked or coming[-1][2].memory_alloc > free):
-                blocked = True
-                coming.pop()  # it will wait, which changes nothing for the others
-                continue
-            if first == math.inf and not starting:
-                raise SimulationError(
-                    f"no container can end on NUMA node {self.name}: {parallelism} threads share its cores "
-                    "and are too slow to do one operation a second; give more memory or a faster core"
-                )
-            time = coming[-1][0] if starting else now + first
-            active = [
-                (container, max(0.0, left - speed * (time - now)))
-                for (container, left), speed in zip(active, speeds, strict=True)
-            ]
-            now = time
-            if starting:
-                container = coming.pop()[2]
-                active.append((container, float(container.computation)))
-                free -= container.memory_alloc
-                parallelism += container.parallelism
-            else:
-                container, _ = active.pop(left_s.index(first))
-                ends[container.request.task_id] = now
-                free += container.memory_alloc
-                parallelism -= container.parallelism
-        return ends

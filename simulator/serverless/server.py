@@ -72,7 +72,7 @@ class Server:
     @property
     def earliest_finished_time(self) -> float:
         """When the first running container of the server ends; infinite where none runs."""
-        return min(node._earliest for node in self._numa_nodes)
+        return min(node.earliest_end for node in self._numa_nodes)
 
     @property
     def earliest_finished_nn_id(self) -> int | None:
@@ -80,7 +80,7 @@ class Server:
         earliest = self.earliest_finished_time
         if earliest == math.inf:
             return None
-        return next(node.node_id for node in self._numa_nodes if node._earliest == earliest)
+        return next(node.node_id for node in self._numa_nodes if node.earliest_end == earliest)
 
     @property
     def latest_finished_time(self) -> float:

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 
 from simulator.oasis.ledger import PS, WORKER
 from simulator.oasis.model import Instance, Job, Units, to_units
-from simulator.oasis.optimum import Booked, find_optimum, lower_hull
+from simulator.oasis.optimum import Booked, find_optimum
 from simulator.oasis.packing import capacity_rows, pack, server_types
 from simulator.oasis.planner import Oasis
 from simulator.oasis.prices import fit_prices
+from simulator.oasis.programme import lower_hull
 from simulator.oasis.simulation import run
 from simulator.oasis.workload import draw_instance
 

@@ -1,0 +1,62 @@
+"""When the containers of a NUMA node would end if nobody else came; fluid, so nothing is floored."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from simulator.errors import SimulationError
+from simulator.serverless.records import thread_speed
+
+if TYPE_CHECKING:
+    from simulator.serverless.numa_node import NumaNode
+
+
+def predict_ends(node: NumaNode) -> dict[str, float]:
+    """Task id -> end in seconds, for running and scheduled containers.
+
+    A container that waits, or would have to, is left out: nobody knows when it starts. Raises
+    `SimulationError` if the containers would never end.
+    """
+    now = node.current_time
+    active = [(container, float(container.remaining_computation)) for container in node.running_containers]
+    coming = deque(node.scheduled_containers)
+    blocked = bool(node.waiting_count)
+    free, parallelism = node.free_memory, node.total_parallelism
+    ends: dict[str, float] = {}
+    while active or coming:
+        thread = thread_speed(node.cpu, node.single_core_speed, parallelism)
+        speeds = [container.speed(thread) for container, _ in active]
+        left_s = [
+            left / speed if speed else math.inf if left else 0.0
+            for (_, left), speed in zip(active, speeds, strict=True)
+        ]
+        first = min(left_s, default=math.inf)
+        starting = bool(coming) and coming[0].creation_time < now + first
+        if starting and (blocked or coming[0].memory_alloc > free):
+            blocked = True
+            coming.popleft()  # it will wait, which changes nothing for the others
+            continue
+        if first == math.inf and not starting:
+            raise SimulationError(
+                f"no container can end on NUMA node {node.name}: {parallelism} threads share its cores "
+                "and are too slow to do one operation a second; give more memory or a faster core"
+            )
+        time = coming[0].creation_time if starting else now + first
+        active = [
+            (container, max(0.0, left - speed * (time - now)))
+            for (container, left), speed in zip(active, speeds, strict=True)
+        ]
+        now = time
+        if starting:
+            container = coming.popleft()
+            active.append((container, float(container.computation)))
+            free -= container.memory_alloc
+            parallelism += container.parallelism
+        else:
+            container, _ = active.pop(left_s.index(first))
+            ends[container.request.task_id] = now
+            free += container.memory_alloc
+            parallelism -= container.parallelism
+    return ends
