@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -41,9 +40,6 @@ def open_client(manager: GPUResourceManager, kept: Keeping) -> Iterator[FlaskCli
     service = standalone(manager, kept, open_to="loopback")
     yield create_app(service).test_client()
     service.watch.close()
-
-
-Caller = Callable[..., Any]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from resource_manager.launchers import (
 )
 from resource_manager.launchers.local import LocalLauncher
 from tests.e2e.servers import SSHD, SSHServer
+from tests.waiting import wait_until_ended
 
 # Docker's SDK leaves the sockets of engines that do not answer, and its pools, to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -88,14 +90,6 @@ def job(launcher):
     yield make
     for key in made:
         launcher.stop(key, grace_s=0)
-
-
-def wait_until_ended(launcher, key, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while launcher.status(key).state is not JobState.FINISHED:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return launcher.status(key)
 
 
 def test_a_job_runs_once_and_leaves_its_exit_code_and_log(launcher, job):
@@ -169,8 +163,8 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch):
             open_launcher("ssh", "host", "nope")
         with pytest.raises(LauncherUnreachableError, match=r"tcp://127\.0\.0\.1:1 does not answer"):
             open_launcher("docker", "tcp://127.0.0.1:1")
-        monkeypatch.setitem(__import__("sys").modules, "airflow.providers.docker.hooks.docker", None)
-        monkeypatch.setitem(__import__("sys").modules, "airflow.providers.ssh.hooks.ssh", None)
+        monkeypatch.setitem(sys.modules, "airflow.providers.docker.hooks.docker", None)
+        monkeypatch.setitem(sys.modules, "airflow.providers.ssh.hooks.ssh", None)
         for name in ("ssh", "docker"):
             with pytest.raises(LauncherError, match=rf"pip install 'gpu-resource-manager\[{name}\]'"):
                 open_launcher(name, "host")

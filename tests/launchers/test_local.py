@@ -1,14 +1,19 @@
 """The local launcher with real processes."""
 
 import os
+import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from resource_manager.launchers import Job, JobState, JobStatus, LauncherError, job_key, open_launcher
 from resource_manager.launchers.local import LocalLauncher
+from tests.waiting import wait_for, wait_until_ended
+
+SLEEP = f"sleep 61.{os.getpid()}"
+"""A command that no other process of this machine runs."""
 
 
 @pytest.fixture
@@ -19,16 +24,15 @@ def launcher(tmp_path):
         launcher.stop(directory.name, grace_s=0)
 
 
-def wait_for(condition, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def wait_until_ended(launcher, key):
-    wait_for(lambda: launcher.status(key).state is not JobState.RUNNING)
-    return launcher.status(key)
+def sleepers():
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cmdline() == SLEEP.split() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
 
 
 def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):
@@ -57,8 +61,6 @@ def test_starting_again_starts_nothing_while_it_runs_or_after(launcher, tmp_path
 
 
 def test_many_starters_at_once_start_one_job(launcher, tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
     count = tmp_path / "j" / "count"
     job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; sleep 1"))
     with ThreadPoolExecutor(16) as pool:
@@ -69,7 +71,7 @@ def test_many_starters_at_once_start_one_job(launcher, tmp_path):
 
 
 def test_stop_ends_even_what_ignores_signals_and_leaves_the_group(launcher, tmp_path):
-    launcher.start(Job("j", ("/bin/sh", "-c", "trap '' TERM; setsid sleep 61.25 & sleep 61.25")))
+    launcher.start(Job("j", ("/bin/sh", "-c", f"trap '' TERM; setsid {SLEEP} & {SLEEP}")))
     wait_for(lambda: len(sleepers()) == 2)
     launcher.stop("j", grace_s=0.2)
     assert sleepers() == []
@@ -78,14 +80,14 @@ def test_stop_ends_even_what_ignores_signals_and_leaves_the_group(launcher, tmp_
 
 
 def test_a_job_whose_every_process_was_killed_is_finished_without_an_exit_code(launcher, tmp_path):
-    launcher.start(Job("j", ("/bin/sh", "-c", "sleep 61.25; true")))
+    launcher.start(Job("j", ("/bin/sh", "-c", f"{SLEEP}; true")))
     wait_for(lambda: len(sleepers()) == 1)
     os.killpg(int((tmp_path / "j" / "group").read_text()), 9)
     assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, None)
 
 
 def test_a_job_lives_while_one_of_its_processes_does(launcher, tmp_path):
-    launcher.start(Job("j", ("/bin/sh", "-c", "sleep 61.25; true")))
+    launcher.start(Job("j", ("/bin/sh", "-c", f"{SLEEP}; true")))
     wait_for(lambda: len(sleepers()) == 1)
     command = sleepers()[0].parent()
     command.parent().kill()  # the shell that would note the exit code
@@ -96,8 +98,6 @@ def test_a_job_lives_while_one_of_its_processes_does(launcher, tmp_path):
 
 
 def test_a_job_outlives_the_process_that_started_it(launcher, tmp_path):
-    import subprocess
-
     program = (
         "import os, signal; from resource_manager.launchers import Job;"
         "from resource_manager.launchers.local import LocalLauncher;"
@@ -144,21 +144,8 @@ def test_job_keys_are_safe_names_unique_by_lease():
     assert len(job_key("é" * 500, 1)) < 100
 
 
-def sleepers():
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cmdline() == ["sleep", "61.25"] and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
-
-
 def test_two_may_stop_it_at_once(launcher):
-    from concurrent.futures import ThreadPoolExecutor
-
-    launcher.start(Job("j", ("/bin/sh", "-c", "trap '' TERM; sleep 61.25")))
+    launcher.start(Job("j", ("/bin/sh", "-c", f"trap '' TERM; {SLEEP}")))
     wait_for(lambda: len(sleepers()) == 1)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: launcher.stop("j", grace_s=0.2), range(4)))

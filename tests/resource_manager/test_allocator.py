@@ -22,7 +22,6 @@ from resource_manager.models import (
     Change,
     Drained,
     Expired,
-    Gpu,
     Granted,
     InventoryChanged,
     Lease,
@@ -37,19 +36,17 @@ from resource_manager.models import (
 from resource_manager.policies import POLICIES, nothing_fits
 from resource_manager.queueing import Order, get_order
 
+from .builders import node, nodes
+
 FIRST_FIT = POLICIES["first_fit"]
 FIFO = get_order("fifo")
 BACKFILL = get_order("fifo+backfill")
 
 
-def node(name: str, gpus: int = 4, cpus: int = 16) -> Node:
-    return Node(name, ord(name[0]) - ord("a"), {"cpus": cpus}, tuple(Gpu(i, "A100") for i in range(gpus)))
-
-
 @pytest.fixture
 def cluster() -> Iterator[ClusterState]:
     """Servers a and b; whatever a test asks of the steps, only what it applies itself moves the state."""
-    cluster = Untouched([node("a"), node("b")])
+    cluster = Untouched(nodes("ab", 4, 16))
     yield cluster
     assert in_order(cluster) == cluster.expected
 
@@ -69,7 +66,7 @@ class Untouched(ClusterState):
 
     expected: Snapshot
 
-    def __init__(self, nodes: list[Node]) -> None:
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
         super().__init__(nodes)
         self.expected = in_order(self)
 
@@ -223,7 +220,7 @@ def test_what_could_never_fit_is_refused_in_words(cluster: Untouched) -> None:
 
 
 def test_a_node_that_left_the_inventory_counts_for_nothing(cluster: Untouched) -> None:
-    cluster.move(held("x", "b"), InventoryChanged((node("a", gpus=2),), 1.0))
+    cluster.move(held("x", "b"), InventoryChanged((node("a", 2, 16),), 1.0))
     with pytest.raises(InvalidRequestError, match="no server could ever"):
         allocator.refuse_impossible(cluster, Request("t", 4))
 
@@ -385,7 +382,7 @@ def test_free_and_held_add_up_to_the_inventory(cluster: Untouched) -> None:
         held("x", "a", 2, resources={"cpus": 16}),
         Granted(Lease(Request("s", 1, gpu_milli=400), Placement("a", (3,)), 2, 0.0), 0.0),
         Granted(Lease(Request("s2", 1, gpu_milli=600), Placement("a", (3,)), 3, 0.0), 0.0),
-        InventoryChanged((node("a", cpus=8), node("b")), 1.0),
+        InventoryChanged((node("a", 4, 8), node("b", 4, 16)), 1.0),
     )
     allocator.check(cluster)  # a lease may hold more than its node still has
 
@@ -409,7 +406,7 @@ def test_the_rounding_of_large_amounts_is_no_mistake() -> None:
     ],
 )
 def test_books_that_do_not_add_up_are_told(gpu_free: int, cpus: int, complaint: str) -> None:
-    cluster = ClusterState([node("a"), node("b")])
+    cluster = ClusterState(nodes("ab", 4, 16))
     cluster.node("a").gpu_free[2] = gpu_free
     cluster.node("a").free["cpus"] = cpus
     with pytest.raises(CapacityError, match=complaint):
@@ -417,7 +414,7 @@ def test_books_that_do_not_add_up_are_told(gpu_free: int, cpus: int, complaint: 
 
 
 def test_a_gpu_given_out_twice_is_told() -> None:
-    cluster = ClusterState([node("a")])
+    cluster = ClusterState(nodes("a", 4, 16))
     cluster.apply(held("x", "a", 1))
     cluster.node("a").leases["y"] = cluster.leases["x"]
     with pytest.raises(CapacityError, match="GPU 0 of 'a': 0 free, 2000 held"):

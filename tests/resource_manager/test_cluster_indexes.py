@@ -14,7 +14,6 @@ from resource_manager.models import (
     Change,
     Drained,
     Expired,
-    Gpu,
     Granted,
     InventoryChanged,
     Lease,
@@ -30,13 +29,7 @@ from resource_manager.models import (
 from resource_manager.policies import POLICIES
 from resource_manager.queueing import ORDERS
 
-
-def node(name: str, gpus: int = 2, cpus: int = 8) -> Node:
-    return Node(name, ord(name) - ord("a"), {"cpus": cpus}, tuple(Gpu(i) for i in range(gpus)))
-
-
-def nodes(names: str, gpus: int = 2) -> tuple[Node, ...]:
-    return tuple(node(name, gpus) for name in names)
+from .builders import node, nodes
 
 
 def hold(

@@ -13,6 +13,7 @@ import pytest
 from resource_manager.errors import LockError
 from resource_manager.locks import Lock, RedisLock, ThreadLock, ThreadMutex
 from resource_manager.redis_client import RedisClient
+from tests.waiting import wait_for
 
 MakeLock = Callable[[], Lock]
 
@@ -128,8 +129,7 @@ def test_waiters_are_served_in_order_of_arrival(claims: Claims) -> None:
     for number in range(12):
         threads.append(threading.Thread(target=wait, args=(number,)))
         threads[-1].start()
-        while claims.waiting() <= number:
-            time.sleep(0.001)
+        wait_for(lambda: claims.waiting() > number)  # noqa: B023 - it is over before the next
     holder.release()
     for thread in threads:
         thread.join()
@@ -137,7 +137,8 @@ def test_waiters_are_served_in_order_of_arrival(claims: Claims) -> None:
     assert fencing == sorted(set(fencing)), "each acquisition has its own, larger number"
 
 
-def test_those_who_gave_up_do_not_hold_up_the_line(make_lock: MakeLock) -> None:
+def test_those_who_gave_up_do_not_hold_up_the_line(claims: Claims) -> None:
+    make_lock = claims.make
     holder, patient = make_lock(), make_lock()
     assert holder.acquire(1)
     gave_up = [make_lock() for _ in range(3)]
@@ -145,7 +146,7 @@ def test_those_who_gave_up_do_not_hold_up_the_line(make_lock: MakeLock) -> None:
     got = threading.Event()
     thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
     thread.start()
-    time.sleep(0.05)
+    wait_for(claims.waiting)
     holder.release()
     assert got.wait(1)
     thread.join()
@@ -163,6 +164,7 @@ def test_many_threads_exclude_each_other(make_lock: MakeLock) -> None:
             assert lock.acquire(30)
             inside += 1
             worst = max(worst, inside)
+            time.sleep(0.0005)  # room for another to come in, were it let
             inside -= 1
             lock.release()
 

@@ -19,20 +19,7 @@ from resource_manager.errors import (
 )
 from resource_manager.inventory import default_inventory
 
-
-class Clock:
-    """Seconds that pass only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from .builders import Clock
 
 
 @pytest.fixture

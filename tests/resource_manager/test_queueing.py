@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import PolicyError
-from resource_manager.models import Gpu, Node, Queued, Request
+from resource_manager.models import Node, Queued, Request
 from resource_manager.policies.first_fit import first_fit
 from resource_manager.queueing import ORDERS, PATIENCE_S, PRIORITY_AGEING_S, Order, get_order
 from resource_manager.settings import Settings
 
+from .builders import node
+
 NAMES = [name + suffix for name in ORDERS for suffix in ("", "+backfill")]
-
-
-def node(name: str, gpus: int, cpus: int = 64) -> Node:
-    return Node(name, 0, {"cpus": cpus}, tuple(Gpu(i) for i in range(gpus)))
 
 
 def ask(
@@ -39,11 +37,11 @@ def ask(
     )
 
 
-class Clock:
+class Running:
     """A cluster that runs each granted request for its expected time."""
 
     def __init__(self, nodes: Iterable[Node], order: Order) -> None:
-        self.cluster = ClusterState(nodes)
+        self.state = ClusterState(nodes)
         self.order = order
         self.now = 0.0
         self.started: dict[str, float] = {}
@@ -51,19 +49,19 @@ class Clock:
         self._tickets = count()
 
     def submit(self, request: Request) -> None:
-        self._apply(allocator.submit(self.cluster, request, first_fit, self.order, self.now))
+        self._apply(allocator.submit(self.state, request, first_fit, self.order, self.now))
 
     def run_until(self, time: float) -> None:
         while self.ends and self.ends[0][0] <= time:
             self.now, _, task_id = heapq.heappop(self.ends)
-            over = allocator.release(self.cluster, task_id, self.now)
-            self._apply(allocator.settle(self.cluster, over, first_fit, self.order, self.now))
+            over = allocator.release(self.state, task_id, self.now)
+            self._apply(allocator.settle(self.state, over, first_fit, self.order, self.now))
         self.now = time
 
     def _apply(self, changes: list[object]) -> None:
         for change in changes:
-            self.cluster.apply(change)  # type: ignore[arg-type]
-        for task_id, lease in self.cluster.leases.items():
+            self.state.apply(change)  # type: ignore[arg-type]
+        for task_id, lease in self.state.leases.items():
             if task_id not in self.started:
                 self.started[task_id] = self.now
                 runtime = lease.request.labels.get("runtime_s") or lease.request.expected_runtime_s
@@ -71,7 +69,7 @@ class Clock:
 
 
 def served(order: Order, *requests: Request, now: float = 0.0) -> list[str]:
-    cluster = ClusterState([node("a", 8)])
+    cluster = ClusterState([node("a", 8, 64)])
     for request in requests:
         cluster.apply(Queued(request, 0.0))
     return [waiting.task_id for waiting in order(cluster, now)]
@@ -82,7 +80,7 @@ def test_fifo_goes_by_arrival() -> None:
 
 
 def test_priority_ages() -> None:
-    cluster = ClusterState([node("a", 8)])
+    cluster = ClusterState([node("a", 8, 64)])
     cluster.apply(Queued(ask("old", 1), 0.0))
     cluster.apply(Queued(ask("urgent", 1, priority=2), PRIORITY_AGEING_S))
     order = get_order("priority")
@@ -125,54 +123,54 @@ def test_unknown_order_is_named() -> None:
 def test_backfill_fills_a_gap_that_ends_in_time() -> None:
     """Four of eight GPUs run to 100 s; `all` must wait for them; 60 s fit before that, 200 s do not."""
     for name, starts in (("fifo", set()), ("fifo+backfill", {"short"})):
-        clock = Clock([node("a", 8)], get_order(name))
-        clock.submit(ask("running", 4, 100))
-        clock.submit(ask("all", 8, 100))
-        clock.submit(ask("long", 2, 200))
-        clock.submit(ask("short", 2, 60))
-        assert set(clock.started) - {"running"} == starts
-        clock.run_until(100)
-        assert clock.started["all"] == 100
+        cluster = Running([node("a", 8, 64)], get_order(name))
+        cluster.submit(ask("running", 4, 100))
+        cluster.submit(ask("all", 8, 100))
+        cluster.submit(ask("long", 2, 200))
+        cluster.submit(ask("short", 2, 60))
+        assert set(cluster.started) - {"running"} == starts
+        cluster.run_until(100)
+        assert cluster.started["all"] == 100
 
 
 def test_backfill_is_conservative() -> None:
     """`c` would not delay the head, but the second in the queue: it must wait, though GPUs are idle."""
-    clock = Clock([node("a", 4), node("b", 4)], get_order("fifo+backfill"))
-    clock.submit(ask("x", 4, 100))
-    clock.submit(ask("y", 2, 50))
-    clock.submit(ask("head", 4, 100))  # reserved on b at 50
-    clock.submit(ask("second", 4, 100))  # reserved on a at 100
-    clock.submit(ask("c", 2, 60))  # would hold b beyond 50
-    clock.submit(ask("d", 2, 40))
-    assert set(clock.started) == {"x", "y", "d"}
-    clock.run_until(100)
-    assert clock.started["head"] == 50
-    assert clock.started["second"] == 100
+    cluster = Running([node("a", 4, 64), node("b", 4, 64)], get_order("fifo+backfill"))
+    cluster.submit(ask("x", 4, 100))
+    cluster.submit(ask("y", 2, 50))
+    cluster.submit(ask("head", 4, 100))  # reserved on b at 50
+    cluster.submit(ask("second", 4, 100))  # reserved on a at 100
+    cluster.submit(ask("c", 2, 60))  # would hold b beyond 50
+    cluster.submit(ask("d", 2, 40))
+    assert set(cluster.started) == {"x", "y", "d"}
+    cluster.run_until(100)
+    assert cluster.started["head"] == 50
+    assert cluster.started["second"] == 100
 
 
 def test_without_a_known_runtime_nobody_overtakes() -> None:
-    clock = Clock([node("a", 8)], get_order("fifo+backfill"))
-    clock.submit(ask("running", 4))
-    clock.submit(ask("all", 8, 100))
-    clock.submit(ask("short", 2, 1))
-    assert set(clock.started) == {"running"}
+    cluster = Running([node("a", 8, 64)], get_order("fifo+backfill"))
+    cluster.submit(ask("running", 4))
+    cluster.submit(ask("all", 8, 100))
+    cluster.submit(ask("short", 2, 1))
+    assert set(cluster.started) == {"running"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flood_starves_nobody(name: str) -> None:
     """Small, short, urgent requests of a poor team come for ever; one wants the whole server."""
-    clock = Clock([node("a", 4)], get_order(name))
+    cluster = Running([node("a", 4, 64)], get_order(name))
     big = ask("big", 4, 10 * PATIENCE_S, team="rich", priority=0)
     deadline = PATIENCE_S + 10 * PRIORITY_AGEING_S
     step = 600.0
     for number in range(int(deadline / step)):
-        clock.run_until(number * step)
-        clock.submit(ask(f"small{number}", 2, 1.5 * step, team=f"poor{number % 7}", priority=5))
+        cluster.run_until(number * step)
+        cluster.submit(ask(f"small{number}", 2, 1.5 * step, team=f"poor{number % 7}", priority=5))
         if number == 1:
-            clock.submit(big)
-        if "big" in clock.started:
+            cluster.submit(big)
+        if "big" in cluster.started:
             break
-    assert "big" in clock.started
+    assert "big" in cluster.started
 
 
 asked = st.lists(
@@ -194,9 +192,9 @@ asked = st.lists(
 @given(script=asked)
 def test_every_request_starts(name: str, script: list[tuple[int, int | None, int, str, int, int]]) -> None:
     """Whatever is expected and whatever happens, all that fits an empty cluster gets its turn."""
-    clock = Clock([node("a", 4), node("b", 2)], get_order(name))
+    cluster = Running([node("a", 4, 64), node("b", 2, 64)], get_order(name))
     for number, (gpus, expected, actual, team, urgency, gap) in enumerate(script):
-        clock.run_until(clock.now + gap)
+        cluster.run_until(cluster.now + gap)
         request = Request(
             f"t{number}",
             gpus,
@@ -206,12 +204,12 @@ def test_every_request_starts(name: str, script: list[tuple[int, int | None, int
             expected_runtime_s=expected,
             labels={"runtime_s": str(actual)},
         )
-        clock.submit(request)
-        allocator.check(clock.cluster)
-    clock.run_until(1e9)
-    assert len(clock.started) == len(script)
-    assert not clock.cluster.waiting
-    assert not clock.cluster.leases
+        cluster.submit(request)
+        allocator.check(cluster.state)
+    cluster.run_until(1e9)
+    assert len(cluster.started) == len(script)
+    assert not cluster.state.waiting
+    assert not cluster.state.leases
 
 
 @settings(max_examples=60, deadline=None)
@@ -222,13 +220,13 @@ def test_backfill_delays_nobody_who_came_before(
     """With right estimates, a request starts no later than if nobody behind it had come."""
     starts: dict[str, float] = {}
     for length in range(1, len(script) + 1):
-        clock = Clock([node("a", 4), node("b", 2)], get_order("fifo+backfill"))
+        cluster = Running([node("a", 4, 64), node("b", 2, 64)], get_order("fifo+backfill"))
         for number, (gpus, _, runtime, _, _, _) in enumerate(script[:length]):
-            clock.submit(ask(f"t{number}", gpus, runtime))
-        clock.run_until(1e9)
+            cluster.submit(ask(f"t{number}", gpus, runtime))
+        cluster.run_until(1e9)
         for task_id, start in starts.items():
-            assert clock.started[task_id] <= start
-        starts = clock.started
+            assert cluster.started[task_id] <= start
+        starts = cluster.started
 
 
 def test_quotas_are_settings() -> None:

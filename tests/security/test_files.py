@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import ResourceManagerError
 from resource_manager.history import collect, write_file
 from resource_manager.inventory import load_inventory
+from simulator.cli import main
 from simulator.errors import InputError
 from simulator.oasis.instance_file import read_instance
 from simulator.replay import table
@@ -162,10 +164,6 @@ def test_a_history_is_written_where_it_was_asked_and_nowhere_else(tmp_path: Path
 
 def test_names_in_an_instance_name_no_files(tmp_path: Path) -> None:
     """`--save-instances` and every report call their files by numbers and fixed words."""
-    from click.testing import CliRunner
-
-    from simulator.cli import main
-
     out, saved = tmp_path / "out", tmp_path / "saved"
     arguments = [
         "oasis",

@@ -7,7 +7,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 
 from resource_manager.launchers import (
     Job,
-    JobState,
     LauncherError,
     build_docker_cmd,
     directory_job,
@@ -26,15 +24,13 @@ from resource_manager.launchers import (
 from resource_manager.launchers.local import LocalLauncher
 from resource_manager.reconcile import RunningJob
 from tests.security import hostile
+from tests.waiting import wait_until_ended
 
 ALL = (*hostile.NAMES, *hostile.UNPRINTABLE)
 
 
-def wait_for_end(launcher: Any, key: str) -> str:
-    deadline = time.monotonic() + 30
-    while launcher.status(key).state is not JobState.FINISHED:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def said_in_the_end(launcher: Any, key: str) -> str:
+    wait_until_ended(launcher, key)
     return str(launcher.logs(key)[0])
 
 
@@ -62,7 +58,7 @@ def test_arguments_and_environment_reach_the_job_as_they_are(tmp_path: Path) -> 
         {"EVIL": "$(touch pwned)\n; touch pwned"},
     )
     launcher.start(job)
-    printed = wait_for_end(launcher, job.key)
+    printed = said_in_the_end(launcher, job.key)
     assert printed.strip() == str([texts, "$(touch pwned)\n; touch pwned"])
     launcher.stop(job.key)
     assert list(tmp_path.rglob("pwned")) == []
@@ -93,7 +89,7 @@ def test_a_job_cannot_take_devices_that_it_was_not_granted(tmp_path: Path) -> No
     wish = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all", "GPU_LEASE_GPUS": "0"}
     shown = "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES $GPU_LEASE_GPUS"
     launcher.start(Job("k", ("/bin/sh", "-c", shown), wish, gpu_ids=(5,)))
-    assert wait_for_end(launcher, "k") == "5 5 5\n"
+    assert said_in_the_end(launcher, "k") == "5 5 5\n"
     launcher.stop("k")
 
 
@@ -191,7 +187,7 @@ def test_ssh_sends_everything_as_data(monkeypatch: pytest.MonkeyPatch, tmp_path:
     show = "import sys; print(sys.argv[1:])"
     job = Job(job_key("../x", 1), (sys.executable, "-c", show, *texts), {"EVIL": "'; import os"})
     launcher.start(job)
-    assert wait_for_end(launcher, job.key).strip() == str(texts)
+    assert said_in_the_end(launcher, job.key).strip() == str(texts)
     launcher.stop(job.key)
     assert {command for command, _ in sent} == {"python3 -"}
     assert list(tmp_path.rglob("pwned")) == []

@@ -143,17 +143,19 @@ def test_a_body_is_never_unpacked(open_client: FlaskClient) -> None:
     response = open_client.post(
         "/api/allocate", data=packed, content_type="application/json", headers={"Content-Encoding": "gzip"}
     )
-    assert response.status_code in (400, 415)
+    assert response.status_code == 400  # as the bytes that it is: no JSON
 
 
-def test_too_large_a_body_is_not_read(open_client: FlaskClient) -> None:
-    for path in ("/api/allocate", "/login", "/nothing"):
-        assert open_client.post(path, data=b"x" * (2**20 + 1)).status_code in (404, 405, 413)
+@pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded"])
+def test_too_large_a_body_is_not_read(as_role: AsRole, content_type: str) -> None:
+    for path, role in (("/api/allocate", Role.USER), ("/login", None)):
+        answer = as_role(role).post(path, data=b"x" * (2**20 + 1), content_type=content_type)
+        assert answer.status_code == 413
 
 
 def test_a_long_query_is_no_way_in(open_client: FlaskClient) -> None:
     for path in ("/leases?q=", "/?q=", "/queue?q=", "/api/task?task_id="):
-        assert open_client.get(path + "a" * 100_000).status_code in (200, 400, 404, 414)
+        assert open_client.get(path + "a" * 100_000).status_code == 400
 
 
 def test_a_crash_tells_the_caller_nothing(

@@ -16,7 +16,7 @@ from resource_manager.stores import MemoryStore, Store, VariableStore, open_stor
 OpenStore = Callable[[], Store]
 
 STORES = os.environ.get("STORES_UNDER_TEST", "memory embedded_redis system_redis variable").split()
-"""`airflow` needs a process of its own, with a migrated database: see test_variables_in_airflow."""
+"""`airflow` needs a process of its own, with a migrated database: see test_in_airflow."""
 
 
 class Variables:

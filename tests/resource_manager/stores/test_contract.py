@@ -25,9 +25,8 @@ from resource_manager.models import (
 )
 from resource_manager.stores import Store
 
+from .conftest import OpenStore
 from .walk import Walk, first_state, granted, started
-
-OpenStore = Callable[[], Store]
 
 
 def fresh(store: Store) -> Snapshot:

@@ -252,10 +252,7 @@ def test_a_full_memory_refuses_grants_and_lets_releases_through(tmp_path: Path) 
 
 
 def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
-    (tmp_path / "primary").mkdir()
-    (tmp_path / "replica").mkdir()
-    primary = RedisServer(EMBEDDED, tmp_path / "primary")
-    replica = RedisServer(EMBEDDED, tmp_path / "replica")
+    replica = RedisServer(EMBEDDED, tmp_path)
     try:
         started(opened(replica.url))
         replica.client().execute_command("REPLICAOF", "127.0.0.1", "1")
@@ -266,7 +263,6 @@ def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailableError, match="read-only"):
             add(store, cluster, "a")
     finally:
-        primary.stop(signal.SIGKILL)
         replica.stop(signal.SIGKILL)
 
 

@@ -14,11 +14,9 @@ from resource_manager.models import (
     Change,
     Drained,
     Expired,
-    Gpu,
     Granted,
     InventoryChanged,
     Lease,
-    Node,
     Placement,
     Quarantined,
     Queued,
@@ -38,7 +36,9 @@ from resource_manager.stores.redis_layout import (
     read_state,
 )
 
-NODES = tuple(Node(name, i, {"cpus": 8}, (Gpu(0), Gpu(1))) for i, name in enumerate("abc"))
+from ..builders import nodes
+
+NODES = nodes("abc")
 INVENTORY = Inventory(b"7", NODES, ())
 
 

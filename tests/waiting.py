@@ -1,0 +1,22 @@
+"""Waiting with a deadline for what happens in another thread or process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from resource_manager.launchers import JobState, JobStatus, Launcher
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Asks again and again; fails where the condition is not true within `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {timeout_s:g} s"
+        time.sleep(0.02)
+
+
+def wait_until_ended(launcher: Launcher, key: str, timeout_s: float = 60.0) -> JobStatus:
+    """How the job ended."""
+    wait_for(lambda: launcher.status(key).state is JobState.FINISHED, timeout_s)
+    return launcher.status(key)
