@@ -1,7 +1,9 @@
 """Two ways to an Airflow Variable: the execution API inside a task, the database elsewhere.
 
 `Variable.get` answers "not found" also when Airflow's API server or database is out, which here would
-look like a state that was never written. Both ways below tell the two apart.
+look like a state that was never written. Both ways below tell the two apart, but for one case: an API
+server that runs while its database is out answers a task "not found". That one the store tells by the
+version that Redis remembers.
 """
 
 from __future__ import annotations

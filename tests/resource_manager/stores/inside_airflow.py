@@ -9,12 +9,15 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
+from unittest.mock import Mock, patch
 
 from airflow.sdk import DAG, task
 
-from resource_manager.errors import StoreUnavailableError
+from resource_manager.errors import StateLostError, StoreUnavailableError
 from resource_manager.manager import GPUResourceManager
 from resource_manager.stores.airflow_access import CurrentAccess, DatabaseAccess, TaskAccess
 
@@ -41,17 +44,51 @@ def train() -> None:
         SEEN["allocate_p50_ms"] = statistics.median(allocations) * 1000
         SEEN["release_p50_ms"] = statistics.median(releases) * 1000
         SEEN["granted"] = manager.allocate_resources("kept", 4, 16)
+    with errors_from_the_supervisor():
+        SEEN["read_refused"] = outage(lambda: TaskAccess().get("gpu_resource_status"))
+        SEEN["write_refused"] = outage(lambda: TaskAccess().set("gpu_resource_status", "{}", None))
+    with no_variables():
+        try:
+            GPUResourceManager.from_url("airflow://", redis_url=REDIS_URL).leases()
+        except StateLostError as error:
+            SEEN["state_lost"] = str(error)
+        SEEN["task_out"] = outage(lambda: TaskAccess().set("gpu_resource_status", "{}", None))
 
 
-def outage(way: TaskAccess | DatabaseAccess, variable: str) -> dict[str, Any]:
+def outage(call: Callable[[], object]) -> dict[str, Any]:
     """What an unreachable Airflow looks like."""
     from airflow.sdk.exceptions import AirflowException
 
     try:
-        way.get(variable)
+        call()
     except StoreUnavailableError as error:
         return {"is_airflow_exception": isinstance(error, AirflowException), "text": str(error)}
     return {}
+
+
+@contextmanager
+def errors_from_the_supervisor() -> Iterator[None]:
+    """Whatever the task asks of its supervisor meanwhile, an error is the answer."""
+    from airflow.sdk.exceptions import ErrorType
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import ErrorResponse
+
+    refusing = Mock(send=lambda message: ErrorResponse(error=ErrorType.API_SERVER_ERROR))
+    with patch.object(task_runner, "SUPERVISOR_COMMS", refusing):
+        yield
+
+
+@contextmanager
+def no_variables() -> Iterator[None]:
+    """The database has no table of Variables meanwhile."""
+    from airflow import settings
+    from sqlalchemy import text as sql
+
+    with settings.engine.begin() as connection:
+        connection.execute(sql("ALTER TABLE variable RENAME TO elsewhere"))
+    yield
+    with settings.engine.begin() as connection:
+        connection.execute(sql("ALTER TABLE elsewhere RENAME TO variable"))
 
 
 with DAG("inside_airflow", schedule=None, start_date=datetime(2025, 1, 1)) as dag:
@@ -64,14 +101,10 @@ def main() -> None:
         SEEN["way_outside"] = type(CurrentAccess()._way()).__name__
         SEEN["seen_outside"] = [lease["task_id"] for lease in manager.leases()]
         SEEN["released_outside"] = manager.release_resources("kept")
-    from airflow import settings
-    from sqlalchemy import text as sql
-
     text = DatabaseAccess().get("gpu_resource_status")
     SEEN["servers"] = len(json.loads(text or "{}")["servers"])
-    with settings.engine.begin() as connection:
-        connection.execute(sql("ALTER TABLE variable RENAME TO elsewhere"))
-    SEEN["database_out"] = outage(DatabaseAccess(), "gpu_resource_status")
+    with no_variables():
+        SEEN["database_out"] = outage(lambda: DatabaseAccess().get("gpu_resource_status"))
     print("SEEN " + json.dumps(SEEN))
 
 

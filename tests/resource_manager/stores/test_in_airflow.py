@@ -80,5 +80,8 @@ def test_a_real_task_allocates_and_releases(
     assert seen["seen_outside"] == ["kept"]
     assert seen["released_outside"] is True
     assert seen["servers"] == 4
-    assert seen["database_out"]["is_airflow_exception"]
-    assert "gpu_resource_status" in seen["database_out"]["text"]
+    for call in ("database_out", "task_out", "read_refused", "write_refused"):
+        assert seen[call]["is_airflow_exception"]
+        assert "gpu_resource_status" in seen[call]["text"]
+    # The execution API answers "not found" when only the database behind it is out.
+    assert "is gone (deleted, or Airflow's database is out)" in seen["state_lost"]

@@ -178,3 +178,8 @@ def test_a_counter_that_is_no_number_is_corrupt(fencing: bytes, sequence: bytes)
     inventory = Inventory(1, (), ())
     with pytest.raises(CorruptStateError, match="not a whole number"):
         read_state(1, [fencing, sequence, b"", [], [], [], [], []], inventory)
+
+
+def test_a_last_node_that_cannot_be_read_is_no_reason_to_stop() -> None:
+    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], []], Inventory(1, (), ()))
+    assert state.last_node == "\N{REPLACEMENT CHARACTER}"

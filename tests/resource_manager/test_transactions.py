@@ -1,0 +1,482 @@
+"""The commit protocol: groups, lost races, the lock, old replicas, stores that rest, stopped callers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from resource_manager import MemoryStore, allocator
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import LockError, LockTimeoutError, StaleStateError, StateUnconfirmedError
+from resource_manager.inventory import default_inventory
+from resource_manager.locks import Lock
+from resource_manager.models import Change, Expired, Granted, Request
+from resource_manager.policies import get_policy
+from resource_manager.queueing import get_order
+from resource_manager.transactions import TRIES_WITHOUT_LOCK, Step, Transactions
+
+GPUS = 8
+
+
+class WatchedStore(MemoryStore):
+    """A memory store that counts, and that lets a test step in right before commits."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.refreshes = 0
+        self.commits: list[list[str]] = []
+        self.before_commit: list[Callable[[], object]] = []
+        """One for each of the next commits, in order."""
+
+    def refresh(self, replica: ClusterState | None) -> ClusterState | None:
+        self.refreshes += 1
+        return super().refresh(replica)
+
+    def commit(
+        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
+    ) -> None:
+        if self.before_commit:
+            self.before_commit.pop(0)()
+        super().commit(version, changes, now=now, lock_token=lock_token)
+        self.commits.append([type(change).__name__ for change in changes])
+
+
+class Notes:
+    """An observer that writes everything down."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.values: list[tuple[str, float]] = []
+
+    def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
+        self.changes += changes
+
+    def measured(self, name: str, value: float) -> None:
+        self.values.append((name, value))
+
+    def of(self, name: str) -> list[float]:
+        return [value for measured, value in self.values if measured == name]
+
+
+def on(store: MemoryStore, lock_timeout_s: float = 20.0, observer: Notes | None = None) -> Transactions:
+    """Transactions of a manager of one server with 8 GPUs."""
+    nodes = default_inventory(1, GPUS, 64)
+    return Transactions(
+        store,
+        get_policy("first_fit"),
+        get_order("fifo"),
+        lambda: ClusterState(nodes).snapshot(),
+        lock_timeout_s,
+        observer,
+    )
+
+
+def granting(state: Transactions, task_id: str, gpus: int = 1, ttl_s: float = 60.0) -> Step:
+    request = Request(task_id, gpus=gpus, ttl_s=ttl_s)
+    return lambda cluster, now: allocator.allocate(cluster, request, state.policy, now)
+
+
+def releasing(state: Transactions, task_id: str) -> Step:
+    return lambda cluster, now: state.settle(cluster, allocator.release(cluster, task_id, now), now)
+
+
+def holders(cluster: ClusterState) -> set[str]:
+    return set(cluster.leases)
+
+
+def grant(state: Transactions, task_id: str, gpus: int = 1, ttl_s: float = 60.0) -> set[str]:
+    """Who holds leases right after that request."""
+    return state.run(granting(state, task_id, gpus, ttl_s), holders)[1]
+
+
+@pytest.fixture
+def store() -> WatchedStore:
+    return WatchedStore()
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def state(store: WatchedStore, notes: Notes) -> Transactions:
+    return on(store, observer=notes)
+
+
+@pytest.fixture
+def other(store: WatchedStore) -> Transactions:
+    """Those of another process on the same store."""
+    return on(store)
+
+
+class TestOneStep:
+    def test_returns_its_changes_and_the_state_right_after(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        changes, seen = state.run(granting(state, "a"), holders)
+        assert [type(change) for change in changes] == [Granted]
+        assert seen == {"a"}
+        assert store.commits == [["Granted"]]
+
+    def test_without_changes_commits_nothing(self, state: Transactions, store: WatchedStore) -> None:
+        assert state.run(lambda cluster, now: [], holders) == ([], set())
+        assert store.commits == []
+
+    def test_its_error_is_the_callers_and_changes_nothing(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            state.run(step, holders)
+        assert store.commits == []
+
+    def test_an_error_while_looking_comes_after_the_commit(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        with pytest.raises(ZeroDivisionError):
+            state.run(granting(state, "a"), lambda cluster: 1 / 0)
+        assert state.read(lambda cluster, now: holders(cluster)) == {"a"}
+
+    def test_alone_it_is_carried_out_as_well(self, state: Transactions) -> None:
+        assert state.run(granting(state, "a"), holders, alone=True)[1] == {"a"}
+
+    def test_leads_with_what_expired_and_names_it(
+        self, notes: Notes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        now = [1_000.0]
+        state = on(WatchedStore(clock=lambda: now[0]), observer=notes)
+        grant(state, "early", GPUS // 2, ttl_s=10)
+        grant(state, "early too", GPUS // 2, ttl_s=10)
+        now[0] += 11
+        with caplog.at_level(logging.WARNING):
+            changes, seen = state.run(granting(state, "late", GPUS), holders)
+        assert [type(change) for change in changes] == [Expired, Expired, Granted]
+        assert seen == {"late"}
+        assert notes.changes[2:] == changes
+        assert caplog.messages == ["not renewed in time: 'early', 'early too'"]
+
+    def test_is_measured(self, state: Transactions, notes: Notes) -> None:
+        grant(state, "a")
+        assert [name for name, _ in notes.values] == ["commit_s"]
+        assert 0 <= notes.of("commit_s")[0] < 60
+
+
+class TestLostRaces:
+    def test_what_was_missed_comes_with_the_refusal(
+        self, state: Transactions, other: Transactions, store: WatchedStore, notes: Notes
+    ) -> None:
+        grant(state, "a")
+        store.before_commit = [lambda: grant(other, "theirs")]
+        before = store.refreshes
+        changes, seen = state.run(granting(state, "b"), holders)
+        assert seen == {"a", "theirs", "b"}
+        assert [type(change) for change in changes] == [Granted]
+        assert store.refreshes - before == 1, "the other's first look, and none of ours"
+        assert notes.of("commit_conflicts") == [1]
+
+    def test_a_store_that_does_not_say_what_was_missed_is_read(
+        self, state: Transactions, other: Transactions, store: WatchedStore
+    ) -> None:
+        def stale() -> None:
+            grant(other, "theirs")
+            raise StaleStateError(1, 2)
+
+        grant(state, "a")
+        store.before_commit = [stale]
+        assert grant(state, "b") == {"a", "theirs", "b"}
+
+    def test_after_some_the_lock_ends_them(
+        self, state: Transactions, other: Transactions, store: WatchedStore, notes: Notes
+    ) -> None:
+        races = [lambda n=n: grant(other, f"theirs {n}") for n in range(TRIES_WITHOUT_LOCK)]  # type: ignore[misc]
+        # The race's own commit takes the next turn, which lets it through.
+        store.before_commit = [turn for race in races for turn in (race, lambda: None)]
+        assert "ours" in grant(state, "ours")
+        assert notes.of("commit_conflicts") == [1] * TRIES_WITHOUT_LOCK
+        assert len(notes.of("lock_wait_s")) == 1
+        assert 0 <= notes.of("lock_wait_s")[0] < 60
+
+    def test_who_finds_the_lock_held_waits_for_it(
+        self, state: Transactions, store: WatchedStore, notes: Notes
+    ) -> None:
+        grant(state, "a")
+        lock = store.lock()
+        assert lock.acquire(0)
+        with after(0.05, lock.release):
+            assert grant(state, "b") == {"a", "b"}
+        assert notes.of("commit_conflicts") == [1]
+        assert len(notes.of("lock_wait_s")) == 1
+
+    def test_but_not_for_ever(self, store: WatchedStore) -> None:
+        state = on(store, lock_timeout_s=0.05)
+        grant(state, "a")
+        assert store.lock().acquire(0)
+        with pytest.raises(LockTimeoutError, match=r"'of the store' was not free within 0\.05 s"):
+            grant(state, "b")
+        assert len(store.commits) == 1
+
+    def test_a_lock_that_ran_out_under_it_is_taken_again(
+        self, state: Transactions, store: WatchedStore, notes: Notes
+    ) -> None:
+        grant(state, "a")
+        store.before_commit = [refuse] * (TRIES_WITHOUT_LOCK + 2)
+        assert grant(state, "b") == {"a", "b"}
+        assert notes.of("commit_conflicts") == [1] * (TRIES_WITHOUT_LOCK + 2)
+        assert len(notes.of("lock_wait_s")) == 3
+
+    def test_but_within_the_time_allowed(self, store: WatchedStore) -> None:
+        state = on(store, lock_timeout_s=0.0)
+        grant(state, "a")
+        store.before_commit = [refuse] * 50
+        with pytest.raises((StaleStateError, LockTimeoutError)):
+            grant(state, "b")
+        assert len(store.before_commit) == 50 - TRIES_WITHOUT_LOCK - 1
+
+    def test_a_lock_that_cannot_be_given_back_does_not_undo_the_commit(
+        self, state: Transactions, store: WatchedStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def lost(lock: Lock) -> None:
+            raise LockError("it was lost")
+
+        grant(state, "a")
+        store.before_commit = [refuse] * TRIES_WITHOUT_LOCK
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(store.lock()), "release", lost)
+            assert grant(state, "b") == {"a", "b"}
+        assert caplog.messages == ["the lock could not be released, it will run out: it was lost"]
+
+
+class TestOldReplicas:
+    def test_a_no_is_decided_again_on_the_newest_state(
+        self, state: Transactions, other: Transactions
+    ) -> None:
+        grant(state, "a", GPUS)
+        other.run(releasing(other, "a"), holders)
+        assert grant(state, "b", GPUS) == {"b"}
+
+    def test_a_yes_needs_no_second_look(self, state: Transactions, store: WatchedStore) -> None:
+        grant(state, "a")
+        before = store.refreshes
+        grant(state, "b")
+        assert store.refreshes == before
+
+    def test_a_fresh_no_needs_no_second_look(self, state: Transactions, store: WatchedStore) -> None:
+        state.run(lambda cluster, now: [], holders)
+        assert store.refreshes == 2, "one finds nothing, one reads what was then written"
+
+    def test_reading_looks_unless_a_little_age_is_allowed(
+        self, state: Transactions, other: Transactions, store: WatchedStore
+    ) -> None:
+        grant(state, "a")
+        grant(other, "b")
+        assert state.read(lambda cluster, now: holders(cluster), max_age_s=60) == {"a"}
+        assert state.read(lambda cluster, now: holders(cluster)) == {"a", "b"}
+        before = store.refreshes
+        state.read(lambda cluster, now: holders(cluster), max_age_s=60)
+        assert store.refreshes == before
+
+    def test_reading_brings_the_replica_up_to_date_instead_of_a_new_one(self, state: Transactions) -> None:
+        grant(state, "a")
+        replica = state.replica
+        assert replica is not None
+        assert state.read(lambda cluster, now: cluster is replica)
+
+    def test_a_state_that_vanishes_while_it_is_set_up_is_told(self, state: Transactions) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state.store, "refresh", lambda replica: None)
+            with pytest.raises(StaleStateError, match=r"^the state vanished while .*; try again$"):
+                grant(state, "a")
+
+    def test_starting_over_waits_for_the_lock(self, state: Transactions, store: WatchedStore) -> None:
+        grant(state, "a")
+        lock = store.lock()
+        assert lock.acquire(0)
+        with after(0.05, lock.release):
+            state.replace(ClusterState(default_inventory(1, GPUS, 64)).snapshot())
+        assert state.read(lambda cluster, now: holders(cluster)) == set()
+
+
+class TestAStoreThatRests:
+    """After a fail-over nothing is granted until owners have renewed."""
+
+    @staticmethod
+    def unconfirmed() -> None:
+        raise StateUnconfirmedError("the store was restarted", rest_s=60)
+
+    def test_grants_nothing_but_takes_releases(
+        self, state: Transactions, store: WatchedStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        grant(state, "a")
+        store.before_commit = [self.unconfirmed]
+        assert grant(state, "b") == {"a"}
+        assert caplog.messages == ["the store was restarted"]
+        assert state.run(releasing(state, "a"), holders)[1] == set()
+
+    def test_a_second_refusal_meanwhile_is_the_callers(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        grant(state, "a")
+        store.before_commit = [self.unconfirmed, self.unconfirmed]
+        with pytest.raises(StateUnconfirmedError):
+            state.run(releasing(state, "a"), holders)
+
+    def test_may_be_found_out_under_the_lock(
+        self, state: Transactions, store: WatchedStore, notes: Notes
+    ) -> None:
+        grant(state, "a")
+        store.before_commit = [*[refuse] * TRIES_WITHOUT_LOCK, self.unconfirmed]
+        assert state.run(releasing(state, "a"), holders)[1] == set()
+        assert len(notes.of("lock_wait_s")) == 1
+
+
+class TestThreadsOfOneProcess:
+    def test_one_commit_serves_all_who_came_meanwhile(self, state: Transactions, store: WatchedStore) -> None:
+        with Meanwhile(state, store) as meanwhile:
+            meanwhile.comes("b")
+            meanwhile.comes("c")
+        assert store.commits == [["Granted"], ["Granted", "Granted"]]
+        assert meanwhile.granted == {"a", "b", "c"}
+
+    def test_later_ones_decide_on_top_of_earlier_ones(self, state: Transactions, store: WatchedStore) -> None:
+        with Meanwhile(state, store) as meanwhile:
+            meanwhile.comes("b", GPUS - 1)
+            meanwhile.comes("c", GPUS - 1)
+        assert meanwhile.granted == {"a", "b"}
+        assert meanwhile.errors == {}
+
+    def test_ones_error_is_not_the_others(self, state: Transactions, store: WatchedStore) -> None:
+        with Meanwhile(state, store) as meanwhile:
+            meanwhile.comes("b", GPUS - 1)
+            meanwhile.raises("c", ZeroDivisionError())
+            meanwhile.comes("d", GPUS)
+        assert meanwhile.errors.keys() == {"c"}
+        assert isinstance(meanwhile.errors["c"], ZeroDivisionError)
+        assert meanwhile.granted == {"a", "b"}
+
+    def test_what_expired_is_told_to_the_first_of_them(self) -> None:
+        now = [1_000.0]
+        store = WatchedStore(clock=lambda: now[0])
+        state = on(store)
+        grant(state, "early", 1, ttl_s=10)
+        with Meanwhile(state, store) as meanwhile:
+            meanwhile.comes("b")
+            meanwhile.comes("c")
+            now[0] += 11
+        assert [kinds for kinds in store.commits if "Expired" in kinds] == [["Expired", "Granted", "Granted"]]
+        told = [[type(change) for change in meanwhile.changes[task_id]] for task_id in ("b", "c")]
+        assert told == [[Expired, Granted], [Granted]]
+
+    def test_who_waits_too_long_leaves_and_nothing_is_done_for_it(self, store: WatchedStore) -> None:
+        state = on(store, lock_timeout_s=0.05)
+        with Meanwhile(state, store) as meanwhile:
+            meanwhile.comes("b")
+            meanwhile.ended("b")
+        error = meanwhile.errors["b"]
+        assert isinstance(error, LockTimeoutError)
+        assert str(error) == "lock 'of this process' was not free within 0.05 s"
+        assert grant(state, "c") == {"a", "c"}
+
+    def test_when_the_one_that_leads_is_stopped_the_others_go_on(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        def stop() -> None:
+            raise KeyboardInterrupt
+
+        with Meanwhile(state, store) as meanwhile:
+            meanwhile.comes("b")
+            meanwhile.comes("c")
+            store.before_commit = [stop]
+        stopped = [task_id for task_id, error in meanwhile.errors.items() if error.args == ("stopped",)]
+        assert len(stopped) == 1
+        assert {"b", "c"} - set(stopped) <= meanwhile.granted
+
+
+def refuse() -> None:
+    """The commit fails as if another had been faster, and does not say what was missed."""
+    raise StaleStateError(0, 1)
+
+
+class after:
+    """Does it that many seconds later, and waits for that at the end."""
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timer = threading.Timer(seconds, action)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.join()
+
+
+class Meanwhile:
+    """Callers that come, in that order, while the first one's commit (of task `a`) is under way."""
+
+    def __init__(self, state: Transactions, store: WatchedStore) -> None:
+        self._state = state
+        self._store = store
+        self._threads: dict[str, threading.Thread] = {}
+        self._goes_on = threading.Event()
+        self.changes: dict[str, list[Change]] = {}
+        self.errors: dict[str, Exception] = {}
+
+    @property
+    def granted(self) -> set[str]:
+        return {
+            change.lease.request.task_id
+            for changes in self.changes.values()
+            for change in changes
+            if isinstance(change, Granted)
+        }
+
+    def comes(self, task_id: str, gpus: int = 1) -> None:
+        self._start(task_id, granting(self._state, task_id, gpus))
+
+    def raises(self, task_id: str, error: Exception) -> None:
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            raise error
+
+        self._start(task_id, step)
+
+    def ended(self, task_id: str) -> None:
+        self._threads[task_id].join(10)
+
+    def __enter__(self) -> Meanwhile:
+        in_commit = threading.Event()
+        self._store.before_commit = [lambda: (in_commit.set(), self._goes_on.wait(10))]
+        self._start("a", granting(self._state, "a"), waits=False)
+        assert in_commit.wait(10)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._goes_on.set()
+        for thread in self._threads.values():
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def _start(self, task_id: str, step: Step, *, waits: bool = True) -> None:
+        def call() -> None:
+            try:
+                self.changes[f"{task_id}"] = self._state.run(step, holders)[0]
+            except KeyboardInterrupt:
+                self.errors[task_id] = RuntimeError("stopped")
+            except Exception as error:
+                self.errors[task_id] = error
+
+        line = self._state._line
+        before = len(line)
+        thread = threading.Thread(target=call)
+        self._threads[task_id] = thread
+        thread.start()
+        deadline = time.monotonic() + 10
+        while waits and len(line) == before and thread.is_alive():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
