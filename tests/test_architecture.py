@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "direct_init"),
     ("models",),
-    ("node_state",),
+    ("node_state", "deadlines"),
+    ("node_index",),
     ("cluster",),
     ("policies", "queueing", "reservations", "admission"),
     ("allocator", "explain", "estimates"),
@@ -32,6 +33,8 @@ PURE = {
     "errors",
     "models",
     "node_state",
+    "node_index",
+    "deadlines",
     "cluster",
     "policies",
     "queueing",

@@ -177,15 +177,19 @@ BUGS += [
     *of_python(
         "cluster",
         OF_CLUSTER,
-        ("return self.journal_start + len(self.journal)", "return len(self.journal)"),
         ("before = (self.version, self.fencing, self.sequence", "before = (0, self.fencing, self.sequence"),
         ("before = (self.version, self.fencing, self.sequence", "before = (self.version, 0, self.sequence"),
         ("before = (self.version, self.fencing, self.sequence", "before = (self.version, self.fencing, 0"),
         ("self.sequence, self.last_node)\n", "self.sequence, None)\n"),
-        ("deadlines, self._deadlines = self._deadlines, []", "deadlines = self._deadlines"),
+        ("self._deadlines = self._deadlines, Deadlines(self.leases)", "_ = self._deadlines, None"),
         ("            self._deadlines = deadlines\n", ""),
         ("            self._undo = outer\n", "            self._undo = None\n"),
         ("for step in reversed(undo):", "for step in undo:"),
+    ),
+    *of_python(
+        "node_index",
+        OF_CLUSTER,
+        ("return self.journal_start + len(self.journal)", "return len(self.journal)"),
     ),
     *of_python(
         "locks",

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from resource_manager import allocator, cluster
+from resource_manager import allocator, deadlines, node_index
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.models import (
@@ -368,7 +368,7 @@ def test_a_trial_leaves_the_deadlines_as_they_were() -> None:
 
 
 def test_ends_that_no_longer_count_are_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "DEADLINES_MIN_LENGTH", 8)
+    monkeypatch.setattr(deadlines, "MIN_LENGTH", 8)
     state = ClusterState(nodes("ab"))
     hold(state, "endless", "a", ends=float("inf"))
     hold(state, "t", "a", ends=10.0)
@@ -386,8 +386,8 @@ def test_ends_are_cleared_away_only_once_most_of_them_no_longer_count(
 ) -> None:
     """Clearing costs a look at every lease: not at every renewal of one of many."""
     cleared: list[int] = []
-    monkeypatch.setattr(cluster, "DEADLINES_MIN_LENGTH", 8)
-    monkeypatch.setattr(cluster.heapq, "heapify", lambda ends: cleared.append(len(ends)))
+    monkeypatch.setattr(deadlines, "MIN_LENGTH", 8)
+    monkeypatch.setattr(deadlines.heapq, "heapify", lambda ends: cleared.append(len(ends)))
     state = ClusterState(nodes("ab"))
     for i in range(100):
         hold(state, f"t{i}", "a", ends=100.0)
@@ -397,7 +397,7 @@ def test_ends_are_cleared_away_only_once_most_of_them_no_longer_count(
 
 
 def test_the_journal_names_what_changed_since_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "JOURNAL_MIN_LENGTH", 8)
+    monkeypatch.setattr(node_index, "JOURNAL_MIN_LENGTH", 8)
     state = ClusterState(nodes("abc"))
     start = mark = state.mark
     for step in range(10):

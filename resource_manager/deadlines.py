@@ -1,0 +1,59 @@
+"""The ends of leases in order, in a heap from which nothing is taken out before its time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+
+from resource_manager.models import Lease
+
+MIN_LENGTH = 1024
+"""Fewer ends than this are not worth clearing."""
+
+
+class Deadlines:
+    """The ends of `leases`, which the owner changes; the end of one released or renewed is skipped later."""
+
+    __slots__ = ("_ends", "_leases")
+
+    def __init__(self, leases: Mapping[str, Lease]) -> None:
+        self._leases = leases
+        self._ends: list[tuple[float, int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def push(self, lease: Lease) -> None:
+        """Takes note of a lease's end, if it has one."""
+        if lease.expires_at == math.inf:
+            return
+        ends = self._ends
+        heapq.heappush(ends, (lease.expires_at, lease.fencing_token, lease.task_id))
+        # Ends of leases that were released or renewed stay behind: with long lives they would pile up.
+        if len(ends) > MIN_LENGTH and len(ends) > 4 * len(self._leases):
+            ends[:] = [
+                (live.expires_at, live.fencing_token, live.task_id)
+                for live in self._leases.values()
+                if live.expires_at != math.inf
+            ]
+            heapq.heapify(ends)
+
+    def due(self, now: float) -> list[Lease]:
+        """Leases past their end and not in quarantine, the earliest end first."""
+        due: list[tuple[float, int, str]] = []
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            entry = heapq.heappop(ends)
+            lease = self._leases.get(entry[2])
+            if (
+                lease is not None
+                and lease.fencing_token == entry[1]
+                and lease.expires_at == entry[0]
+                and not lease.quarantined
+                and (not due or due[-1] != entry)
+            ):
+                due.append(entry)
+        for entry in due:
+            heapq.heappush(ends, entry)
+        return [self._leases[task_id] for _, _, task_id in due]

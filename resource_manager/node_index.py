@@ -1,0 +1,162 @@
+"""The nodes of a cluster, found by name, number or room without looking at every one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from resource_manager.errors import UnknownNodeError
+from resource_manager.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.node_state import NodeState
+
+JOURNAL_MIN_LENGTH = 4096
+
+
+class NodeIndex:
+    """Nodes in the order of the inventory, with bitmaps of what is free and a journal of who changed.
+
+    Bit i of `whole_free_masks[k]` says that node i has exactly k free GPUs, of `any_milli_mask` that it has
+    any milli free, of `open_mask` that it takes leases. `largest` is the most that any one node has of each
+    resource: more than this can never fit.
+    """
+
+    nodes: list[NodeState]
+    by_name: dict[str, NodeState]
+    by_server_id: dict[int, NodeState]
+    largest: dict[str, Amount]
+    whole_free_masks: list[int]
+    open_mask: int
+    any_milli_mask: int
+
+    def __init__(self, nodes: Iterable[NodeState] = ()) -> None:
+        self.journal: list[int] = []
+        self.journal_start = 0
+        self._index(list(nodes))
+
+    def node(self, name: str) -> NodeState:
+        """The node of that name; raises `UnknownNodeError`."""
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise UnknownNodeError(name, len(self.nodes)) from None
+
+    def candidates(self, request: Request, start: int = 0) -> Iterator[NodeState]:
+        """Nodes the request fits now, in inventory order, beginning at position `start` and wrapping."""
+        mask = self.candidate_mask(request)
+        if start:
+            low = mask & ((1 << start) - 1)
+            yield from self.scan(mask ^ low, request)
+            mask = low
+        yield from self.scan(mask, request)
+
+    def candidate_mask(self, request: Request) -> int:
+        """Bit i is set if node i may fit: open, with enough GPUs; types and amounts are left to `fits`."""
+        if request.required_node is not None:
+            state = self.by_name.get(request.required_node)
+            return 0 if state is None else 1 << state.index
+        need = request.gpus
+        if not need:
+            return self.open_mask
+        by_whole = self.whole_free_masks
+        if request.gpu_milli != MILLI_PER_GPU:
+            return self.open_mask & self.any_milli_mask
+        mask = 0
+        for level in range(need, len(by_whole)):
+            mask |= by_whole[level]
+        return mask & self.open_mask
+
+    def scan(self, mask: int, request: Request) -> Iterator[NodeState]:
+        """Nodes of the bit set that the request fits now, in inventory order."""
+        nodes = self.nodes
+        while mask:
+            low = mask & -mask
+            node = nodes[low.bit_length() - 1]
+            if node.fits(request):
+                yield node
+            mask ^= low
+
+    @property
+    def mark(self) -> int:
+        """A place in the journal; pass it to `changed_since` later."""
+        return self.journal_start + len(self.journal)
+
+    def changed_since(self, mark: int) -> list[int] | None:
+        """Positions of nodes that changed since `mark`, repeats included; None: take all as changed."""
+        if mark < self.journal_start:
+            return None
+        return self.journal[mark - self.journal_start :]
+
+    # ---- keeping it true ----
+
+    def _index(self, states: list[NodeState]) -> None:
+        """Takes these nodes in place of all there are."""
+        for index, state in enumerate(states):
+            state.index = index
+        self.nodes = states
+        self.by_name = {state.name: state for state in states}
+        self.by_server_id = {state.node.server_id: state for state in states}
+        self.largest = _most_of_each(states)
+        width = max((len(state.gpu_free) for state in states), default=0)
+        masks = [bytearray((len(states) + 7) // 8) for _ in range(width + 1)]
+        open_bits = bytearray((len(states) + 7) // 8)
+        any_bits = bytearray((len(states) + 7) // 8)
+        for index, state in enumerate(states):
+            byte, bit = index >> 3, 1 << (index & 7)
+            masks[state.whole_free][byte] |= bit
+            if state.is_open:
+                open_bits[byte] |= bit
+            if state.free_milli > 0:
+                any_bits[byte] |= bit
+        self.whole_free_masks = [int.from_bytes(mask, "little") for mask in masks]
+        self.open_mask = int.from_bytes(open_bits, "little")
+        self.any_milli_mask = int.from_bytes(any_bits, "little")
+        # Positions may have moved: whoever follows the journal must look at everything again.
+        self.journal_start = self.mark + 1
+        self.journal = []
+
+    def _swap(self, resized: list[NodeState]) -> None:
+        """Takes these nodes in the places of those of the same name, number and GPUs."""
+        for state in resized:
+            self.nodes[state.index] = self.by_name[state.name] = state
+            self.by_server_id[state.node.server_id] = state
+            self._touch(state.index)
+        self.largest = _most_of_each(self.nodes)
+
+    def _set_open(self, state: NodeState) -> None:
+        bit = 1 << state.index
+        self.open_mask = self.open_mask | bit if state.is_open else self.open_mask & ~bit
+        self._touch(state.index)
+
+    def _reindex(self, state: NodeState, whole_before: int, milli_before: int) -> None:
+        """Takes note of what a node has free now."""
+        index = state.index
+        whole_now, milli_now = state.whole_free, state.free_milli
+        if whole_now != whole_before:
+            bit = 1 << index
+            masks = self.whole_free_masks
+            masks[whole_before] ^= bit
+            masks[whole_now] ^= bit
+        if milli_now != milli_before and (milli_now == 0 or milli_before == 0):
+            self.any_milli_mask ^= 1 << index
+        self.journal.append(index)
+        if len(self.journal) > JOURNAL_MIN_LENGTH:
+            self._cut_journal()
+
+    def _touch(self, index: int) -> None:
+        self.journal.append(index)
+        self._cut_journal()
+
+    def _cut_journal(self) -> None:
+        journal = self.journal
+        if len(journal) > JOURNAL_MIN_LENGTH and len(journal) > 8 * len(self.nodes):
+            cut = len(journal) // 2
+            del journal[:cut]
+            self.journal_start += cut
+
+
+def _most_of_each(states: Iterable[NodeState]) -> dict[str, Amount]:
+    most: dict[str, Amount] = {}
+    for state in states:
+        for name, total in state.node.resources.items():
+            if total > most.get(name, 0):
+                most[name] = total
+    return most
