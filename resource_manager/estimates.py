@@ -98,6 +98,24 @@ def estimate_starts(
     return starts
 
 
+def stated_starts(cluster: ClusterState, policy: Policy, order: Order, now: float) -> dict[str, float]:
+    """When each waiting task should start by what requests say of their runtimes.
+
+    A task is left out if that cannot be told, as when one of those before it names no runtime.
+    """
+
+    def runtime_of(request: Request) -> Runtime | None:
+        seconds = request.expected_runtime_s
+        return None if seconds is None else Runtime(seconds, Confidence.GOOD)
+
+    starts = estimate_starts(cluster, policy, order, now, runtime_of)
+    return {
+        task_id: start.at
+        for task_id, start in starts.items()
+        if start.at is not None and start.confidence > Confidence.POOR
+    }
+
+
 def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence]:
     """When a lease should end, never before now."""
     runtime = runtime_of(lease.request)

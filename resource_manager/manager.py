@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from resource_manager import allocator, schemas, views
 from resource_manager.cluster import ClusterState
@@ -18,7 +18,7 @@ from resource_manager.errors import (
     LockTimeoutError,
     StateLostError,
 )
-from resource_manager.estimates import Confidence, Runtime, estimate_starts
+from resource_manager.estimates import stated_starts
 from resource_manager.inventory import default_inventory, load_inventory
 from resource_manager.models import (
     Change,
@@ -43,8 +43,6 @@ from resource_manager.stores import Store, open_store
 from resource_manager.transactions import Observer, Step, Transactions
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class GPUResourceManager:
@@ -270,25 +268,8 @@ class GPUResourceManager:
         return self._state.read(lambda cluster, now: views.queue(cluster, self.policy, self.order, now))
 
     def expected_starts(self) -> dict[str, float]:
-        """When each waiting task should start, by the expected runtimes of all before it.
-
-        Seconds of the store's clock. A task is left out if it cannot be told, as when one of those before
-        it has no expected runtime.
-        """
-
-        def runtime_of(request: Request) -> Runtime | None:
-            seconds = request.expected_runtime_s
-            return None if seconds is None else Runtime(seconds, Confidence.GOOD)
-
-        def look(cluster: ClusterState, now: float) -> dict[str, float]:
-            starts = estimate_starts(cluster, self.policy, self.order, now, runtime_of)
-            return {
-                task_id: start.at
-                for task_id, start in starts.items()
-                if start.at is not None and start.confidence > Confidence.POOR
-            }
-
-        return self._state.read(look)
+        """When each waiting task should start, in seconds of the store's clock, where that can be told."""
+        return self._state.read(lambda cluster, now: stated_starts(cluster, self.policy, self.order, now))
 
     def explain(
         self,
@@ -402,13 +383,7 @@ class GPUResourceManager:
         return results
 
     def _status(self, cluster: ClusterState, task_id: str, now: float) -> dict[str, Any] | None:
-        lease = cluster.leases.get(task_id)
-        if lease is not None:
-            return views.allocation(cluster, lease)
-        if task_id not in cluster.waiting:
-            return None
-        entries = views.queue(cluster, self.policy, self.order, now)
-        return next(entry for entry in entries if entry["task_id"] == task_id)
+        return views.status(cluster, task_id, self.policy, self.order, now)
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
         name = self._state.known(lambda cluster: server_name(cluster, server))

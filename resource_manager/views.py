@@ -75,6 +75,18 @@ def queue(cluster: ClusterState, policy: Policy, order: Order, now: float) -> li
     return entries
 
 
+def status(
+    cluster: ClusterState, task_id: str, policy: Policy, order: Order, now: float
+) -> dict[str, Any] | None:
+    """The task's allocation, its queue entry, or None if it has neither."""
+    lease = cluster.leases.get(task_id)
+    if lease is not None:
+        return allocation(cluster, lease)
+    if task_id not in cluster.waiting:
+        return None
+    return next(entry for entry in queue(cluster, policy, order, now) if entry["task_id"] == task_id)
+
+
 def _refused_by_price(
     cluster: ClusterState, entry: Waiting, policy: Policy, admission: PriceAdmission | None, now: float
 ) -> str | None:
