@@ -117,6 +117,11 @@ class NumaNode:
     # ---- reading ----
 
     @property
+    def computing_capacity(self) -> int:
+        """Operations a second of all cores."""
+        return self.cpu * self.single_core_speed
+
+    @property
     def utilization(self) -> ResourceUtilizationManager:
         """How the node was used over time."""
         return self._rum

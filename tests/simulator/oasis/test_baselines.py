@@ -69,6 +69,12 @@ def test_drf_gives_equal_dominant_shares() -> None:
     assert drf.dominant_share(Ledger(instance), memory, 3) == pytest.approx(2 / 3)
 
 
+def test_a_dominant_share_may_be_one_of_parameter_servers() -> None:
+    job = a_job(chunks=4, worker=(1, 1, 2, 1, 2.0), ps=(0, 4, 2, 1, 2.0))
+    ledger = Ledger(Instance(9, ((8, 32, 64, 32, 20.0),), ((0, 16, 64, 32, 20.0),), (job,)))
+    assert drf.dominant_share(ledger, job, 3) == pytest.approx(3 * 4 / 16)
+
+
 def test_rrh_refuses_what_would_cost_the_others_more() -> None:
     dear = [a_job(f"dear-{index}", priority=100.0, sensitivity=2.0, target=3.0) for index in range(3)]
     worthless = a_job("worthless", chunks=2, epochs=30, priority=1.0, sensitivity=0.0)

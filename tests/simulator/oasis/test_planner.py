@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from simulator.errors import InputError, SimulationError
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.planner import Oasis, best_schedule
-from simulator.oasis.prices import fit_prices
+from simulator.oasis.prices import Prices, fit_prices
 from simulator.oasis.simulation import run, work_done
 from simulator.oasis.workload import draw_history, draw_instance
 
@@ -206,6 +207,29 @@ def test_prices_start_at_low_and_end_at_high() -> None:
     assert found == pytest.approx(share * prices.high[WORKER][0])
     # At full use, one worker's GPU alone costs what the most valuable job could ever bring.
     assert found == pytest.approx(job.utility(job.shortest_duration))
+
+
+def test_finishing_in_the_slot_of_its_arrival_takes_one_slot() -> None:
+    """The utility is half the priority where the duration is the target."""
+    job = a_job(arrival=3, target=1.0, priority=8.0)
+    assert job.utility_at(3) == job.utility(1) == 4.0
+
+
+def test_price_ends_leave_the_odd_jobs_of_a_history_out_at_either_end() -> None:
+    """Priorities 0 to 100, all else alike: the twentieth from below makes L, that from above U."""
+    history = [a_job(f"job-{k}", priority=max(float(k), 1e-9), sensitivity=0.0) for k in range(101)]
+    instance = Instance(200, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (a_job(),))
+    prices = fit_prices(history, instance, utility_floor=0.5, eta=1.0, outliers=0.05)
+    # One worker takes shares of 1/2, 1/8, 1/4, 1/8 and 1/5 and four worker-slots; any finish is worth half.
+    assert prices.low[WORKER] == pytest.approx(5 / 2 / (4 * (1 / 2 + 1 / 8 + 1 / 4 + 1 / 8 + 1 / 5)) / 4)
+    assert prices.high[WORKER][0] == pytest.approx(95 / 2 / (1 / 2))
+
+
+def test_alpha_is_the_largest_logarithm_and_at_least_one() -> None:
+    flat = Prices({WORKER: 2.0, PS: 2.0}, {WORKER: (2.0,) * 5, PS: (4.0,) * 5})
+    steep = Prices({WORKER: 2.0, PS: 2.0}, {WORKER: (2.0,) * 5, PS: (4.0, 2e6, 4.0, 4.0, 4.0)})
+    assert flat.alpha == 1.0
+    assert steep.alpha == pytest.approx(math.log(1e6))
 
 
 def test_an_urgent_job_does_not_make_everything_free() -> None:

@@ -7,6 +7,7 @@ import pytest
 from simulator.serverless.container import Container
 from simulator.serverless.numa_node import NumaNode
 from simulator.serverless.prediction import predict_ends
+from simulator.serverless.server import Server
 
 
 def container(name: int, parallelism: int, required: int, given: int, work: int, at: float) -> Container:
@@ -122,9 +123,34 @@ def test_memory_is_a_lease_from_start_to_end(node: NumaNode) -> None:
     assert set(node.state.leases) == {"0/1"}
 
 
+def test_at_one_time_an_end_comes_before_a_start(node: NumaNode) -> None:
+    node.on_container_creation(container(C, 1, 512, 512, 1, 2.585))  # the moment in which A ends
+    assert node.next_event() == (2.585, False)
+    assert node.on_container_completion()[0].fn_id == A
+    assert node.next_event() == (2.585, True)
+
+
+def test_what_the_document_lets_one_read_of_a_node_and_its_server(node: NumaNode) -> None:
+    other = NumaNode(1, cpu=4, memory=8192, single_core_speed=1000)
+    server = Server("c5", 0, 0.1, 0.5, [node, other])
+    assert (node.computing_capacity, node.free_memory, server.container_count) == (4000, 6144, 2)
+    assert (server.earliest_finished_nn_id, server.latest_finished_nn_id) == (0, 0)
+    assert server.earliest_finished_time == 2.585
+    assert server.latest_finished_time == pytest.approx(3.5855)
+    node.on_container_creation(container(C, 1, 8192, 8192, 1000, 1.0))
+    node.start_next()
+    assert [waiting.fn_id for waiting in node.waiting_containers] == [C]
+    assert node.utilization.get_record_at(0.5).free_memory == 6144
+    with pytest.raises(ValueError, match="no record at -1"):
+        node.utilization.get_record_at(-1.0)
+    idle = Server("c5", 1, 0.1, 0.5, [other])
+    assert (idle.earliest_finished_nn_id, idle.latest_finished_nn_id) == (None, None)
+
+
 def test_speed_records_agree_with_the_work_left(node: NumaNode) -> None:
     node.on_container_creation(container(C, 4, 1024, 1024, 1142, 1.0))
     node.on_container_completion()
+    assert len(node.running_containers) == 2
     for running in node.running_containers:
         done = node.execution_speeds.get_completed_computation(running, node.current_time)
         assert running.computation - done == running.remaining_computation

@@ -13,6 +13,7 @@ from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import ClusterConfigError, UnitError, WorkflowError
 from simulator.serverless.generate import SHAPES, generate_workflow
 from simulator.serverless.template import WorkflowTemplate, read_workflows
+from simulator.serverless.workflow import Workflow
 
 JOBS = """<adag xmlns="http://pegasus.isi.edu/schema/DAX">
 <job id="ID0" runtime="{runtime}"><uses file="a" link="output" size="{size}"/></job>
@@ -169,6 +170,20 @@ def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text("{")
     with pytest.raises(WorkflowError, match="no WfCommons"):
         WorkflowTemplate.from_file(tmp_path / "two.json")
+
+
+def test_a_workflow_tells_where_each_function_is() -> None:
+    workflow = Workflow(0, 1.0, generate_workflow("fork_join", 2, 0))
+    assert workflow.pending_functions == {0, 1, 2, 3}
+    workflow.submit_function(0, 1.0)
+    assert (workflow.submitted_functions, workflow.pending_functions) == ({0}, {1, 2, 3})
+    workflow.run_function(0, 1.5)
+    assert workflow.running_functions == {0}
+    assert workflow.finish_function(0, 2.0) == [1, 2]
+    assert workflow.finished_functions == {0}
+    with pytest.raises(WorkflowError, match="function 1 of workflow 0 is pending, not submitted"):
+        workflow.run_function(1, 2.0)
+    assert workflow.completion_time is None
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager import allocator
-from simulator.vgpu.pool import Ledger
+from simulator.vgpu.pool import Ledger, slices_needed
 from simulator.vgpu.records import Decision, Run
-from simulator.vgpu.scenario import Scenario, load_scenario, scenario_names
+from simulator.vgpu.scenario import Card, Scenario, load_scenario, scenario_names
 from simulator.vgpu.simulation import Simulation, simulate
 from simulator.vgpu.workload import demand_series, generate
 
-from .small import scenario, task
+from .small import profile, scenario, task
 
 SLACK = 1e-9
 
@@ -82,7 +82,7 @@ def test_every_tick_keeps_the_rules(where: Scenario, seed: int) -> None:
             assert used <= capacity * (1 + SLACK)
     for dimensions in run.utilisation.values():
         assert all(0 <= use.mean <= use.peak <= 1 + SLACK for use in dimensions.values())
-    assert sum(outcome.state == "completed" for outcome in run.outcomes) <= len(run.tasks)
+    assert [outcome.task_id for outcome in run.outcomes] == [task.task_id for task in run.tasks]
     assert simulate(where, seed, use_numba=False) == run  # unobserved, in long spans of ticks
 
 
@@ -199,6 +199,24 @@ def test_heavy_tasks_come_in_their_window() -> None:
     heavy = [each for each in tasks if each.profile.name == "llm-heavy"]
     assert len(heavy) == 40
     assert all(0.33 * 320 <= each.arrival_s <= 0.37 * 320 for each in heavy)
+
+
+def test_a_spike_adds_to_the_swing() -> None:
+    """At the crest of a sine of a half, with a spike of one: 1 + 0.5 + 1 times the mean."""
+    kind = profile("kind", 10, 20, 30, work=100, deadline=10)
+    crest = replace(task(kind, spike=1.0), amplitudes=(0.5, 0.5, 0.5), period_s=1e6, phase=0.25)
+    assert demand_series(crest, 0, 1, 0.01)[:, 0] == pytest.approx([25.0, 50.0, 75.0])
+
+
+@pytest.mark.parametrize(
+    ("demand", "slices"),
+    [((30, 1, 1), 3), ((1, 30, 1), 3), ((1, 1, 200 / 7), 2), ((100, 1, 1), 7), ((101, 1, 1), 8)],
+)
+def test_slices_are_rounded_up_in_the_dearest_dimension(
+    demand: tuple[float, float, float], slices: int
+) -> None:
+    """Of seven slices with a seventh of 100 TFLOPS, 100 GB and 100 GB/s each."""
+    assert slices_needed(demand, Card("x", 100, 100, 100, slices=7)) == slices
 
 
 def test_slices_are_a_hard_ceiling_and_fill_a_card() -> None:

@@ -175,6 +175,15 @@ def test_guard_raises_the_ceiling_when_the_deadline_nears() -> None:
     assert watch(unguarded, task(slow, spike=0.5))[0].outcomes[0].end_s == pytest.approx(6.0)
 
 
+def test_pressure_begins_50_ms_before_a_short_deadline() -> None:
+    """A tenth of 0.2 s would be 20 ms, too short for a step."""
+    brief = profile("brief", 50, 5, 5, work=30, deadline=0.2)
+    guard = Guard(True, adjust_interval_ticks=1, boost_step=0.05, max_boost=1.1, decay=0.0)
+    guarded = scenario(brief, sandbox=replace(ROOMY, compute_gate=True), guard=guard)
+    _, seen = watch(guarded, task(brief, spike=0.5))
+    assert [each.scale for each in seen][14:17] == pytest.approx([1.0, 1.05, 1.1])
+
+
 def test_a_task_is_dropped_past_one_and_a_half_deadlines() -> None:
     late = profile("late", 50, 5, 5, work=1000, deadline=2)
     run, seen = watch(scenario(late), task(late))
@@ -186,7 +195,7 @@ def test_a_task_is_dropped_past_one_and_a_half_deadlines() -> None:
 
 
 def test_tasks_wait_for_room_and_start_at_the_next_pass() -> None:
-    big = profile("big", 60, 60, 60, work=60, deadline=4)
+    big = profile("big", 60, 60, 60, work=60, deadline=1.2)
     where = scenario(big, scheduling=Scheduling(interval_ticks=8, oversubscription=1.0))
     run, _ = watch(where, task(big, 0.0), task(big, 0.5))
     first, second = run.outcomes
@@ -194,6 +203,7 @@ def test_tasks_wait_for_room_and_start_at_the_next_pass() -> None:
     assert second.start_s == 1.04  # released after tick 99, passes at multiples of 8
     assert second.slowdown == pytest.approx(2.04 - 0.5)
     assert second.interference_ratio == pytest.approx(1.0)
+    assert second.slo_met  # 1 s from its start, though 1.54 s from its arrival
     eager = replace(where, scheduling=replace(where.scheduling, retry_every_tick=True))
     assert watch(eager, task(big, 0.0), task(big, 0.5))[0].outcomes[1].start_s == 1.0
 

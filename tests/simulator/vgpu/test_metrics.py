@@ -1,0 +1,48 @@
+"""What a run amounts to, worked out by hand from four tasks that ended in four ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.vgpu.metrics import histogram, summarise
+from simulator.vgpu.records import Outcome, Run
+
+from .small import profile, scenario
+
+
+def outcome(
+    state: str, arrival_s: float, start_s: float | None, end_s: float, slo_met: bool = False
+) -> Outcome:
+    """A task whose work takes 10 s at its mean demand."""
+    events = {"memory": 0, "bandwidth": 0, "compute": 3 if state == "overtime" else 0}
+    return Outcome(state, "any", state, "n", arrival_s, start_s, end_s, 10.0, slo_met, events)
+
+
+FOUR = (
+    outcome("completed", 0.0, 6.0, 19.0, slo_met=True),  # ran 13 s, waited 6 s
+    outcome("overtime", 0.0, 0.0, 21.0),
+    outcome("unfinished", 50.0, 52.0, 60.0),
+    outcome("never_started", 55.0, None, 60.0),
+)
+
+
+def test_ratios_count_who_started_and_rates_count_all() -> None:
+    where = scenario(profile("any", 10, 10, 10, work=100, deadline=14))
+    figures = summarise(Run(where, 0, (), FOUR, {}))
+    assert (figures["tasks"], figures["started"]) == (4, 3)
+    assert figures["slo_rate"] == 1 / 4
+    assert figures["drop_rate"] == 3 / 4
+    assert figures["ir"]["mean"] == pytest.approx((1.3 + 2.1 + 0.8) / 3)
+    assert [figures["ir"][name] for name in ("over_1_25", "over_1_5", "over_2")] == [2 / 3, 1 / 3, 1 / 3]
+    assert (figures["ir_finished"]["mean"], figures["ir_finished"]["over_1_25"]) == (1.3, 1.0)
+    assert figures["slowdown"]["mean"] == pytest.approx((1.9 + 2.1 + 1.0) / 3)
+    assert figures["limited_tasks"] == 1
+    assert figures["limiter_events"]["compute"] == 3
+
+
+def test_a_bucket_begins_with_its_lower_edge() -> None:
+    """1.1 / 0.1 is a hair below 11, and 0.3 / 0.1 below 3."""
+    assert histogram([0.3, 0.35, 0.6, 1.1], 0.1) == [
+        {"from": round(k / 10, 9), "to": round((k + 1) / 10, 9), "tasks": {3: 2, 6: 1, 11: 1}.get(k, 0)}
+        for k in range(3, 12)
+    ]
