@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,17 +63,19 @@ def up() -> None:
             print(f"Redis        {stack.redis_url}")
             print(f"logs         {stack.home}")
             print("Ctrl-C stops everything", flush=True)
-            while True:
-                time.sleep(1.0)
-    except KeyboardInterrupt:
+            with suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(1.0)
         print("stopped")
+    except KeyboardInterrupt:
+        print("stopped before all of it was up")
     except StackError as error:
         sys.exit(f"up failed: {error}")
 
 
 @contextmanager
 def _stack() -> Iterator[Stack]:
-    """The stack in a folder of its own, which is kept only if something goes wrong."""
+    """The stack in a folder of its own, which is kept only where the stack itself does not start or stop."""
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
     print(f"starting Redis and Airflow in {home} (half a minute)", flush=True)
     with Stack(home) as stack:

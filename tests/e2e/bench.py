@@ -144,6 +144,14 @@ class Bench(Stack):
         self.runs.append(run)
         return run
 
+    def one_trains_one_waits(self, waiting="local_job", **conf):
+        """A job on all GPUs, and a run of that DAG that waits for them; returns both."""
+        trains = self.run("local_job")
+        trains.wait_until_training()
+        waits = self.run(waiting, **conf)
+        waits.wait_until_waiting()
+        return trains, waits
+
     def history(self, change):
         """All changes of that kind."""
         return [entry for entry in self.manager.history(limit=1_000_000) if entry["change"] == change]

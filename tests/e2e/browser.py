@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -18,8 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-ARTIFACTS = ROOT / "artifacts"
+from demo.stack import REPOSITORY, free_ports
+
+ARTIFACTS = REPOSITORY / "artifacts"
 AXE = "axe-core@4.14.1"
 
 INVENTORY = """[[servers]]
@@ -46,7 +46,7 @@ def chromium() -> Iterator[Any]:
 
 def axe_source() -> str:
     """axe's script, fetched once with npm into .build; skips where npm or its registry is missing."""
-    script = ROOT / ".build" / "axe.min.js"
+    script = REPOSITORY / ".build" / "axe.min.js"
     if not script.exists():
         npm = shutil.which("npm")
         if npm is None:
@@ -95,7 +95,7 @@ def serving(folder: Path, servers: int, *options: str) -> Iterator[Service]:
     """The service on a store in memory, with tokens vera (reader), ursula (user), olga (operator)."""
     inventory = folder / "servers.toml"
     inventory.write_text(INVENTORY.format(count=servers))
-    port = free_port()
+    [port] = free_ports(1)
     base = [
         sys.executable,
         "-m",
@@ -121,13 +121,6 @@ def serving(folder: Path, servers: int, *options: str) -> Iterator[Service]:
         finally:
             process.terminate()
             assert process.wait(timeout=30) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _output(command: Sequence[str], environment: dict[str, str]) -> str:

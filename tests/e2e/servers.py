@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -14,6 +13,7 @@ from types import MappingProxyType
 
 import psutil
 
+from demo.stack import answers, free_ports
 from tests.e2e.bench import wait_for
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
@@ -21,23 +21,12 @@ POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 """The folder of PostgreSQL's programs, which Debian keeps off the PATH."""
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def answers(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 class SSHServer:
     """Debian's sshd on loopback, which lets root in with one key."""
 
     def __init__(self, home):
         self.home = home
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.key = home / "key"
         for name in ("key", "host_key"):
             subprocess.run(
@@ -87,7 +76,7 @@ class PostgreSQL:
 
     def __init__(self):
         self.folder = TemporaryDirectory(prefix="postgresql-")
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.process = None
         self.url = f"postgresql+psycopg2://postgres@127.0.0.1:{self.port}/airflow"
 
@@ -128,7 +117,7 @@ class Service:
     USER = "airflow"
 
     def __init__(self, home):
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.tokens = home / "tokens.json"
         self.token = subprocess.run(

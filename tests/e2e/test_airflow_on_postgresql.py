@@ -27,10 +27,7 @@ def airflow(tmp_path_factory):
 
 
 def test_a_job_waits_and_trains(bench):
-    first = bench.run("local_job")
-    first.wait_until_training()
-    second = bench.run("local_job", seconds=2)
-    second.wait_until_waiting()
+    first, second = bench.one_trains_one_waits(seconds=2)
     first.finish()
     second.wait_until("success")
     assert "waiting for GPUs: place 1 in the queue" in second.log()
@@ -38,10 +35,7 @@ def test_a_job_waits_and_trains(bench):
 
 
 def test_the_triggerer_is_killed(bench):
-    trains = bench.run("local_job")
-    trains.wait_until_training()
-    waits = bench.run("local_job", seconds=2)
-    waits.wait_until_waiting()
+    trains, waits = bench.one_trains_one_waits(seconds=2)
     bench.kill("triggerer")
     bench.start("triggerer")
     trains.finish()

@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from demo.__main__ import main
 from demo.timeline import holdings, overlaps
 from resource_manager.policies import get_policy
 from resource_manager.queueing import get_order
@@ -36,6 +40,35 @@ def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
     recorded = replayed.run()
     assert differences(recorded) == []
     assert sum(stay.started_at is not None for stay in recorded.stays.values()) == 6
+
+
+def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
+    class Quiet:
+        """A stack without processes, so that only the folder is left to tell of it."""
+
+        url = redis_url = "here"
+        api = SimpleNamespace(login=("admin", "word"))
+
+        def __init__(self, home):
+            self.home = home
+
+        def __enter__(self):
+            (self.home / "airflow.log").write_text("")
+            return self
+
+        def __exit__(self, *reason):
+            assert (self.home / "airflow.log").exists(), "the logs are there until all has stopped"
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("demo.__main__.Stack", Quiet)
+    monkeypatch.setattr("demo.__main__.time.sleep", interrupt)
+    done = CliRunner().invoke(main, ["up"])
+    assert done.exit_code == 0
+    assert done.stdout.endswith("stopped\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gpu_held_twice_is_found():

@@ -87,10 +87,7 @@ def test_the_worker_of_a_job_is_killed_in_its_moment(bench, place, processes):
 
 
 def test_the_triggerer_is_killed(bench):
-    trains = bench.run("local_job")
-    trains.wait_until_training()
-    waits = bench.run("local_job", seconds=2)
-    waits.wait_until_waiting()
+    trains, waits = bench.one_trains_one_waits(seconds=2)
     wait_for(lambda: trains.xcom("job_log_place")["offset"], what="a note of how far the log is")
     bench.kill("triggerer")
     time.sleep(TTL_S + 2)  # nobody renews: the lease runs out, and its GPUs stay held
@@ -103,10 +100,7 @@ def test_the_triggerer_is_killed(bench):
 
 
 def test_the_scheduler_is_killed(bench):
-    trains = bench.run("local_job")
-    trains.wait_until_training()
-    waits = bench.run("local_job", seconds=2)
-    waits.wait_until_waiting()
+    trains, waits = bench.one_trains_one_waits(seconds=2)
     bench.kill("scheduler")
     time.sleep(3)
     bench.start("scheduler")
@@ -127,10 +121,7 @@ def test_a_task_is_marked_while_it_trains(bench, state):
 
 @pytest.mark.parametrize("state", ["failed", "success"])
 def test_a_task_is_marked_while_it_waits(bench, state):
-    trains = bench.run("local_job")
-    trains.wait_until_training()
-    waits = bench.run("local_job")
-    waits.wait_until_waiting()
+    trains, waits = bench.one_trains_one_waits()
     waits.mark(state)
     wait_for(lambda: not bench.manager.queue(), TTL_S + 30, "leaving the queue")
     trains.finish()
@@ -150,10 +141,7 @@ def test_a_task_is_cleared_while_it_trains(bench):
 
 
 def test_a_task_is_cleared_while_it_waits(bench):
-    trains = bench.run("local_job")
-    trains.wait_until_training()
-    waits = bench.run("local_job", seconds=2)
-    waits.wait_until_waiting()
+    trains, waits = bench.one_trains_one_waits(seconds=2)
     waits.clear()
     waits.wait_until_deferred(try_number=2)
     trains.finish()
@@ -170,10 +158,7 @@ def test_a_dag_run_is_deleted_while_it_trains(bench):
 
 
 def test_redis_is_restarted(bench):
-    trains = bench.run("local_job")
-    trains.wait_until_training()
-    waits = bench.run("local_job", seconds=2)
-    waits.wait_until_waiting()
+    trains, waits = bench.one_trains_one_waits(seconds=2)
     redis = next(process for process in bench.processes() if "redis" in process.name())
     redis.send_signal(signal.SIGKILL)
     time.sleep(5)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import yaml
 
+from demo.stack import free_ports
 from tests.api.test_monitoring import MONITORING, expressions
 from tests.e2e import browser as b
 
@@ -32,7 +33,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
                 wish = {"task_id": task_id, "required_gpus": 4, "required_cpus": 8}
                 user.post("/api/submit", json=wish).raise_for_status()
         (folder / "token").write_text(service.tokens["vera"])
-        port = b.free_port()
+        [port] = free_ports(1)
         log = (folder / "log").open("w")
         process = subprocess.Popen(
             [

@@ -19,10 +19,7 @@ def served(bench, service):
 
 
 def test_a_job_waits_and_trains_through_the_service(served, service):
-    first = served.run("local_job")
-    first.wait_until_training()
-    second = served.run("service_job")
-    second.wait_until_waiting()
+    first, second = served.one_trains_one_waits("service_job")
     first.finish()
     second.wait_until_training()
     assert served.manager.status_of(second.lease_id)["owner"] == Service.USER

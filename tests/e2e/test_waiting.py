@@ -12,10 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
 
 
 def test_what_waits_starts_within_seconds_of_the_release(bench):
-    first = bench.run("local_job")
-    first.wait_until_training()
-    second = bench.run("local_job", seconds=2)
-    second.wait_until_waiting()
+    first, second = bench.one_trains_one_waits(seconds=2)
     first.finish()
     second.wait_until("success")
     assert "waiting for GPUs: place 1 in the queue, no server has room for 8 GPUs" in second.log()
@@ -42,10 +39,7 @@ def test_a_freed_gpu_runs_the_next_process_soon(bench, record_property):
 
 
 def test_a_sensor_waits_for_room_and_takes_nothing(bench):
-    first = bench.run("local_job")
-    first.wait_until_training()
-    sensor = bench.run("sensor_job")
-    sensor.wait_until_waiting()
+    first, sensor = bench.one_trains_one_waits("sensor_job")
     assert not bench.manager.queue()
     first.finish()
     sensor.wait_until("success")
