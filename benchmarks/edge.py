@@ -7,12 +7,13 @@ installation, is not counted.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
+import click
+
+from simulator.cli import BadInput, InputErrors, print_json
 from simulator.edge.command import POLICIES
 from simulator.edge.dataset import TIERS, Dataset
 from simulator.edge.generate import generate
@@ -53,30 +54,31 @@ def measure(dataset: Dataset, tiers: str, policy: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of datasets")
-    parser.add_argument("--policy", choices=POLICIES, action="append", help="all by default")
-    parser.add_argument("--tiers", choices=TIERS, action="append", help="all by default")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    if options.data is None:
+@click.command(cls=InputErrors, help=__doc__)
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of datasets.")
+@click.option(
+    "--policy", "policies", type=click.Choice(list(POLICIES)), multiple=True, help="All by default."
+)
+@click.option("--tiers", "some_tiers", type=click.Choice(list(TIERS)), multiple=True, help="All by default.")
+@click.option("--json", "as_json", is_flag=True)
+def main(data: Path | None, policies: tuple[str, ...], some_tiers: tuple[str, ...], as_json: bool) -> None:
+    if data is None:
         datasets = [generate(seed, jobs=60) for seed in range(3)]
     else:
-        datasets = [read_dataset(folder) for folder in sorted(options.data.glob("test*"))]
+        datasets = [read_dataset(folder) for folder in sorted(data.glob("test*"))]
     if not datasets:
-        parser.error(f"{options.data} holds no folder test0, test1, …")
-    policies = options.policy or list(POLICIES)
+        raise BadInput(f"{data} holds no folder test0, test1, …")
+    policies = policies or tuple(POLICIES)
     if "timetable" in policies:
         POLICIES["timetable"](generate(0, jobs=2))  # compiles
     rows = []
     for dataset in datasets:
         for policy in policies:
-            for tiers in options.tiers or TIERS:
+            for tiers in some_tiers or TIERS:
                 rows.append(measure(dataset, tiers, policy))
-                if not options.json:
+                if not as_json:
                     print(*rows[-1].values(), sep="\t", flush=True)
-    plans = options.data / "published_plans" if options.data else None
+    plans = None if data is None else data / "published_plans"
     published = [
         scoring_speed(dataset, read_plan(plans / dataset.name, dataset))
         for dataset in datasets
@@ -89,8 +91,8 @@ def main() -> None:
         "slowest_scoring_of_published_plans": round(min(published)) if published else None,
         "targets": {"planning_s": PLANNING_TARGET_S, "scoring": SCORING_TARGET},
     }
-    if options.json:
-        print(json.dumps(summary))
+    if as_json:
+        print_json(summary)
     else:
         print({key: value for key, value in summary.items() if key != "rows"})
 

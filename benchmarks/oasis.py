@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
+import click
+
+from simulator.cli import FiniteRange, InputErrors
 from simulator.oasis.baselines import Drf
 from simulator.oasis.calibrate import calibrate
 from simulator.oasis.experiment import Case, Comparison, compare
@@ -161,29 +163,37 @@ def misestimate(seeds: Sequence[int], training: int) -> None:
     print(f"clairvoyant L and U: {clairvoyant / base - 1:+.2%} of the utility with estimated prices")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "part", choices=("parameters", "baselines", "ratio", "speed", "optimum", "misestimate")
-    )
-    parser.add_argument("--seeds", type=int, default=20, help="seeds 1 to this one")
-    parser.add_argument("--training", type=int, default=20, help="instances to calibrate on; 0: do not")
-    parser.add_argument("--time-limit-s", type=float, default=300.0, help="for one optimum")
-    given = parser.parse_args()
-    seeds = range(1, given.seeds + 1)
-    match given.part:
-        case "parameters":
-            parameters(given.training)
-        case "baselines":
-            baselines(seeds, given.training)
-        case "ratio":
-            ratio(seeds, given.training, given.time_limit_s)
-        case "speed":
-            speed(seeds)
-        case "optimum":
-            optimum(seeds, given.time_limit_s)
-        case "misestimate":
-            misestimate(seeds, given.training)
+PARTS = {
+    "parameters": lambda seeds, training, time_limit_s: parameters(training),
+    "baselines": lambda seeds, training, time_limit_s: baselines(seeds, training),
+    "ratio": ratio,
+    "speed": lambda seeds, training, time_limit_s: speed(seeds),
+    "optimum": lambda seeds, training, time_limit_s: optimum(seeds, time_limit_s),
+    "misestimate": lambda seeds, training, time_limit_s: misestimate(seeds, training),
+}
+
+
+@click.command(cls=InputErrors, help=__doc__)
+@click.argument("part", type=click.Choice(list(PARTS)))
+@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Seeds 1 to this one.")
+@click.option(
+    "--training",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Instances to calibrate on; 0: do not, but for the part parameters, which needs some.",
+)
+@click.option(
+    "--time-limit-s",
+    type=FiniteRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="For one optimum.",
+)
+def main(part: str, seeds: int, training: int, time_limit_s: float) -> None:
+    if part == "parameters" and not training:
+        raise click.UsageError("parameters needs --training instances, 1 or more")
+    PARTS[part](range(1, seeds + 1), training, time_limit_s)
 
 
 if __name__ == "__main__":

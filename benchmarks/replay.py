@@ -22,8 +22,7 @@ from resource_manager.models import Request
 from resource_manager.policies.capacity import CPU_MILLI
 from resource_manager.policies.fgd import Fragmentation
 from resource_manager.policies.first_fit import first_fit
-from simulator.cli import BadInput, print_json
-from simulator.errors import InputError
+from simulator.cli import InputErrors, print_json
 from simulator.replay import openb
 
 POLICIES = ("fgd", "best_fit", "dot_product", "gpu_packing", "gpu_clustering", "random")
@@ -51,18 +50,21 @@ def first_fit_per_s(rounds: int = 10_000) -> float:
     return 2 * rounds / (time.process_time() - began)
 
 
-@click.command()
+@click.command(cls=InputErrors)
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder of openb.")
 @click.option("--pods", default="default", show_default=True)
-@click.option("--seed", default=42, show_default=True)
-@click.option("--rounds", default=5, show_default=True, help="Runs a policy; the best one counts.")
+@click.option("--seed", type=click.IntRange(0), default=42, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Runs a policy; the best one counts.",
+)
 @click.option("--json", "as_json", is_flag=True)
 def main(data: Path, pods: str, seed: int, rounds: int, as_json: bool) -> None:
     """Prints pods a second for every published policy."""
-    try:
-        trace = openb.read_trace(data, pods, seed)
-    except InputError as error:
-        raise BadInput(str(error)) from error
+    trace = openb.read_trace(data, pods, seed)
     best: dict[str, float] = {}
     for _ in range(rounds):
         for policy in POLICIES:

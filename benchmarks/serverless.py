@@ -6,15 +6,16 @@ workflows of the same size and kind are used. Times are processor time, the best
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
+from simulator.cli import InputErrors
 from simulator.serverless import ClusterConfig, RawEnv, ServerlessEnv, WorkflowTemplate
 from simulator.serverless.config import NumaNodes, ServerType
 from simulator.serverless.generate import cybershake, montage
@@ -92,17 +93,21 @@ def heuristic(templates: list[WorkflowTemplate], name: str) -> tuple[int, float]
     return count, time.process_time() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workflows", type=Path, nargs="*", help="DAX or WfCommons files, or folders")
-    parser.add_argument("--repeats", type=int, default=10)
-    arguments = parser.parse_args()
-    templates = read_workflows(arguments.workflows) if arguments.workflows else generated()
+@click.command(cls=InputErrors, help=__doc__)
+@click.option(
+    "--workflows",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A DAX or WfCommons file, or a folder; may be repeated.",
+)
+@click.option("--repeats", type=click.IntRange(1), default=10, show_default=True)
+def main(workflows: tuple[Path, ...], repeats: int) -> None:
+    templates = read_workflows(workflows) if workflows else generated()
     c5 = ClusterConfig.c5()
     rates: dict[str, Any] = {
-        "spread": best(arguments.repeats, lambda: raw(templates, 5, c5, 1.0)),
-        "congested": best(arguments.repeats, lambda: raw(templates, 20, EIGHT_NODES, 0.0)),
-        "environment": best(arguments.repeats, lambda: environment(templates)),
+        "spread": best(repeats, lambda: raw(templates, 5, c5, 1.0)),
+        "congested": best(repeats, lambda: raw(templates, 20, EIGHT_NODES, 0.0)),
+        "environment": best(repeats, lambda: environment(templates)),
     }
     for name, target in TARGETS.items():
         rates[f"{name}_of_target"] = round(rates[name] / target, 2)

@@ -65,12 +65,13 @@ def service(store_url: str, folder: Path, servers: int) -> Iterator[tuple[str, p
     log = (folder / "service.log").open("w")
     try:
         assert process.stderr is not None
+        line = "nothing was said"
         for line in process.stderr:
-            entry = json.loads(line)
+            entry = json.loads(line) if line.startswith("{") else {}
             if "address" in entry:
                 break
         else:
-            raise SystemExit("the service did not start")
+            raise SystemExit(f"the service did not start: {line.strip()}")
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=log)
         try:
             yield entry["address"].removeprefix("http://"), psutil.Process(process.pid)
@@ -201,6 +202,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200, help="requests a second")
     parser.add_argument("--servers", type=int, default=1000)
     arguments = parser.parse_args()
+    for name, value in vars(arguments).items():
+        if not 0 < value < float("inf"):
+            parser.error(f"--{name} must be a number above 0, got {value:g}")
     with tempfile.TemporaryDirectory() as name, redis_server(None) as url:
         folder = Path(name)
         store = redis.Redis.from_url(url)

