@@ -61,7 +61,8 @@ def feed(name: str, corpus: str, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["resource_manager", "simulator", "tests.fuzz"]):
-        from tests.fuzz.parsers import check, parsers
+        from tests.fuzz.parser import check
+        from tests.fuzz.parsers import parsers
     parser = parsers()[name]
     for number, example in enumerate(parser.examples):
         (Path(corpus) / str(number)).write_bytes(example)

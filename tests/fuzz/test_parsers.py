@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.parsers import check, parsers
+from tests.fuzz.parser import check
+from tests.fuzz.parsers import parsers
 
 ROUNDS = 60
 PIECES = (

@@ -1,0 +1,217 @@
+"""The parsers of the manager: its files, its settings, its stores, and what its service is sent."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from resource_manager import GPUResourceManager
+from resource_manager.api import schemas as bodies
+from resource_manager.api.limits import FixedWindow
+from resource_manager.api.problems import from_validation
+from resource_manager.api.tokens import TokenFile
+from resource_manager.client import ServiceClient
+from resource_manager.history import collect, write_file
+from resource_manager.inventory import load_inventory
+from resource_manager.redaction import redact
+from resource_manager.redis_client import RedisClient
+from resource_manager.schemas import change_from_json
+from resource_manager.settings import Settings
+from resource_manager.stores import document, redis_layout
+from simulator.errors import InputError
+from simulator.replay.history import read_history, workload_of
+from tests.fuzz.parser import Parser, file
+
+INVENTORY = b"""[[servers]]
+name = "gpu-{id}"
+count = 2
+cpus = 64
+memory_mib = 1024
+address = "a@h:22"
+gpus = [{ count = 4, type = "A100", memory_mib = 40960 }, { ids = [7], vendor = "amd" }]
+labels = { rack = "1" }
+[[servers]]
+name = "cpu"
+cpus = 8
+resources = { disk_gb = 1.5 }
+"""
+BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
+    (
+        bodies.AllocateBody,
+        b'{"task_id": "t", "required_gpus": 1, "required_cpus": 4, "gpu_milli": 300, "labels": {"a": "b"}, '
+        b'"ttl_s": 60, "resources": {"memory_mib": 5.5}, "gpu_types": ["A100"], "utility": 1, "target_s": 2}',
+    ),
+    (bodies.BatchBody, b'{"requests": [{"task_id": "t", "required_gpus": 2, "required_cpus": 4}]}'),
+    (bodies.LeaseBody, b'{"task_id": "t", "fencing_token": 3}'),
+    (bodies.DrainBody, b'{"reason": "fan", "failed": true}'),
+    (bodies.ResetBody, b'{"confirm": true}'),
+)
+
+
+def read_body(model: type[BaseModel]) -> Callable[[bytes, Path], object]:
+    def parse(data: bytes, folder: Path) -> object:
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as error:
+            problem = from_validation(error)
+            raise InputError(problem.detail) from error
+
+    return parse
+
+
+@cache
+def manager_with_everything() -> GPUResourceManager:
+    """Leases, shares, a queue, a drained server and a history."""
+    manager = GPUResourceManager.from_url("memory://")
+    for number in range(4):
+        manager.allocate_resources(f"t{number}", 6, 8, team="a", labels={"k": "v"}, quarantine=True)
+    manager.allocate_resources("share", 1, 1, gpu_milli=300, ttl_s=50)
+    manager.submit("waits", 8, 8, utility=1.0, target_s=5.0, expected_runtime_s=9.0)
+    manager.renew("t1")
+    manager.drain(3, reason="fan")
+    manager.release_resources("t0", outcome="SUCCESS")
+    manager.restore(3)
+    return manager
+
+
+def example_document() -> bytes:
+    cluster = manager_with_everything().store.refresh(None)
+    assert cluster is not None
+    return document.to_json(document.Document(cluster, "epoch", "commit"), 1e9).encode()
+
+
+ORIGINAL_DOCUMENT = json.dumps(
+    {
+        "servers": [
+            {
+                "server_id": 0,
+                "server_name": "gpu-server-0",
+                "total_gpus": 8,
+                "available_gpus": [2, 3],
+                "total_cpus": 64,
+                "available_cpus": 60,
+                "running_tasks": [
+                    {
+                        "task_id": "t",
+                        "allocated_gpus": [0, 1],
+                        "allocated_cpus": 4,
+                        "start_time": "2026-01-01T00:00:00+00:00",
+                    }
+                ],
+            }
+        ]
+    }
+).encode()
+
+
+def read_redis(data: bytes, folder: Path) -> object:
+    """Inventory, three numbers and five hashes, as refresh.lua answers; parts end at NUL, pairs at tab."""
+    parts = data.split(b"\0")
+    parts += [b""] * (9 - len(parts))
+    inventory = redis_layout.inventory_from_json(b"1", parts[0])
+    hashes = [part.split(b"\t") if part else [] for part in parts[4:9]]
+    pairs = [flat[: len(flat) // 2 * 2] for flat in hashes]
+    return redis_layout.read_state(1, [*parts[1:4], *pairs], inventory)
+
+
+def example_redis() -> bytes:
+    cluster = manager_with_everything().store.refresh(None)
+    assert cluster is not None
+    snapshot = cluster.snapshot()
+    hashes: dict[str, list[str]] = {}
+    parts = redis_layout.parts_of(snapshot)
+    for part, field, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        hashes.setdefault(part, []).extend((field, text))
+    names = ("lease", "renewal", "quarantined", "waiting", "drained")
+    held = ["\t".join(hashes.get(name, [])) for name in names]
+    return "\0".join([redis_layout.inventory_to_json(snapshot), "9", "9", "", *held]).encode()
+
+
+def read_changes(data: bytes, folder: Path) -> object:
+    return [change_from_json(line) for line in data.splitlines()]
+
+
+def example_history(folder: Path) -> bytes:
+    write_file(collect(manager_with_everything()), folder / "h.jsonl")
+    return (folder / "h.jsonl").read_bytes()
+
+
+def parse_history(path: Path) -> object:
+    return workload_of(read_history(str(path)), "h")
+
+
+def read_environment(data: bytes, folder: Path) -> object:
+    """NAME=VALUE lines, and the rest of the bytes as the file that GPU_MANAGER_SETTINGS names."""
+    lines, _, rest = data.partition(b"\n\n")
+    text = lines.decode("utf-8", "surrogateescape").replace("\0", "")
+    environment = dict(line.partition("=")[::2] for line in text.split("\n"))
+    if rest:
+        (folder / "settings.toml").write_bytes(rest)
+        environment["GPU_MANAGER_SETTINGS"] = str(folder / "settings.toml")
+    settings = Settings.load(environment)
+    repr(settings)
+    return settings.price_admission()
+
+
+def read_url(data: bytes, folder: Path) -> object:
+    """A store's or a service's address; nothing is connected to."""
+    url = data.decode("utf-8", "surrogateescape")
+    redact(url)
+    if url.startswith("http"):
+        return ServiceClient(url).close()
+    with closing(RedisClient.from_url(url)) as client:
+        return client.key("meta")
+
+
+def read_rate(data: bytes, folder: Path) -> object:
+    return FixedWindow(data.decode("utf-8", "replace"))
+
+
+def history_changes(history: bytes) -> list[bytes]:
+    """The lines of a history as Redis keeps them: without their versions."""
+    lines = [json.loads(line) for line in history.splitlines()[1:]]
+    return [json.dumps({k: v for k, v in line.items() if k != "version"}).encode() for line in lines]
+
+
+def parsers() -> dict[str, Parser]:
+    """Name -> parser; the examples that need work are made here."""
+    with tempfile.TemporaryDirectory() as folder:
+        history = example_history(Path(folder))
+    return {
+        "inventory": Parser(file("i.toml", load_inventory), (INVENTORY,)),
+        "document": Parser(
+            lambda data, folder: document.from_json(data.decode("utf-8", "replace"), "the Variable x"),
+            (example_document(), ORIGINAL_DOCUMENT),
+        ),
+        "redis_state": Parser(read_redis, (example_redis(),)),
+        "changes": Parser(read_changes, (b"\n".join(history_changes(history)),)),
+        "history": Parser(file("h.jsonl", parse_history), (history,)),
+        "settings": Parser(
+            read_environment,
+            (
+                b"GPU_MANAGER_MIN_GPUS=1\nGPU_MANAGER_TEAM_QUOTAS=a=0.5,b=0.1\nGPU_MANAGER_ADMISSION=open",
+                b'GPU_MANAGER_ORDER=fifo\n\nstore = "memory://"\nprice_low = 1.5\n',
+            ),
+        ),
+        "url": Parser(
+            read_url,
+            (
+                b"redis://u:p@h:6379/0?namespace=a",
+                b"redis+sentinel://:p@a:1,b:2/svc/0?ssl=true",
+                b"unix:///run/x.sock?db=1",
+                b"https://u:p@host:80/x",
+            ),
+        ),
+        "tokens": Parser(
+            file("tokens.json", lambda path: TokenFile(path).read()),
+            (b'[{"token_id": "a", "name": "n", "role": "user", "digest": "00", "created_at": 1.0}]',),
+        ),
+        "rate": Parser(read_rate, (b"10/second", b"5 per minute")),
+        **{f"body_{model.__name__}": Parser(read_body(model), (example,)) for model, example in BODIES},
+    }
