@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resource_manager.allocator import allocate
-from resource_manager.cluster import ClusterState, NodeState, could_ever_fit
+from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.errors import PolicyError
 from resource_manager.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.policies import POLICIES, Policy
@@ -24,6 +24,7 @@ from resource_manager.policies.weighted_fit import weighted_fit_for
 from simulator.errors import InputError
 from simulator.progress import Progress, no_progress
 from simulator.replay.table import Row, read_csv, read_json
+from simulator.replay.workload import refuse_misfits
 
 NODE_LIST = "openb_node_list_gpu_node.csv"
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
@@ -87,7 +88,7 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
     requests = tuple(_request(row) for row in rows)
     if not requests:
         raise InputError("there is no pod", path=path)
-    _check_fit(rows, requests, nodes)
+    refuse_misfits("pod", zip(rows, requests, strict=True), nodes)
     fixture = folder / "fixtures" / f"{pods}.json.gz"
     if fixture.exists():
         order, rank = _read_fixture(fixture, seed, len(requests), len(nodes))
@@ -128,22 +129,6 @@ def _request(row: Row) -> Request:
         {"cpu_milli": row.whole("cpu_milli"), "memory_mib": row.whole("memory_mib")},
         tuple(filter(None, row.text("gpu_spec").split("|"))),
     )
-
-
-def _check_fit(rows: list[Row], requests: tuple[Request, ...], nodes: list[Node]) -> None:
-    known = {gpu.gpu_type for node in nodes for gpu in node.gpus}
-    shapes: set[tuple[object, ...]] = set()
-    for row, request in zip(rows, requests, strict=True):
-        if request.shape in shapes:
-            continue
-        shapes.add(request.shape)
-        for gpu_type in request.gpu_types:
-            if gpu_type not in known:
-                raise row.fail(
-                    f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(known))}"
-                )
-        if not any(could_ever_fit(node, request) for node in nodes):
-            raise row.fail(f"pod {request.task_id!r} is larger than any node")
 
 
 def _arrival(pod: Request, place: int) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,17 +82,29 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
     Raises `InputError` with file, line and reason. The columns are in docs/simulators/replay.md.
     """
     nodes = _read_nodes(nodes_path)
-    jobs = [_job(row) for row in _rows(jobs_path, JOB_COLUMNS)]
+    rows = list(_rows(jobs_path, JOB_COLUMNS))
+    jobs = [_job(row) for row in rows]
     if not jobs:
         raise InputError("there is no job", path=jobs_path)
+    names: set[str] = set()
+    for row, job in zip(rows, jobs, strict=True):
+        if job.request.task_id in names:
+            raise row.fail(f"job {job.request.task_id!r} is there twice")
+        names.add(job.request.task_id)
+    refuse_misfits("job", zip(rows, (job.request for job in jobs), strict=True), nodes)
+    jobs.sort(key=lambda job: job.submitted_at)
+    return Workload(
+        jobs_path.stem,
+        ClusterState(nodes).snapshot(),
+        tuple(Moment(job.submitted_at, arrivals=[job]) for job in jobs),
+    )
+
+
+def refuse_misfits(what: str, asked: Iterable[tuple[Row, Request]], nodes: Sequence[Node]) -> None:
+    """Raises `InputError` for a row that no node could ever take, even if it were empty."""
     types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
     shapes: set[tuple[object, ...]] = set()
-    names: set[str] = set()
-    for row, job in zip(_rows(jobs_path, JOB_COLUMNS), jobs, strict=True):
-        request = job.request
-        if request.task_id in names:
-            raise row.fail(f"job {request.task_id!r} is there twice")
-        names.add(request.task_id)
+    for row, request in asked:
         if request.shape in shapes:
             continue
         shapes.add(request.shape)
@@ -102,13 +114,7 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
                     f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(types))}"
                 )
         if not any(could_ever_fit(node, request) for node in nodes):
-            raise row.fail(f"job {request.task_id!r} is larger than any node")
-    jobs.sort(key=lambda job: job.submitted_at)
-    return Workload(
-        jobs_path.stem,
-        ClusterState(nodes).snapshot(),
-        tuple(Moment(job.submitted_at, arrivals=[job]) for job in jobs),
-    )
+            raise row.fail(f"{what} {request.task_id!r} is larger than any node")
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:

@@ -59,6 +59,20 @@ def test_fifo_starts_in_order_of_arrival_and_keeps_the_gang() -> None:
     assert result.completed == 4
 
 
+def test_in_fifo_nobody_overtakes_who_does_not_fit() -> None:
+    """Nine GPUs: the second needs eight and waits for the first; the third needs one, which is free."""
+    large = {"chunks": 1, "gradient": 0.0, "worker": (8, 1, 1, 1, 0.0)}
+    jobs = (
+        a_job("first", **large),
+        a_job("second", **large),
+        a_job("third", **large | {"worker": (1, 1, 1, 1, 0.0)}),
+    )
+    _, workers = play(Instance(20, ((9, 32, 64, 32, 20.0),), ((0, 32, 64, 32, 20.0),), jobs), "fifo")
+    assert dict(workers[0]) == {"first": 1}
+    begins = {job.job_id: min(slot for slot, held in workers.items() if job.job_id in held) for job in jobs}
+    assert begins["third"] == begins["second"] > 0
+
+
 def test_drf_gives_equal_dominant_shares() -> None:
     """The example of Ghodsi et al.: 9 CPUs and 18 GB, users of (1 CPU, 4 GB) and (3 CPUs, 1 GB)."""
     memory = a_job("memory", chunks=50, epochs=50, gradient=0.0, worker=(0, 1, 4, 0, 0.0))
@@ -83,6 +97,21 @@ def test_rrh_refuses_what_would_cost_the_others_more() -> None:
     accepted = {outcome.job.job_id for outcome in result.outcomes if outcome.accepted}
     assert "dear-0" in accepted
     assert "worthless" not in accepted
+
+
+def test_dorm_is_not_too_unfair_for_the_sake_of_use() -> None:
+    """Eight workers of `all` would use most, but be 0.5 from the fair half, as far as each of the others."""
+    worker = {"all": (1, 1, 1, 1, 1.0), "gpu": (1, 0, 0, 0, 0.0), "cpu": (0, 1, 0, 0, 0.0)}
+    jobs = tuple(a_job(name, chunks=8, gradient=0.0, worker=one) for name, one in worker.items())
+    instance = Instance(9, ((8, 8, 8, 8, 8.0),), ((0, 64, 64, 64, 64.0),), jobs)
+    ledger = Ledger(instance)
+    fair = dorm.fair_workers(ledger, jobs)
+    assert fair == pytest.approx([4, 4, 4])
+    found = dorm.Dorm(ledger, instance).repartition(jobs)
+    assert found is not None
+    distances = [abs(found[job.job_id] - workers) / 8 for job, workers in zip(jobs, fair, strict=True)]
+    assert sum(distances) <= dorm.FAIRNESS_LOSS * 2 * 5 + 1e-6
+    assert found["all"] > 4
 
 
 def test_dorm_resizes_few_at_a_time() -> None:

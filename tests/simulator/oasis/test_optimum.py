@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from simulator.oasis.ledger import PS, WORKER
+from simulator.oasis.milp import Maximisation, Solution
 from simulator.oasis.model import Instance, Job, Units, to_units
 from simulator.oasis.optimum import Booked, find_optimum
 from simulator.oasis.packing import capacity_rows, pack, server_types
@@ -132,6 +134,23 @@ def test_the_optimum_bounds_oasis_within_its_ratio(seed: int) -> None:
     assert optimum.proven
     assert utility <= optimum.utility * (1 + 1e-6)
     assert optimum.utility <= 2 * prices.alpha * utility
+
+
+def test_what_the_solver_has_not_proven_is_not_called_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that finds the best solution each time, and runs out of time before it can be sure."""
+    solve = Maximisation.solve
+
+    def hurried(model: Maximisation, time_limit_s: float, *, relaxed: bool = False) -> Solution:
+        found = solve(model, time_limit_s, relaxed=relaxed)
+        return replace(found, optimal=False, bound=1.5 * found.objective)
+
+    instance = draw_instance(1, jobs=4, slots=10, servers=2, load=1.0)
+    sure = find_optimum(instance, 60)
+    monkeypatch.setattr(Maximisation, "solve", hurried)
+    unsure = find_optimum(instance, 60)
+    assert (sure.proven, unsure.proven) == (True, False)
+    assert unsure.utility == pytest.approx(sure.utility)
+    assert unsure.bound > unsure.utility
 
 
 def test_too_short_a_time_is_admitted() -> None:
