@@ -152,6 +152,14 @@ class Bench(Stack):
         waits.wait_until_waiting()
         return trains, waits
 
+    @staticmethod
+    def both_end_well(trains, waits, timeout_s=200.0):
+        """The first is told to end; then both succeed, each with the one process it ever had."""
+        trains.finish()
+        for run in (trains, waits):
+            run.wait_until("success", timeout_s)
+            assert len(run.processes()) == 1
+
     def history(self, change):
         """All changes of that kind."""
         return [entry for entry in self.manager.history(limit=1_000_000) if entry["change"] == change]

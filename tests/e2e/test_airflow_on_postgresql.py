@@ -38,7 +38,4 @@ def test_the_triggerer_is_killed(bench):
     trains, waits = bench.one_trains_one_waits(seconds=2)
     bench.kill("triggerer")
     bench.start("triggerer")
-    trains.finish()
-    for run in (trains, waits):
-        run.wait_until("success", 300)
-        assert len(run.processes()) == 1
+    bench.both_end_well(trains, waits, 300)

@@ -92,10 +92,7 @@ def test_the_triggerer_is_killed(bench):
     bench.kill("triggerer")
     time.sleep(TTL_S + 2)  # nobody renews: the lease runs out, and its GPUs stay held
     bench.start("triggerer")
-    trains.finish()
-    trains.wait_until("success")
-    waits.wait_until("success")
-    assert len(trains.processes()) == len(waits.processes()) == 1
+    bench.both_end_well(trains, waits)
     assert trains.log().count("the job begins") == 1
 
 
@@ -104,10 +101,7 @@ def test_the_scheduler_is_killed(bench):
     bench.kill("scheduler")
     time.sleep(3)
     bench.start("scheduler")
-    trains.finish()
-    trains.wait_until("success")
-    waits.wait_until("success")
-    assert len(trains.processes()) == len(waits.processes()) == 1
+    bench.both_end_well(trains, waits)
 
 
 @pytest.mark.parametrize("state", ["failed", "success"])
@@ -163,10 +157,7 @@ def test_redis_is_restarted(bench):
     redis.send_signal(signal.SIGKILL)
     time.sleep(5)
     bench.start_redis()
-    trains.finish()
-    trains.wait_until("success")
-    waits.wait_until("success")
-    assert len(trains.processes()) == len(waits.processes()) == 1
+    bench.both_end_well(trains, waits)
 
 
 def test_the_server_of_a_job_is_gone_for_a_while(bench, ssh_server):
