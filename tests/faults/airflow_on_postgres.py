@@ -30,7 +30,11 @@ def what_is_missing() -> str:
     """Why Airflow cannot run on PostgreSQL here; empty if it can."""
     if programs() is None:
         return "needs PostgreSQL's initdb and postgres (Debian: postgresql)"
-    for name, package in (("airflow", "the extra 'airflow'"), ("psycopg2", "psycopg2-binary")):
+    for name, package in (
+        ("airflow", "the extra 'airflow'"),
+        ("psycopg2", "psycopg2-binary"),
+        ("asyncpg", "asyncpg"),
+    ):
         if find_spec(name) is None:
             return f"needs {package}"
     return ""
@@ -95,8 +99,6 @@ def airflow_on(postgres: Postgres, home: Path) -> dict[str, str]:
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": address,
-        # Nothing here is asynchronous; else Airflow would want asyncpg as well.
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"sqlite+aiosqlite:///{home}/none.db",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "tests.faults.airflow_on_postgres.CONNECT",
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
         "PYTHONPATH": str(Path(__file__).parents[2]),

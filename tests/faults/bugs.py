@@ -3,43 +3,61 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from resource_manager import allocator
+from resource_manager.locks import RedisLock
 from resource_manager.models import Released
-from resource_manager.stores import RedisStore
-
-BUGS = ("no version check", "no fencing", "lost release")
+from resource_manager.stores import RedisStore, VariableStore
 
 
-def plant(bug: str) -> None:
-    if bug == "no version check":
-        from resource_manager import redis_client
+def no_version_check() -> None:
+    """The Redis store's: what was decided on an old state is committed."""
+    from resource_manager import redis_client
+    from resource_manager.stores import redis as redis_store
 
-        load = redis_client.load_script.__wrapped__
+    load = redis_client.load_script.__wrapped__
 
-        def careless(*names: str) -> redis_client.Script:
-            text = load(*names).text
-            return redis_client.Script(text.replace("if version ~= expected then", "if false then"))
+    def careless(*names: str) -> redis_client.Script:
+        text = load(*names).text
+        return redis_client.Script(text.replace("if version ~= expected then", "if false then"))
 
-        from resource_manager.stores import redis as redis_store
+    redis_store.load_script = careless  # type: ignore[attr-defined]
 
-        redis_store.load_script = careless  # type: ignore[attr-defined]
-    elif bug == "no fencing":
-        for name in ("release", "renew"):
-            setattr(allocator, name, partial(_without_fencing, getattr(allocator, name)))
-    elif bug == "lost release":
-        commit = RedisStore.commit
 
-        def forgetful(self: RedisStore, version: int, changes: Any, **options: Any) -> None:
-            if not all(isinstance(change, Released) for change in changes) or random.random() < 0.8:
-                commit(self, version, changes, **options)
+def no_lock() -> None:
+    """The Variable store's in a task, which has nothing else: everybody gets the lock, at once."""
+    RedisLock._step = lambda self, step, token: [1, 0] if step == "acquire" else 1  # type: ignore[method-assign]
 
-        RedisStore.commit = forgetful  # type: ignore[method-assign]
-    elif bug:
-        raise ValueError(f"unknown bug {bug!r}")
+
+def no_fencing() -> None:
+    for name in ("release", "renew"):
+        setattr(allocator, name, partial(_without_fencing, getattr(allocator, name)))
 
 
 def _without_fencing(step: Any, *arguments: Any, **options: Any) -> Any:
     return step(*arguments, **{**options, "fencing_token": None})
+
+
+def lost_release() -> None:
+    for store in (RedisStore, VariableStore):
+        store.commit = _forgetful(store.commit)  # type: ignore[method-assign]
+
+
+def _forgetful(commit: Callable[..., None]) -> Callable[..., None]:
+    def forgetful(self: Any, version: int, changes: Any, **options: Any) -> None:
+        if not all(isinstance(change, Released) for change in changes) or random.random() < 0.8:
+            commit(self, version, changes, **options)
+
+    return forgetful
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    "no version check": no_version_check,
+    "no lock": no_lock,
+    "no fencing": no_fencing,
+    "lost release": lost_release,
+}
+"""Of the first two each store has its own; the other survives it."""

@@ -14,9 +14,9 @@ POINTS = {
     "redis": ("before", "sent", "answered"),
     "variables": ("before", "sent", "written", "answered"),
 }
-"""`sent`: the script has gone out and no answer was read; to a database: the row is written and its
-transaction open. `written`: committed there, and not yet remembered in Redis. `answered`: all is done and
-the caller was not told."""
+"""`sent`: the script, or a task's message to its supervisor, has gone out and no answer was read; to a
+database: the row is written and its transaction open. `written`: committed there, and not yet remembered in
+Redis. `answered`: all is done and the caller was not told."""
 
 
 class CommitPoint:
@@ -46,11 +46,23 @@ class CommitPoint:
         from sqlalchemy.engine import Engine
 
         from resource_manager.stores import VariableStore
-        from resource_manager.stores.airflow_access import DatabaseAccess
+        from resource_manager.stores.airflow_access import DatabaseAccess, TaskAccess
 
         self._surround(VariableStore, "commit", after="answered", is_commit=True)
-        self._surround(DatabaseAccess, "set", before="before", after="written")
+        for way in (DatabaseAccess, TaskAccess):
+            self._surround(way, "set", before="before", after="written")
         event.listen(Engine, "commit", lambda connection: self._reach("sent"))
+        inner = TaskAccess._send
+
+        def send(this: TaskAccess, message: Any, key: str) -> Any:
+            if type(message).__name__ == "PutVariable" and self._is_due("sent"):
+                from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS as comms
+
+                comms.socket.sendall(comms._make_frame(message).as_bytes())
+                self._reach("sent")
+            return inner(this, message, key)
+
+        TaskAccess._send = send  # type: ignore[method-assign]
 
     def _surround(
         self, owner: type, name: str, *, before: str = "", after: str, is_commit: bool = False, only: str = ""
@@ -72,7 +84,10 @@ class CommitPoint:
 
         setattr(owner, name, outer)
 
+    def _is_due(self, point: str) -> bool:
+        return point == self._point and getattr(self._here, "due", False) and not self._stop.exists()
+
     def _reach(self, point: str) -> None:
-        if point == self._point and getattr(self._here, "due", False) and not self._stop.exists():
+        if self._is_due(point):
             (self._deaths / f"{os.getpid()}.{point}").touch()
             os.kill(os.getpid(), signal.SIGKILL)

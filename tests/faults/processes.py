@@ -40,18 +40,23 @@ def signalled(pid: int, number: signal.Signals) -> None:
 
 
 class Process(ABC):
-    """A worker, or a service, by its process id."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    """A worker, or a service."""
 
     @abstractmethod
     def exitcode(self) -> int | None:
         """None while it lives; minus the signal that killed it."""
 
+    @abstractmethod
+    def signal(self, number: signal.Signals) -> None:
+        """Sends that signal, if there is anybody to send it to."""
+
+    def runs(self) -> bool:
+        """Whether there is a process to hurt."""
+        return self.exitcode() is None
+
     def kill(self) -> None:
-        if self.exitcode() is None:
-            signalled(self.pid, signal.SIGKILL)
+        if self.runs():
+            self.signal(signal.SIGKILL)
         self.wait(10)
 
     def wait(self, seconds: float) -> int | None:
@@ -61,7 +66,17 @@ class Process(ABC):
         return self.exitcode()
 
 
-class Forked(Process):
+class Child(Process):
+    """A process that was started here."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def signal(self, number: signal.Signals) -> None:
+        signalled(self.pid, number)
+
+
+class Forked(Child):
     def __init__(self, assignment: Assignment) -> None:
         context = multiprocessing.get_context("forkserver")
         self._process = context.Process(target=main, args=(assignment,), daemon=True)
@@ -73,7 +88,7 @@ class Forked(Process):
         return self._process.exitcode
 
 
-class Command(Process):
+class Command(Child):
     def __init__(
         self, command: list[str], environment: Mapping[str, str], log: IO[bytes] | int = subprocess.DEVNULL
     ) -> None:

@@ -1,8 +1,9 @@
 """Runs seeded schedules of faults against real processes and real servers, and checks what happened.
 
 `python -m tests.faults.run --seeds 200` runs seeds 0 to 199, `--seed 17` replays one, with its schedule;
-`--store variables` hurts the Variable store on an Airflow on PostgreSQL, `--network netns` goes over network
-namespaces, `--other-version CHECKOUT` runs every other worker on the package there.
+`--store variables` hurts the Variable store on an Airflow on PostgreSQL, with `--tasks` through tasks of that
+Airflow, `--network netns` goes over network namespaces, `--other-version CHECKOUT` runs every other worker on
+the package there.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from resource_manager.inventory import default_inventory
 from resource_manager.models import Change, Granted
 from resource_manager.schemas import change_to_dict
 from tests.faults import airflow_on_postgres, namespaces
+from tests.faults.airflow_tasks import Airflow
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check, read_records
 from tests.faults.commit_points import POINTS
 from tests.faults.doors import DOORS
-from tests.faults.processes import Forked, Process, of_other_version
+from tests.faults.outcomes import Outcome, report, summarise
+from tests.faults.processes import Process, of_other_version
 from tests.faults.schedule import Schedule
-from tests.faults.setups import SETTINGS, Variables, remove, setting_of
+from tests.faults.setups import SETTINGS, Namespaces, Tasks, Variables, remove, setting_of
 from tests.faults.worker import SERVERS, TTL_S, Assignment, main
 
 HEAL_S = 30.0
@@ -40,20 +42,6 @@ HEAL_S = 30.0
 
 FINDING = {"no fencing": ("stop worker",)}
 """The faults that bring a planted bug to light, where not all do."""
-
-
-@dataclass
-class Outcome:
-    seed: int
-    setting: str
-    faults: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
-    operations: int = 0
-    granted: int = 0
-    errors: int = 0
-    cancelled: int = 0
-    lost_leases: int = 0
-    complaints: list[str] = field(default_factory=list)
 
 
 class Run:
@@ -66,7 +54,7 @@ class Run:
         *,
         setting: str = "",
         workers: int = 8,
-        seconds: float = 5.0,
+        seconds: float | None = None,
         bug: str = "",
         doors: tuple[str, ...] = tuple(DOORS),
         kinds: tuple[str, ...] = (),
@@ -76,7 +64,6 @@ class Run:
     ) -> None:
         self.rng = random.Random(seed)
         self.count = workers
-        self.seconds = seconds
         self.bug = bug
         self.doors = doors
         self.dying = dying
@@ -94,6 +81,7 @@ class Run:
         self.due: dict[int, float] = {}
         self.incarnation = 0
         self.setup = SETTINGS[setting](folder, workers, self.rng)
+        self.seconds = self.setup.seconds if seconds is None else seconds
         self.kinds = kinds or FINDING.get(bug, self.setup.kinds)
         self.schedule = Schedule(self, self.setup, self.rng, print if verbose else lambda line: None)
 
@@ -130,7 +118,7 @@ class Run:
         if self.other_version is not None and slot % 2 and not assignment.services:
             self.workers[slot] = of_other_version(assignment, self.other_version, self.records / "errors")
         else:
-            self.workers[slot] = Forked(assignment)
+            self.workers[slot] = self.setup.start(assignment)
 
     def commit_point(self) -> tuple[str, int] | None:
         """Where a process is to die, if it is."""
@@ -177,8 +165,10 @@ class Run:
         self.schedule.heal()
         self.stop_file.touch()
         for process in [*self.workers.values(), *self.replaced]:
-            if process.wait(60) is None:
-                self.outcome.complaints.append("a worker did not end within 60 s of the last fault")
+            if process.wait(self.setup.patience_s) is None:
+                self.outcome.complaints.append(
+                    f"a worker did not end within {self.setup.patience_s:g} s of the last fault"
+                )
             else:
                 self.note_end(process)
         for service in self.setup.services:  # what it was asked before it was stopped must not come later
@@ -248,16 +238,24 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
 @contextmanager
 def servers_of(setting: str) -> Iterator[None]:
     """What all runs of a setting share; ends the program in one line where that cannot be had."""
-    missing = {"variables": airflow_on_postgres, "namespaces": namespaces}
+    missing = {
+        Variables.name: airflow_on_postgres,
+        Tasks.name: airflow_on_postgres,
+        Namespaces.name: namespaces,
+    }
     if setting in missing and (reason := missing[setting].what_is_missing()):
         raise SystemExit(f"--store and --network: {setting} {reason}")
-    if setting != Variables.name:
+    if setting not in {Variables.name, Tasks.name}:
         yield
         return
     Variables.postgres = airflow_on_postgres.Postgres()
     try:
-        with tempfile.TemporaryDirectory() as home:
-            os.environ.update(airflow_on_postgres.airflow_on(Variables.postgres, Path(home)))
+        with ExitStack() as stack:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            environment = airflow_on_postgres.airflow_on(Variables.postgres, home)
+            os.environ.update(environment)
+            if setting == Tasks.name:
+                Tasks.airflow = stack.enter_context(Airflow(home, environment))
             yield
     finally:
         Variables.postgres.stop()
@@ -269,18 +267,23 @@ def command() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="replay only this seed, and keep its records")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long faults go on in each run")
+    parser.add_argument(
+        "--seconds", type=float, help="how long faults go on in each run (5, with --tasks 30)"
+    )
     parser.add_argument("--bug", default="", choices=["", *BUGS], help="a bug to plant")
     parser.add_argument("--store", default="redis", choices=["redis", "variables"])
+    parser.add_argument("--tasks", action="store_true", help="reach the Variable from tasks of Airflow")
     parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
     parser.add_argument("--setting", default="", choices=["", *SETTINGS], help="the same one for all seeds")
     parser.add_argument("--other-version", type=Path, help="a checkout whose package every other worker runs")
     options = parser.parse_args()
     setting = options.setting
+    if options.tasks and options.store != "variables":
+        parser.error("--tasks: goes with --store variables")
     if options.store == "variables":
-        setting = Variables.name
+        setting = Tasks.name if options.tasks else Variables.name
     elif options.network == "netns":
-        setting = "namespaces"
+        setting = Namespaces.name
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
     outcomes: list[Outcome] = []
@@ -300,42 +303,6 @@ def command() -> int:
             outcomes.append(outcome)
             report(outcome)
     return summarise(outcomes)
-
-
-def report(outcome: Outcome) -> None:
-    verdict = "ok" if not outcome.complaints else f"BROKEN: {outcome.complaints[0]}"
-    print(
-        f"seed {outcome.seed:4d}  {outcome.setting:10s}  {outcome.operations:5d} operations  "
-        f"{outcome.granted:4d} grants  {outcome.errors:4d} errors  "
-        f"{outcome.faults.total():2d} faults  {verdict}",
-        flush=True,
-    )
-    for complaint in outcome.complaints[1:6]:
-        print(f"           {complaint}")
-
-
-def summarise(outcomes: list[Outcome]) -> int:
-    """Prints one JSON object; 1 if a promise was broken."""
-    faults: Counter[str] = sum((outcome.faults for outcome in outcomes), Counter())
-    kinds: Counter[str] = sum((outcome.kinds for outcome in outcomes), Counter())
-    broken = sum(bool(outcome.complaints) for outcome in outcomes)
-    lossy = {name for name, setup in SETTINGS.items() if setup.may_lose}
-    total: dict[str, object] = {
-        "seeds": len(outcomes),
-        "broken": broken,
-        "settings": Counter(outcome.setting for outcome in outcomes),
-        "operations": sum(outcome.operations for outcome in outcomes),
-        "fewest_operations": min((outcome.operations for outcome in outcomes), default=0),
-        "grants": sum(outcome.granted for outcome in outcomes),
-        "errors": sum(outcome.errors for outcome in outcomes),
-        "cancelled": sum(outcome.cancelled for outcome in outcomes),
-        "lost_by_redis": sum(outcome.lost_leases for outcome in outcomes if outcome.setting in lossy),
-        "by_kind": dict(kinds.most_common()),
-        "faults": faults.total(),
-        "by_fault": dict(faults.most_common()),
-    }
-    print(json.dumps(total, indent=2))
-    return 1 if broken else 0
 
 
 if __name__ == "__main__":

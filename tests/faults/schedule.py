@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from tests.faults.airflow_tasks import AirflowTask
 from tests.faults.processes import Process, signalled
 from tests.faults.proxy import Proxy
-from tests.faults.setups import Namespaces, OneRedis, Sentinels, Variables
-from tests.faults.worker import TTL_S, VARIABLE_LOCK_LIFE_S
+from tests.faults.setups import Namespaces, OneRedis, Sentinels, Tasks, Variables
+from tests.faults.worker import TTL_S
 
 SECONDS_BEFORE = 0.6
 
@@ -50,7 +51,7 @@ class Schedule:
         times: list[tuple[float, str]] = []
         while at < seconds - 0.5:
             times.append((at, self.rng.choice(kinds)))
-            at += self.rng.uniform(0.1, 0.8)
+            at += self.rng.uniform(*self.setup.pauses_s)
         if once:
             times.append((self.rng.uniform(0.3, 0.5) * seconds, once))
         for at, kind in sorted(times):
@@ -89,7 +90,7 @@ class Schedule:
 
     def some_slot(self) -> int:
         workers = self.crew.workers
-        alive = [slot for slot, process in sorted(workers.items()) if process.exitcode() is None]
+        alive = [slot for slot, process in sorted(workers.items()) if process.runs()]
         return self.rng.choice(alive or sorted(workers))
 
     def do_kill_worker(self) -> None:
@@ -98,22 +99,23 @@ class Schedule:
     def do_stop_worker(self) -> None:
         """A worker sleeps; now and then it is taken for dead and another does its tasks when it wakes."""
         slot = self.some_slot()
-        pid = self.crew.workers[slot].pid
-        longest = 1.8 * max(TTL_S, VARIABLE_LOCK_LIFE_S)
-        self.stop_for(pid, self.rng.uniform(0.05, longest))
+        self.stop_for(self.rng.uniform(0.05, self.setup.longest_sleep_s), self.crew.workers[slot].signal)
         if self.rng.random() < 0.5 and self.setup.starts_afresh:
             self.crew.replace(slot)
 
-    def stop_for(self, pid: int, seconds: float) -> None:
-        signalled(pid, signal.SIGSTOP)
-        self.after(seconds, lambda: signalled(pid, signal.SIGCONT))
+    def stop_for(self, seconds: float, send: Callable[[signal.Signals], None]) -> None:
+        send(signal.SIGSTOP)
+        self.after(seconds, lambda: send(signal.SIGCONT))
+
+    def stop_pid_for(self, seconds: float, pid: int) -> None:
+        self.stop_for(seconds, lambda number: signalled(pid, number))
 
     def do_kill_service(self) -> None:
         self.rng.choice(self.setup.services).process.kill()
 
     def do_stop_service(self) -> None:
         service = self.rng.choice(self.setup.services)
-        self.stop_for(service.process.pid, self.rng.uniform(0.05, 1.8 * TTL_S))
+        self.stop_for(self.rng.uniform(0.05, 1.8 * TTL_S), service.process.signal)
 
     # ---- the way to Redis ----
 
@@ -180,7 +182,7 @@ class Schedule:
             manager.reset_resources()
 
     def do_stop_redis(self) -> None:
-        self.stop_for(self.setup.server.process.pid, self.rng.uniform(0.05, 1.0))
+        self.stop_for(self.rng.uniform(0.05, 1.0), self.setup.server.process.send_signal)
 
     def do_fill_memory(self) -> None:
         self.configure("maxmemory", "1")
@@ -218,4 +220,22 @@ class Schedule:
 
     def do_stop_postgres(self) -> None:
         for pid in cast(Variables, self.setup).postgres.pids():
-            self.stop_for(pid, self.rng.uniform(0.05, 1.0))
+            self.stop_pid_for(self.rng.uniform(0.05, 1.0), pid)
+
+    # ---- Airflow ----
+
+    def do_kill_supervisor(self) -> None:
+        """Its task ends with it, and Airflow has to miss both before it starts another try."""
+        for pid in self.some_supervisors():
+            signalled(pid, signal.SIGKILL)
+
+    def do_stop_supervisor(self) -> None:
+        for pid in self.some_supervisors():
+            self.stop_pid_for(self.rng.uniform(0.05, self.setup.longest_sleep_s), pid)
+
+    def some_supervisors(self) -> list[int]:
+        return cast(AirflowTask, self.crew.workers[self.some_slot()]).supervisors()
+
+    def do_stop_api_server(self) -> None:
+        for pid in cast(Tasks, self.setup).airflow.api_servers():
+            self.stop_pid_for(self.rng.uniform(0.05, self.setup.longest_sleep_s), pid)

@@ -6,18 +6,21 @@ import contextlib
 import random
 import shutil
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from resource_manager.inventory import default_inventory
 from resource_manager.manager import GPUResourceManager
 from resource_manager.models import Change
+from resource_manager.stores import variables
 from tests.faults import namespaces
 from tests.faults.airflow_on_postgres import Postgres
-from tests.faults.processes import Service
+from tests.faults.airflow_tasks import Airflow, AirflowTask
+from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
-from tests.faults.worker import LOCK_TIMEOUT_S, SERVERS, TTL_S
+from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, SERVERS, TTL_S, Assignment
 
 DISK = ("appendonly yes", "appendfsync always")
 PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")
@@ -37,6 +40,14 @@ class OneRedis:
     starts_afresh = True
     """Whether processes may be killed, or taken for dead, and others started in their place."""
 
+    seconds = 5.0
+    """How long faults go on, where nothing else is asked for."""
+
+    pauses_s = (0.1, 0.8)
+    longest_sleep_s = 1.8 * TTL_S
+    patience_s = 60.0
+    """How long after the last fault a worker may still be at work."""
+
     store_kind = "redis"
     redis_options: tuple[str, ...] = DISK
 
@@ -51,6 +62,10 @@ class OneRedis:
     def assignment(self, slot: int) -> dict[str, Any]:
         """What a worker in that slot is told of where to go."""
         return {"store": self.proxies[slot].url(self.namespace)}
+
+    def start(self, assignment: Assignment) -> Process:
+        """A worker."""
+        return Forked(assignment)
 
     def manager(self) -> GPUResourceManager:
         """A manager that no fault comes between."""
@@ -173,23 +188,72 @@ class Variables(OneRedis):
     name = "variables"
     kinds = (*PROCESSES, *NETWORK, "restart redis", "stop redis", "restart postgres", "stop postgres")
     store_kind = "variables"
+    lock_life_s = 2.0
     postgres: Postgres
     """Started once for all runs; the environment has to name its Airflow."""
 
     def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
         super().__init__(folder, workers, rng)
+        variables.CHANGES_KEPT = ALL_CHANGES  # also where this process is the last to write
         self.variable = f"faults_{folder.name.replace('-', '_')}_{time.time_ns()}"
 
     def assignment(self, slot: int) -> dict[str, Any]:
-        return {"store": f"airflow://{self.variable}", "redis_url": self.proxies[slot].url(self.namespace)}
+        return {
+            "store": f"airflow://{self.variable}",
+            "redis_url": self.proxies[slot].url(self.namespace),
+            "lock_life_s": self.lock_life_s,
+        }
 
     def manager(self) -> GPUResourceManager:
         url = f"unix://{self.server.socket}?namespace={self.namespace}"
         return self._manager(f"airflow://{self.variable}", redis_url=url)
 
 
+class Tasks(Variables):
+    """The same, reached by tasks of that Airflow through their supervisors and its execution API.
+
+    That API cannot compare and set, so nobody sleeps for longer than a writer keeps in hand of the life of
+    its lock: what a longer sleep in the middle of a write does is a stated limit of the store.
+    """
+
+    name = "tasks"
+    kinds = (
+        *PROCESSES,
+        *NETWORK,
+        *(
+            "restart redis",
+            "stop redis",
+            "kill supervisor",
+            "stop supervisor",
+            "stop api server",
+            "stop api server",
+        ),
+    )
+    seconds = 30.0
+    pauses_s = (0.4, 2.0)
+    lock_life_s = 6.0
+    longest_sleep_s = 1.0
+    patience_s = 180.0
+    airflow: Airflow
+    """Started once for all runs."""
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        super().__init__(folder, workers, rng)
+        self.triggered: list[Future[str]] = []
+
+    def start(self, assignment: Assignment) -> AirflowTask:
+        task, triggered = self.airflow.start(assignment)
+        self.triggered.append(triggered)
+        return task
+
+    def stop(self) -> None:
+        for triggered in self.triggered:
+            self.airflow.give_up(triggered)
+        super().stop()
+
+
 SETTINGS: dict[str, type[OneRedis]] = {
-    setup.name: setup for setup in (OneRedis, Services, NoDisk, Sentinels, Namespaces, Variables)
+    setup.name: setup for setup in (OneRedis, Services, NoDisk, Sentinels, Namespaces, Variables, Tasks)
 }
 
 

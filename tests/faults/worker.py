@@ -25,7 +25,6 @@ from tests.faults.doors import DOORS
 TTL_S = 2.0
 SERVERS = 3
 LOCK_TIMEOUT_S = 5.0
-VARIABLE_LOCK_LIFE_S = 2.0
 ALL_CHANGES = 1_000_000
 
 Answer = dict[str, Any]
@@ -36,8 +35,8 @@ class Assignment:
     """What a worker is told; all of it plain values, so that it can cross to another version.
 
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
-    `door` is the way to the manager there; `dies_at` a commit point and the number of the commit; `netns` a
-    network namespace to enter.
+    `lock_life_s` too. `door` is the way to the manager there; `dies_at` a commit point and the number of the
+    commit; `netns` a network namespace to enter.
     """
 
     slot: int
@@ -48,6 +47,7 @@ class Assignment:
     deaths: str
     services: tuple[str, ...] = ()
     redis_url: str = ""
+    lock_life_s: float = 0.0
     door: str = "threads"
     bug: str = ""
     dies_at: tuple[str, int] | None = None
@@ -131,6 +131,8 @@ class Worker:
 
     def run(self) -> None:
         self.clients = self.connect()
+        if not self.clients:
+            return  # stopped before it began
         self.recorder = Recorder(self.assignment.record, self.assignment.slot)
         for task_id in self.shapes:
             self.ask("status", task_id)  # what one before it in this slot left
@@ -163,7 +165,7 @@ class Worker:
                 return [DOORS[self.assignment.door](manager, self.assignment.seed)]
             except ResourceManagerError:
                 if self.stop.exists():
-                    raise SystemExit(0) from None
+                    return []
                 time.sleep(0.1)
 
     def step(self) -> None:
@@ -278,21 +280,20 @@ def main(assignment: Assignment) -> None:
     if assignment.netns:
         enter(assignment.netns)
     if assignment.bug:
-        from tests.faults.bugs import plant
+        from tests.faults.bugs import BUGS
 
-        plant(assignment.bug)
-    variables = assignment.store.startswith("airflow://")
-    if variables:
+        BUGS[assignment.bug]()
+    if assignment.lock_life_s:
         from resource_manager.stores import variables as variable_store
 
-        variable_store.LOCK_LIFE_S = VARIABLE_LOCK_LIFE_S
-        variable_store.WRITE_MARGIN_S = VARIABLE_LOCK_LIFE_S / 3
+        variable_store.LOCK_LIFE_S = assignment.lock_life_s
+        variable_store.WRITE_MARGIN_S = assignment.lock_life_s / 3
         variable_store.CHANGES_KEPT = ALL_CHANGES
     if assignment.dies_at is not None:
         from tests.faults.commit_points import CommitPoint
 
         point = CommitPoint(*assignment.dies_at, Path(assignment.deaths), Path(assignment.stop))
-        point.arm_variables() if variables else point.arm_redis()
+        point.arm_variables() if assignment.lock_life_s else point.arm_redis()
     Worker(assignment).run()
 
 
