@@ -21,7 +21,7 @@ DAG_ID = "fault_worker"
 
 
 def work_as_task(assignment: Mapping[str, Any], try_number: int) -> None:
-    """What the task does: notes its process, and works as told; a later try draws anew and may live."""
+    """What the task does: notes its process, and works; a later try draws anew, and halts at no commit."""
     told = Assignment(**{**assignment, "services": ()})
     record = Path(told.record)
     if not record.parent.exists():
@@ -29,7 +29,7 @@ def work_as_task(assignment: Mapping[str, Any], try_number: int) -> None:
     with record.with_suffix(".tries").open("a") as tries:
         tries.write(f"{os.getpid()} {psutil.Process().create_time()}\n")
     if try_number > 1:
-        told = replace(told, seed=told.seed + try_number, dies_at=None)
+        told = replace(told, seed=told.seed + try_number, halts_at=None)
     main(told)
     record.with_suffix(".ended").touch()
 
@@ -67,9 +67,15 @@ class AirflowTask(Process):
 
     def supervisors(self) -> list[int]:
         """The processes that speak to the execution API for its tries."""
-        with suppress(psutil.NoSuchProcess):
-            return [process.ppid() for process in self.alive()]
-        return []
+        found = []
+        for process in self.alive():
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                parent: int = process.ppid()
+                if os.getsid(parent) == os.getsid(
+                    process.pid
+                ):  # else it is an orphan, and not Airflow's child
+                    found.append(parent)
+        return found
 
 
 class Airflow(Stack):

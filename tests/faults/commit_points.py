@@ -1,9 +1,10 @@
-"""Kills this very process at a given commit to its store: before, in the middle of, or right after it."""
+"""Kills or stops this very process at a given commit: before, in the middle of, or right after it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -20,16 +21,19 @@ Redis. `answered`: all is done and the caller was not told."""
 
 
 class CommitPoint:
-    """Kills the process at `point` of its commits from the `number`-th on, until the file `stop` is there.
+    """Halts the process at `point` of the first of its commits from the `number`-th on that gets there.
 
-    Each death leaves a file in `deaths`.
+    It sleeps for `sleep_s` seconds, or dies if that is 0; not any more once the file `stop` is there. Each
+    time leaves a file in `halts`.
     """
 
-    def __init__(self, point: str, number: int, deaths: Path, stop: Path) -> None:
+    def __init__(self, point: str, number: int, sleep_s: float, halts: Path, stop: Path) -> None:
         self._point = point
         self._number = number
-        self._deaths = deaths
+        self._sleep_s = sleep_s
+        self._halts = halts
         self._stop = stop
+        self._halted = False
         self._commits = count(1)
         self._here = threading.local()
 
@@ -85,9 +89,14 @@ class CommitPoint:
         setattr(owner, name, outer)
 
     def _is_due(self, point: str) -> bool:
-        return point == self._point and getattr(self._here, "due", False) and not self._stop.exists()
+        due = point == self._point and getattr(self._here, "due", False) and not self._halted
+        return due and not self._stop.exists()
 
     def _reach(self, point: str) -> None:
         if self._is_due(point):
-            (self._deaths / f"{os.getpid()}.{point}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._halted = True
+            what = "stopped" if self._sleep_s else "killed"
+            (self._halts / f"{os.getpid()}.{what} at a commit, {point}").touch()
+            if self._sleep_s:
+                subprocess.Popen(["sh", "-c", f"sleep {self._sleep_s}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP if self._sleep_s else signal.SIGKILL)

@@ -111,24 +111,24 @@ def of_other_version(assignment: Assignment, other: Path, errors: Path) -> Proce
 class Service:
     """`gpu-manager serve` on one port, to be started again after its death."""
 
-    def __init__(self, store: str, folder: Path, stop: Path, deaths: Path) -> None:
+    def __init__(self, store: str, folder: Path, stop: Path, halts: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._store = store
-        self._stop, self._deaths = stop, deaths
+        self._stop, self._halts = stop, halts
         self._folder = folder
         folder.mkdir(parents=True)
         self.start()
 
-    def start(self, dies_at: tuple[str, int] | None = None) -> None:
+    def start(self, halts_at: tuple[str, int, float] | None = None) -> None:
         environment = {
             "GPU_MANAGER_LEASE_TTL_S": str(TTL_S),
             "GPU_MANAGER_LOCK_TIMEOUT_S": str(LOCK_TIMEOUT_S),
             "GPU_MANAGER_RECONFIRM_S": str(TTL_S),
             "GPU_MANAGER_TOKENS": str(self._folder / "tokens.json"),
         }
-        command = [sys.executable, "-m", "tests.faults.service", json.dumps(dies_at)]
-        command += [str(self._deaths), str(self._stop), "--store", self._store, "serve"]
+        command = [sys.executable, "-m", "tests.faults.service", json.dumps(halts_at)]
+        command += [str(self._halts), str(self._stop), "--store", self._store, "serve"]
         with (self._folder / "log").open("ab") as log:
             self.process = Command([*command, "--port", str(self.port)], environment, log)
 

@@ -58,7 +58,8 @@ class Run:
         bug: str = "",
         doors: tuple[str, ...] = tuple(DOORS),
         kinds: tuple[str, ...] = (),
-        dying: float = 0.3,
+        halting: float = 0.4,
+        halts: tuple[str, ...] = ("killed", "stopped"),
         other_version: Path | None = None,
         verbose: bool = False,
     ) -> None:
@@ -66,14 +67,15 @@ class Run:
         self.count = workers
         self.bug = bug
         self.doors = doors
-        self.dying = dying
+        self.halting = halting
+        self.halts = halts
         self.other_version = other_version
         setting = setting or ("one server" if bug or kinds else setting_of(seed))
         self.outcome = Outcome(seed, setting)
         self.records = folder / "records"
-        self.deaths = folder / "deaths"
+        self.halted = folder / "halts"
         self.stop_file = folder / "stop"
-        for path in (self.records, self.deaths):
+        for path in (self.records, self.halted):
             path.mkdir(parents=True)
         self.workers: dict[int, Process] = {}
         self.replaced: list[Process] = []
@@ -109,10 +111,10 @@ class Run:
             seed=self.rng.randrange(2**32),
             record=str(self.records / f"{slot}-{self.incarnation}.jsonl"),
             stop=str(self.stop_file),
-            deaths=str(self.deaths),
+            halts=str(self.halted),
             door=self.rng.choice(self.doors),
             bug=self.bug,
-            dies_at=self.commit_point(),
+            halts_at=self.commit_point(),
             **self.setup.assignment(slot),
         )
         if self.other_version is not None and slot % 2 and not assignment.services:
@@ -120,13 +122,15 @@ class Run:
         else:
             self.workers[slot] = self.setup.start(assignment)
 
-    def commit_point(self) -> tuple[str, int] | None:
-        """Where a process is to die, if it is."""
-        dies, point = self.rng.random(), self.rng.choice(POINTS[self.setup.store_kind])
+    def commit_point(self) -> tuple[str, int, float] | None:
+        """Where a process is to die or to sleep, if it is: the point, the number of the commit, how long."""
+        halts, point = self.rng.random(), self.rng.choice(POINTS[self.setup.store_kind])
         number = self.rng.randint(3, 25)
-        if not self.setup.starts_afresh or self.bug or dies >= self.dying:
+        sleep_s = self.rng.uniform(0.05, self.setup.longest_sleep_s)
+        dies = self.rng.choice(self.halts) == "killed"
+        if self.bug or halts >= self.halting or (dies and not self.setup.starts_afresh):
             return None
-        return point, number
+        return point, number, 0.0 if dies else sleep_s
 
     def replace(self, slot: int) -> None:
         self.replaced.append(self.workers[slot])
@@ -203,8 +207,8 @@ class Run:
     def count_up(self, operations: list[Operation], history: list[Change]) -> None:
         outcome = self.outcome
         outcome.faults = self.schedule.done
-        for path in self.deaths.iterdir():
-            outcome.faults[f"killed at a commit, {path.suffix[1:]}"] += 1
+        for path in self.halted.iterdir():
+            outcome.faults[path.suffix[1:]] += 1
         tokens = {change.lease.fencing_token for change in history if isinstance(change, Granted)}
         outcome.operations = len(operations)
         outcome.kinds = Counter(operation.kind for operation in operations)

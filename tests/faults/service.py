@@ -1,4 +1,4 @@
-"""`gpu-manager` that may die at a commit: python -m tests.faults.service DIES_AT DEATHS STOP ARGUMENTS…"""
+"""`gpu-manager` that may halt at a commit: python -m tests.faults.service HALTS_AT HALTS STOP ARGUMENTS…"""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.faults.commit_points import CommitPoint
 from tests.faults.worker import die_with_parent
 
 if __name__ == "__main__":
-    dies_at, deaths, stop, *arguments = sys.argv[1:]
-    if (at := json.loads(dies_at)) is not None:
-        CommitPoint(*at, Path(deaths), Path(stop)).arm_redis()
+    halts_at, halts, stop, *arguments = sys.argv[1:]
+    if (at := json.loads(halts_at)) is not None:
+        CommitPoint(*at, Path(halts), Path(stop)).arm_redis()
     die_with_parent()
     main(arguments)

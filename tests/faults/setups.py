@@ -27,6 +27,8 @@ PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")
 NETWORK = ("lose answers", "lose answers", "cut", "partition", "delay", "repeat requests")
 REDIS = ("restart redis", "fill memory", "read only", "flush scripts", "stop redis")
 
+AIRFLOW = ("kill supervisor", "stop supervisor", "stop api server", "stop api server")
+
 
 class OneRedis:
     """A Redis with an append-only file, and a proxy for each worker."""
@@ -108,7 +110,7 @@ class Services(OneRedis):
         for number in range(2):
             url = self.proxies[workers + number].url(self.namespace)
             place = folder / f"service-{number}"
-            self.services.append(Service(url, place, folder / "stop", folder / "deaths"))
+            self.services.append(Service(url, place, folder / "stop", folder / "halts"))
         for service in self.services:
             service.wait_until_up()
 
@@ -217,18 +219,7 @@ class Tasks(Variables):
     """
 
     name = "tasks"
-    kinds = (
-        *PROCESSES,
-        *NETWORK,
-        *(
-            "restart redis",
-            "stop redis",
-            "kill supervisor",
-            "stop supervisor",
-            "stop api server",
-            "stop api server",
-        ),
-    )
+    kinds = (*PROCESSES, *NETWORK, "restart redis", "stop redis", *AIRFLOW)
     seconds = 30.0
     pauses_s = (0.4, 2.0)
     lock_life_s = 6.0
@@ -247,9 +238,11 @@ class Tasks(Variables):
         return task
 
     def stop(self) -> None:
-        for triggered in self.triggered:
-            self.airflow.give_up(triggered)
-        super().stop()
+        try:
+            for triggered in self.triggered:
+                self.airflow.give_up(triggered)
+        finally:
+            super().stop()
 
 
 SETTINGS: dict[str, type[OneRedis]] = {

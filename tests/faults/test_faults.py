@@ -46,10 +46,11 @@ def test_a_seed_of_the_matrix_breaks_no_promise(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_killed_at_any_point_of_a_commit_loses_and_doubles_nothing() -> None:
-    outcome = run_seed(5, kinds=("repeat requests",), dying=1.0)
+@pytest.mark.parametrize("halt", ["killed", "stopped"])
+def test_a_process_halted_at_any_point_of_a_commit_loses_and_doubles_nothing(halt: str) -> None:
+    outcome = run_seed(5, kinds=("repeat requests",), halting=1.0, halts=(halt,))
     assert outcome.complaints == []
-    assert {f"killed at a commit, {point}" for point in POINTS["redis"]} <= set(outcome.faults)
+    assert {f"{halt} at a commit, {point}" for point in POINTS["redis"]} <= set(outcome.faults)
     assert outcome.lost_leases == 0
 
 

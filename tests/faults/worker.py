@@ -35,8 +35,8 @@ class Assignment:
     """What a worker is told; all of it plain values, so that it can cross to another version.
 
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
-    `lock_life_s` too. `door` is the way to the manager there; `dies_at` a commit point and the number of the
-    commit; `netns` a network namespace to enter.
+    `lock_life_s` too. `door` is the way to the manager there; `halts_at` a commit point, the number of the
+    commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter.
     """
 
     slot: int
@@ -44,13 +44,13 @@ class Assignment:
     store: str
     record: str
     stop: str
-    deaths: str
+    halts: str
     services: tuple[str, ...] = ()
     redis_url: str = ""
     lock_life_s: float = 0.0
     door: str = "threads"
     bug: str = ""
-    dies_at: tuple[str, int] | None = None
+    halts_at: tuple[str, int, float] | None = None
     netns: str = ""
 
 
@@ -289,10 +289,10 @@ def main(assignment: Assignment) -> None:
         variable_store.LOCK_LIFE_S = assignment.lock_life_s
         variable_store.WRITE_MARGIN_S = assignment.lock_life_s / 3
         variable_store.CHANGES_KEPT = ALL_CHANGES
-    if assignment.dies_at is not None:
+    if assignment.halts_at is not None:
         from tests.faults.commit_points import CommitPoint
 
-        point = CommitPoint(*assignment.dies_at, Path(assignment.deaths), Path(assignment.stop))
+        point = CommitPoint(*assignment.halts_at, Path(assignment.halts), Path(assignment.stop))
         point.arm_variables() if assignment.lock_life_s else point.arm_redis()
     Worker(assignment).run()
 
