@@ -2,9 +2,9 @@
 
 Every write happens under a lock that was renewed a moment before, after the stored version was read again.
 Where a process reaches Airflow's database it also compares there, in the transaction that writes. A task
-reaches only the execution API, which cannot compare and set: a task that sleeps for longer than the lock's
-life between that renewal and its write is the one case that is not caught. For more than a small team, or
-where that matters, a redis:// store is the better choice.
+reaches only the execution API, which cannot compare and set: a write that arrives after the lock's life,
+because its task slept, died or lost Redis on the way, is the one case that is not caught. For more than a
+small team, or where that matters, a redis:// store is the better choice.
 """
 
 from __future__ import annotations
