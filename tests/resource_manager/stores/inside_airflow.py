@@ -101,10 +101,16 @@ def main() -> None:
         SEEN["way_outside"] = type(CurrentAccess()._way()).__name__
         SEEN["seen_outside"] = [lease["task_id"] for lease in manager.leases()]
         SEEN["released_outside"] = manager.release_resources("kept")
-    text = DatabaseAccess().get("gpu_resource_status")
+    database = DatabaseAccess()
+    text = database.get("gpu_resource_status")
     SEEN["servers"] = len(json.loads(text or "{}")["servers"])
+    SEEN["written"] = [
+        database.set("scratch", *values)
+        for values in (("a", "b"), ("a", None), ("b", None), ("b", "other"), ("b", "a"))
+    ]
+    SEEN["scratch"] = database.get("scratch")
     with no_variables():
-        SEEN["database_out"] = outage(lambda: DatabaseAccess().get("gpu_resource_status"))
+        SEEN["database_out"] = outage(lambda: database.get("gpu_resource_status"))
     print("SEEN " + json.dumps(SEEN))
 
 

@@ -80,6 +80,8 @@ def test_a_real_task_allocates_and_releases(
     assert seen["seen_outside"] == ["kept"]
     assert seen["released_outside"] is True
     assert seen["servers"] == 4
+    # Only in the place of what was read before: nothing, then "a".
+    assert (seen["written"], seen["scratch"]) == ([False, True, False, False, True], "b")
     for call in ("database_out", "task_out", "read_refused", "write_refused"):
         assert seen[call]["is_airflow_exception"]
         assert "gpu_resource_status" in seen[call]["text"]
