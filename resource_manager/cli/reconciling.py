@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +13,9 @@ from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import BAD_INPUT, UNREACHABLE, Failure, print_json
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
+
+if TYPE_CHECKING:
+    from resource_manager.reconcile import Action
 
 
 @main.command()
@@ -43,14 +48,14 @@ def reconcile(
 
     if interval_s is not None and interval_s <= 0:
         raise Failure(f"--every takes seconds above 0, got {interval_s:g}", BAD_INPUT)
-    states, actions = None, []
+    states = None
     while True:
         try:
             if states is None:
                 states = AirflowTaskStates(
                     airflow_url, token=airflow_token, user=airflow_user, password=airflow_password
                 )
-            actions = reconcile_once(target.manager, states)
+            _show(reconcile_once(target.manager, states), as_json, once=interval_s is None)
         except InvalidRequestError:
             raise
         except ResourceManagerError as error:
@@ -59,17 +64,19 @@ def reconcile(
             if interval_s is None:
                 raise
             click.echo(f"Error: {error}; trying again", err=True)
-            actions = []
-        if as_json:
-            print_json([asdict(action) for action in actions])
-        else:
-            for action in actions:
-                click.echo(f"{action.action:12}{action.task_id}: {action.detail}")
         if interval_s is None:
-            if not as_json and not actions:
-                click.echo("nothing to do: every lease belongs to a task that goes on")
             return
         try:
             time.sleep(interval_s)
         except KeyboardInterrupt:
             return
+
+
+def _show(actions: Sequence[Action], as_json: bool, *, once: bool) -> None:
+    if as_json:
+        print_json([asdict(action) for action in actions])
+        return
+    for action in actions:
+        click.echo(f"{action.action:12}{action.task_id}: {action.detail}")
+    if once and not actions:
+        click.echo("nothing to do: every lease belongs to a task that goes on")

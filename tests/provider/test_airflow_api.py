@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
-from resource_manager.cli import main
+from resource_manager.cli import main, reconciling
 from resource_manager.task_identity import TaskIdentity
 
 
@@ -20,6 +20,8 @@ class Airflow(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.logins += 1
+        if self.server.token is None:
+            return self.answer(503, {"detail": "still starting"})
         if body != {"username": "u", "password": "p"}:
             return self.answer(401, {"detail": "Invalid credentials"})
         return self.answer(201, {"access_token": f"token-{self.server.logins}"})
@@ -85,6 +87,25 @@ def test_what_is_not_airflow_is_no_task_that_is_gone(airflow):
         AirflowTaskStates(airflow.url, token="wrong").unfinished(tasks("runs"))
     with pytest.raises(AirflowUnavailableError, match="refused the login"):
         AirflowTaskStates(airflow.url, user="u", password="wrong")  # pragma: allowlist secret
+
+
+def test_the_command_goes_on_where_airflow_does_not_answer(airflow, monkeypatch):
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        airflow.token = "token-1"
+        if len(naps) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(reconciling.time, "sleep", nap)
+    airflow.token = None
+    words = ["--airflow-url", airflow.url, "--airflow-user", "u", "--airflow-password", "p"]
+    done = CliRunner().invoke(main, ["--store", "memory://", "reconcile", *words, "--every", "7", "--json"])
+    assert (done.exit_code, naps) == (0, [7.0, 7.0])
+    assert done.stdout == "[]\n", "the first time nothing is known"
+    assert done.stderr.endswith("refused the login: 503; trying again\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_command_says_what_it_did_or_why_not(airflow):

@@ -12,7 +12,13 @@ import pytest
 
 from resource_manager import MemoryStore, allocator
 from resource_manager.cluster import ClusterState
-from resource_manager.errors import LockError, LockTimeoutError, StaleStateError, StateUnconfirmedError
+from resource_manager.errors import (
+    InvalidRequestError,
+    LockError,
+    LockTimeoutError,
+    StaleStateError,
+    StateUnconfirmedError,
+)
 from resource_manager.inventory import default_inventory
 from resource_manager.locks import Lock
 from resource_manager.models import Change, Expired, Granted, Request
@@ -167,6 +173,30 @@ class TestOneStep:
         grant(state, "a")
         assert [name for name, _ in notes.values] == ["commit_s"]
         assert 0 <= notes.of("commit_s")[0] < 60
+
+
+class TestWhatIsKnown:
+    def test_is_told_without_asking_the_store(
+        self, state: Transactions, other: Transactions, store: WatchedStore
+    ) -> None:
+        assert state.known(holders) == set()
+        grant(other, "a")
+        refreshes = store.refreshes
+        assert state.known(holders) == set()
+        assert store.refreshes == refreshes
+
+    def test_is_looked_up_again_before_a_request_is_refused_for_it(
+        self, state: Transactions, other: Transactions, store: WatchedStore
+    ) -> None:
+        def held_by_a(cluster: ClusterState) -> str:
+            if "a" not in cluster.leases:
+                raise InvalidRequestError("no a here")
+            return cluster.leases["a"].placement.node
+
+        with pytest.raises(InvalidRequestError, match="no a here"):
+            state.known(held_by_a)
+        grant(other, "a")
+        assert state.known(held_by_a) == "gpu-server-0"
 
 
 class TestLostRaces:
