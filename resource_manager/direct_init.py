@@ -37,7 +37,6 @@ def direct_init(cls: Value) -> Value:
     if hasattr(cls, "__post_init__"):
         lines.append("    self.__post_init__()")
     # Made of the names of the class's own fields, as `dataclasses` itself does.
-    # Made of the names of our own fields only.
     exec("\n".join([f"def __init__(self, {', '.join(parameters)}):", *lines]), scope)  # nosec B102
     written = scope["__init__"]
     written.__qualname__ = f"{cls.__qualname__}.__init__"

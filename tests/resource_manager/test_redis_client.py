@@ -1,0 +1,41 @@
+"""Addresses of a Redis: what is wrong with one is said in one line, without its password."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.errors import SettingsError, StoreUnavailableError
+from resource_manager.stores import open_store
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "nonsense",
+        "http://localhost:6379/0",
+        "redis://localhost:port/0",
+        "redis://localhost:6379/zero",
+        "redis://:secret@localhost:6379/zero",
+        "unix://",
+        "redis://localhost:6379/0?socket_timeout=soon",
+        "redis://localhost:6379/0?colour=red",
+        "redis+sentinel://localhost:26379",
+        "redis+sentinel://localhost/mymaster",
+        "redis+sentinel://a:1,b/mymaster",
+        "redis+sentinel://a:1/mymaster/x",
+        "redis+sentinel://a:1/mymaster/0?colour=red",
+    ],
+)
+def test_a_wrong_url_is_one_clear_line(wrong: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        open_store(wrong)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_password_stays_out_of_errors() -> None:
+    store = open_store("redis://worker:secret@localhost:1/0")
+    with pytest.raises(StoreUnavailableError, match="redis://worker@localhost:1/0") as caught:
+        store.refresh(None)
+    assert "secret" not in str(caught.value)
