@@ -144,21 +144,15 @@ def _replan(cluster: ClusterState, active: list[Job]) -> None:
     idle = SERVERS * GPUS_PER_SERVER
     with cluster.trial():
         for job in active:
-            job.running = job.gpus <= idle and _place(cluster, job)
-            if job.running:
-                idle -= job.gpus
-
-
-def _place(cluster: ClusterState, job: Job) -> bool:
-    """Holds the GPUs of all parts of the job, or of none; a job on many servers takes them whole."""
-    if len(job.parts) > cluster.whole_free_masks[GPUS_PER_SERVER].bit_count() and len(job.parts) > 1:
-        return False
-    for part in job.parts:
-        granted = allocate(cluster, part, first_fit, 0.0)
-        if not granted:
-            return False
-        cluster.apply(granted[0])
-    return True
+            job.running = job.gpus <= idle
+            if not job.running:
+                continue
+            idle -= job.gpus
+            for part in job.parts:
+                # Sizes are powers of two, so first fit leaves fewer than eight idle GPUs on servers in part
+                # use: what fits by number fits by server, and a job of many servers finds them whole.
+                [granted] = allocate(cluster, part, first_fit, 0.0)
+                cluster.apply(granted)
 
 
 def _ends(active: list[Job], now: float) -> list[tuple[float, list[Job]]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +14,9 @@ from simulator.edge.tables import read_dataset, write_dataset
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 3), st.integers(0, 3), st.integers(0, 10))
 def test_what_is_generated_reads_back(
-    tmp_path_factory: object, seed: int, jobs: int, hosts: int, stations: int, ues: int
+    tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: int, hosts: int, stations: int, ues: int
 ) -> None:
-    folder: Path = tmp_path_factory.mktemp("generated")  # type: ignore[attr-defined]
+    folder = tmp_path_factory.mktemp("generated")
     made = generate(seed, jobs=jobs, hosts=hosts, stations=stations, ues=ues)
     write_dataset(made, folder)
     read = read_dataset(folder)

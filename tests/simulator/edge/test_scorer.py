@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from simulator.edge.dataset import Dataset
+from simulator.edge.dataset import Category, Dataset
 from simulator.edge.plan import Add, Match, Plan, Step, read_plan
 from simulator.edge.scorer import score_plan
 from simulator.edge.tables import read_dataset
+
+from .small import job, world
 
 PUBLISHED = {
     "test0": 29035.78,  # the published plan leaves a task of one job out; the published table has 29312.14
@@ -71,44 +73,54 @@ def test_a_job_over_three_tiers_by_hand(tiny: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "end"),
+    ("source", "parent_at", "target", "target_at", "child_at", "end"),
     [
-        (("Cloud", 0), ("Cloud", 0), 24),
-        (("Cloud", 0), ("Cloud", 1), 28),  # one cloud: nothing to move; factor 2
-        (("Cloud", 0), ("Cloud", 2), 25),  # 30 units between clouds, at the lesser of 100 and 50: 1 s
-        (("Cloud", 0), ("BS", 1), 35),  # 30 at 10: 3 s; 4 x 3
-        (("BS", 1), ("Cloud", 0), 27),
-        (("BS", 0), ("BS", 1), 35),  # the lesser of 20 and 10
-        (("Cloud", 0), ("UE", 0), 52),  # from 24 on: 3 s down, 20 s, then 45 units at 10: 5 s
+        (("Cloud", 0), 15, ("Cloud", 0), 10, 20, 24),
+        (("Cloud", 0), 15, ("Cloud", 1), 10, 20, 28),  # one cloud: nothing to move; factor 2
+        (("Cloud", 0), 15, ("Cloud", 2), 10, 20, 25),  # between clouds, at the lesser of 100 and 50: 1 s
+        (("Cloud", 0), 15, ("BS", 1), 10, 20, 35),  # 30 at 10: 3 s; 4 x 3
+        (("BS", 1), 10, ("Cloud", 0), 10, 25, 32),
+        (("BS", 0), 10, ("BS", 1), 10, 25, 40),  # the lesser of 20 and 10
+        (("Cloud", 0), 15, ("UE", 0), 20, 24, 52),  # online from 20: 3 s down, 20 s, 45 units at 10: 5 s
     ],
 )
 def test_every_kind_of_transfer(
-    tiny: Dataset, source: tuple[str, int], target: tuple[str, int], end: int
+    tiny: Dataset,
+    source: tuple[str, int],
+    parent_at: int,
+    target: tuple[str, int],
+    target_at: int,
+    child_at: int,
+    end: int,
 ) -> None:
-    begin = 24 if target[0] == "UE" else 20
-    factor = {"Cloud": 1, "BS": 3}[source[0]]
+    """Task 0 hands 30 units to task 1, which is matched once it has ended: 5 s on a host, 15 on a station."""
     plan = plan_of(
         tiny,
         (2, "add", 0, 0, *source),
-        (20 - 5 * factor, "match", 0, 0),
-        (20, "add", 1, 0, *target),
-        (begin, "match", 1, 1),
+        (parent_at, "match", 0, 0),
+        (target_at, "add", 1, 0, *target),
+        (child_at, "match", 1, 1),
     )
-    if begin == 20:  # an executor made at 20 is not free at 20: make it in time
-        plan[10] = plan.get(10, Step())
-        plan[10].adds.append(plan[20].adds.pop())
-    if source[0] == "BS":  # the job arrives at 10, and a base station takes 15 s
-        plan = plan_of(
-            tiny,
-            (2, "add", 0, 0, *source),
-            (10, "match", 0, 0),
-            (10, "add", 1, 0, *target),
-            (25, "match", 1, 1),
-        )
-        end += 5
-    if source[0] == "Cloud":
-        assert plan[15].matches
-    assert score_plan(tiny, plan).end_s[1] == end
+    score = score_plan(tiny, plan)
+    assert not score.failed
+    assert score.end_s[1] == end
+
+
+def test_preparing_takes_a_second_at_least() -> None:
+    dataset = world(job(0, 5))
+    dataset.categories[0] = Category(0, 2, 2, prepare_s=0)
+    add = (4, "add", 0, 0, "Cloud", 0)
+    score = score_plan(dataset, plan_of(dataset, add, (4, "match", 0, 0), (5, "match", 0, 0)))
+    assert score.failed == {"match: executor not free": 1}
+    assert score.end_s == {0: 10}
+
+
+def test_rates_are_rounded_before_they_are_weighed() -> None:
+    """One of three jobs is done, after 8 s: 0.33 and not a third of 20,000."""
+    dataset = world(job(0, 5), job(0, 5), job(0, 5))
+    score = score_plan(dataset, plan_of(dataset, (0, "add", 0, 0, "Cloud", 0), (3, "match", 0, 0)))
+    assert (score.task_rate, score.job_rate, score.mean_jct_s) == (0.33, 0.33, 6669.33)
+    assert score.score == pytest.approx(0.33 + 6600 + 10_000 - 6669.33)
 
 
 def test_commands_that_cannot_be_are_ignored_and_counted(tiny: Dataset) -> None:

@@ -59,6 +59,15 @@ def test_fifo_starts_in_order_of_arrival_and_keeps_the_gang() -> None:
     assert result.completed == 4
 
 
+def test_rrh_starts_who_brings_most_for_what_he_takes() -> None:
+    """One worker at a time; the second comer is worth ten times as much."""
+    jobs = [a_job(name, chunks=1, priority=worth) for name, worth in (("dull", 10.0), ("dear", 100.0))]
+    instance = Instance(20, ((1, 8, 8, 8, 20.0),), ((0, 8, 8, 8, 20.0),), tuple(jobs))
+    result, workers = play(instance, "rrh")
+    assert result.accepted == 2
+    assert dict(workers[0]) == {"dear": 1}
+
+
 def test_in_fifo_nobody_overtakes_who_does_not_fit() -> None:
     """Nine GPUs: the second needs eight and waits for the first; the third needs one, which is free."""
     large = {"chunks": 1, "gradient": 0.0, "worker": (8, 1, 1, 1, 0.0)}

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from resource_manager.models import Lease
 from simulator.errors import InputError, SimulationError
+from simulator.oasis.calibrate import calibrate
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.planner import Oasis, best_schedule
@@ -264,6 +265,25 @@ def test_the_odd_job_of_a_history_moves_no_estimate() -> None:
     for role in (WORKER, PS):
         assert odder.low[role] == pytest.approx(plain.low[role], rel=0.2)
         assert odder.high[role] == pytest.approx(plain.high[role], rel=0.2)
+
+
+def test_calibration_takes_what_loses_least_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three floors; the mean of 1 / share counts, so one bad instance weighs more than a good one."""
+    training = [
+        (draw_instance(seed, jobs=3), draw_history(draw_instance(seed, jobs=3), seed)) for seed in (1, 2)
+    ]
+    shares = {0.1: (0.9, 0.1), 0.2: (0.4, 0.5), 0.3: (0.3, 0.3)}
+
+    def gained(instance: Instance, history: object, utility_floor: float, eta: float) -> float:
+        return shares[utility_floor][[each for each, _ in training].index(instance)]
+
+    monkeypatch.setattr("simulator.oasis.calibrate.FLOORS", tuple(shares))
+    monkeypatch.setattr("simulator.oasis.calibrate.ETA_FACTORS", (1.0,))
+    monkeypatch.setattr("simulator.oasis.calibrate.share_gained", gained)
+    told: list[tuple[int, int]] = []
+    found = calibrate(training, lambda done, total: told.append((done, total)))
+    assert (found.utility_floor, found.share) == (0.2, pytest.approx(0.45))
+    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize(("floor", "eta"), [(0.0, None), (1.5, None), (0.5, 0.0), (0.5, float("inf"))])

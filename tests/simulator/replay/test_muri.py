@@ -53,6 +53,48 @@ def test_by_hand(tmp_path: Path) -> None:
     assert summary["p99_jct_s"] == pytest.approx(1035)
 
 
+def test_an_event_sooner_than_the_overhead_costs_no_more_than_the_time(tmp_path: Path) -> None:
+    """At 5 s `a` has done nothing yet, and not less; b's end at 106.5 s costs it 10 s of 101.5."""
+    write(tmp_path, "a,32,0,1000,bert,1000", "b,32,5000,100,bert,1000")
+    jobs = read_jobs(tmp_path, "made")
+    replay(jobs, "srtf")
+    assert [job.ended_at for job in jobs] == pytest.approx([5 + 1015 + 10, 106.5])
+
+
+def test_jobs_that_end_together_end_in_one_event(tmp_path: Path) -> None:
+    """Else the second of them would pay for the end of the first."""
+    write(tmp_path, *(f"{name},8,0,100,bert,1000" for name in "abc"))
+    jobs = read_jobs(tmp_path, "made")
+    replay(jobs, "srtf")
+    assert [job.ended_at for job in jobs] == pytest.approx([101.5] * 3)
+
+
+def test_who_fits_by_number_runs_and_who_does_not_is_skipped(tmp_path: Path) -> None:
+    """Beside a and b 31 GPUs are idle: too few for c, of 32, but not for d, which c displaces after a."""
+    rows = ["a,1,0,100,bert,1000", "b,32,0,200,bert,1000", "c,32,0,300,bert,1000", "d,1,0,400,bert,1000"]
+    write(tmp_path, *rows)
+    jobs = read_jobs(tmp_path, "made")
+    replay(jobs, "srtf")
+    a, b, c, d = (job.ended_at for job in jobs)
+    assert (a, b) == pytest.approx((101.5, 203 + 10))
+    assert c == pytest.approx(101.5 + 304.5 + 10)  # it pays for the end of b
+    assert d == pytest.approx(213 + (406 - 91.5) + 10)  # from the end of b on; it paid for that of a
+
+
+def test_shortest_service_counts_the_gpus(tmp_path: Path) -> None:
+    """64 GPUs: 100 s on 32 of them are 3,200 GPU seconds, 300 s on 8 are 2,400, so these go first."""
+    rows = ["wide,32,0,100,bert,1000", "long,8,0,300,bert,1000"]
+    ends = {}
+    for order in ("srtf", "srsf"):
+        write(tmp_path, *rows, "other,32,0,50,bert,1000")
+        jobs = read_jobs(tmp_path, "made")
+        replay(jobs, order)
+        ends[order] = {job.parts[0].task_id.split("/")[0]: job.ended_at for job in jobs}
+    assert ends["srtf"]["long"] > ends["srtf"]["wide"]
+    assert ends["srsf"]["long"] < ends["srtf"]["long"]
+    assert ends["srsf"]["wide"] > ends["srtf"]["wide"]
+
+
 def test_a_shorter_job_preempts(tmp_path: Path) -> None:
     """Two jobs of 32 GPUs fill the cluster; a short one of 32 takes the place of the longer of them."""
     rows = ["a,32,0,1000,bert,1000", "b,32,0,2000,bert,1000", "c,32,100000,100,bert,1000"]
