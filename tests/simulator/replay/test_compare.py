@@ -180,6 +180,24 @@ def test_findings_give_the_reason_only_where_it_is_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("used", "lost", "reason"),
+    [
+        (80, 5, "because 80.0 % of the GPUs are in use over time, 70.0 % under slow"),
+        (60, 5, "although 60.0 % of the GPUs are in use over time, 70.0 % under slow"),
+        (70, 1, "because 1.0 % of the idle capacity is of no use, 5.0 % under slow"),
+        (70, 9, "although 9.0 % of the idle capacity is of no use, 5.0 % under slow"),
+        (70, 5, "because others wait instead: the longest wait is 2.5 hours, 2.0 minutes under slow"),
+    ],
+)
+def test_a_shorter_wait_is_explained_by_what_goes_with_it(used: float, lost: float, reason: str) -> None:
+    slow = row("slow", mean_wait_s=40.0, max_wait_s=120.0, allocated_percent=70, frag_ratio_percent=5)
+    quick = row("quick", mean_wait_s=30.0, max_wait_s=9000.0, allocated_percent=used, frag_ratio_percent=lost)
+    assert comparison.findings([slow, quick]) == [
+        f"Jobs wait 25 % shorter under quick than under slow: 30.0 s instead of 40.0 s on average, {reason}."
+    ]
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--policies", "first_fit,worst"], "unknown policy 'worst'"),

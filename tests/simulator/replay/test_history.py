@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.commands import main as gpu_manager
-from resource_manager.history import collect, to_lines
+from resource_manager.cluster import ClusterState
+from resource_manager.history import History, collect, to_lines
+from resource_manager.models import Gpu, Granted, Lease, Node, Placement, Queued, Released, Request
 from resource_manager.policies import POLICIES, get_policy
 from resource_manager.queueing import get_order
 from simulator.cli import main
@@ -119,6 +121,29 @@ def test_a_history_that_lost_its_beginning(tmp_path: Path) -> None:
     assert len(history.changes) + history.forgotten == len(whole) - 60
     replayed = Replay(workload_of(history, "history"), get_policy("first_fit"), get_order("fifo")).run()
     assert len(replayed.stays) > 20
+
+
+def test_a_job_runs_as_long_as_it_did_however_long_it_waited() -> None:
+    node = Node("a", 0, {}, (Gpu(0), Gpu(1)))
+    request = Request("waited", 2)
+    lease = Lease(request, Placement("a", (0, 1)), 1, 10.0, 99.0, queued_at=0.0)
+    changes = (Queued(request, 0.0), Granted(lease, 10.0), Released("waited", 1, 40.0))
+    [job] = workload_of(History(ClusterState([node]).snapshot(), changes), "history").jobs
+    assert (job.submitted_at, job.runtime_s) == (0.0, 30.0)
+
+
+def test_commits_of_one_time_stay_apart() -> None:
+    """What ends in the second commit was granted in the first, so it must have arrived by then."""
+    node = Node("a", 0, {}, (Gpu(0), Gpu(1)))
+    first, second = (
+        Lease(Request(name, 2), Placement("a", (0, 1)), token, 5.0, 90.0)
+        for token, name in enumerate("xy", 1)
+    )
+    changes = (Granted(first, 5.0), Released("x", 1, 5.0), Granted(second, 5.0))
+    workload = workload_of(History(ClusterState([node]).snapshot(), changes), "history")
+    replayed = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
+    assert differences(replayed) == []
+    assert [stay.ended_at for stay in replayed.stays.values()] == [5.0, None]
 
 
 @pytest.mark.parametrize(

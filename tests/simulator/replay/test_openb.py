@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from resource_manager.policies.fgd import Fragmentation
 from simulator.cli import main
-from simulator.replay.openb import CURVE_COLUMNS, read_trace, replay
+from simulator.replay.openb import CURVE_COLUMNS, place, policy_for, read_trace, replay
 
 DETERMINISTIC = ("fgd", "best_fit", "dot_product", "gpu_packing", "gpu_clustering")
 TRACES = ("default", "cpu250", "gpushare100")
@@ -104,11 +105,33 @@ def test_small_trace_by_hand(small: Path) -> None:
     # 4,000 milli in all: the pods arrive at 12.5 (rounded to 12), 25, 75 and 100 %.
     assert by_x[12][0] == 12.5
     assert by_x[25][0] == 25.0
+    assert by_x[50] == by_x[74] == by_x[25]  # no pod arrives there
     assert by_x[75][0] == 75.0
     assert by_x[100] == (100.0, 0.0, 0.0)
     # F after p1: b has one GPU of 1000 free, useless only to p2's class (a quarter of the mix), a none lost.
     assert by_x[25][1] == 100 * 0.25 * 1000 / 4000
     assert by_x[25][2] == round(100 * 0.25 * 1000 / 3000, 2)
+
+
+def test_ties_go_to_the_lowest_rank_and_not_to_the_first_row(small: Path) -> None:
+    trace = read_trace(small, "default", 1)
+    leases = place(trace, policy_for("gpu_packing", Fragmentation.of(trace.pods), 1)).cluster.leases
+    assert [leases[f"p{k}#{k}"].placement.node for k in range(4)] == ["b", "b", "a", "b"]
+
+
+def test_a_load_is_rounded_to_the_nearest_percent(small: Path) -> None:
+    """Of three GPUs a half is 16.67 %: it counts at 17, and 16 repeats what was before."""
+    nodes = NODES.replace("b,8000,1000,2", "b,8000,1000,1")
+    (small / "csv" / "openb_node_list_gpu_node.csv").write_text(nodes)
+    _, rows = replay(read_trace(small, "default", 1), "gpu_packing", 1)
+    assert [row[1] for row in rows[16:18]] == [0.0, 16.67]
+
+
+def test_a_pod_may_name_several_models(small: Path) -> None:
+    for name, text in (("node_list_gpu_node", NODES.replace("b,8000,1000,2,T4", "b,8000,1000,2,G3")),
+                       ("pod_list_default", PODS.replace("1000,T4", "1000,T4|G3"))):  # fmt: skip
+        (small / "csv" / f"openb_{name}.csv").write_text(text)
+    assert [pod.gpu_types for pod in read_trace(small, "default", 1).pods] == [(), (), (), ("T4", "G3")]
 
 
 def test_without_fixtures_the_seed_draws_the_order(small: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from resource_manager.models import Cancelled, Lease, Placement, Request
 from resource_manager.policies.first_fit import first_fit
 from resource_manager.queueing import get_order
 from simulator import metrics
 from simulator.cli import main
-from simulator.replay.replay import Record, Replay
-from simulator.replay.workload import read_workload
+from simulator.replay.replay import Record, Replay, Sample
+from simulator.replay.workload import End, Job, Moment, read_workload
 
 NODES = "node,gpus,gpu_type,cpus,memory_mib\na,2,T4,8,1000\nb,1,A100,8,1000\n"
 JOBS = """job,submit_s,runtime_s,gpus,gpu_milli,cpus,gpu_types,team,priority
@@ -58,17 +61,64 @@ def test_priority_by_hand(tmp_path: Path) -> None:
     assert starts(play(tmp_path, "priority")) == {"x": 0, "y": 10, "z": 100, "s": 60}
 
 
+def test_what_ends_makes_room_before_who_comes_at_that_time(tmp_path: Path) -> None:
+    """At 100 x leaves a, the first server: n is placed there, though b is free as well."""
+    paths = files(tmp_path, jobs=JOBS.splitlines()[0] + "\nx,0,100,2,,1,,red,\nn,100,10,1,,1,,red,\n")
+    record = Replay(read_workload(*paths), first_fit, get_order("fifo")).run()
+    placement = record.stays["n"].placement
+    assert placement is not None
+    assert placement.node == "a"
+
+
+def test_who_was_cancelled_while_he_waited_ends_then_if_the_replay_started_him(tmp_path: Path) -> None:
+    """And who still waits there leaves the queue."""
+    workload = read_workload(*files(tmp_path))
+    [early, late] = [
+        Job(Request(name, 2, gpu_types=("T4",)), 0.0, math.inf) for name in ("starts at once", "waits")
+    ]
+    cancelled = [Cancelled(job.request.task_id, 50.0) for job in (early, late)]
+    moments = (Moment(0.0, arrivals=[early, late]), Moment(50.0, outside=[*cancelled[1:], *cancelled[:1]]))
+    record = Replay(replace(workload, moments=moments), first_fit, get_order("fifo")).run()
+    started, waited = record.stays["starts at once"], record.stays["waits"]
+    assert (started.started_at, started.ended_at, started.cancelled) == (0.0, 50.0, False)
+    assert (waited.started_at, waited.cancelled) == (None, True)
+
+
 def test_figures_by_hand(tmp_path: Path) -> None:
     """Waits are 0, 0, 80 and 70 s; of 3 GPUs over 120 s: 2 x 100, 1 x 50, 2 x 10 and 0.5 x 20 s."""
     summary = metrics.summarise(play(tmp_path, "fifo"))
     assert summary["mean_wait_s"] == 37.5
     assert summary["max_wait_s"] == 80
     assert summary["p50_wait_s"] == 0
+    assert summary["p95_wait_s"] == 80
     assert summary["mean_jct_s"] == (100 + 50 + 90 + 90) / 4
     assert summary["makespan_s"] == 120
     assert summary["allocated_percent"] == pytest.approx(100 * (200 + 50 + 20 + 10) / 360, abs=0.01)
     assert summary["peak_allocated_percent"] == 100
     assert summary["occupied_nodes_percent"] == pytest.approx(100 * (110 + 50 + 20) / 240, abs=0.01)
+
+
+def test_fragmentation_is_a_share_of_what_is_idle(tmp_path: Path) -> None:
+    """Of three GPUs one is used for 10 s and two for 10 s; 900 milli of the idle ones are of no use."""
+    record = play(tmp_path, "fifo")
+    record.samples = [Sample(0, 1000, 1, 4, 900), Sample(10, 2000, 1, 2, 900), Sample(20, 0, 0, 0, 0)]
+    figures = metrics.over_time(record)
+    assert figures["frag_ratio_percent"] == 60.0
+    assert figures["mean_queue_length"] == 3
+
+
+def test_a_recorded_end_counts_only_for_who_started_as_recorded(tmp_path: Path) -> None:
+    """y ran from 10 to 40. Here it starts at 30, since x holds a until then, and runs its 30 s."""
+    workload = read_workload(*files(tmp_path))
+    asked = {name: Request(name, 2, gpu_types=("T4",)) for name in "xy"}
+    recorded = Lease(asked["y"], Placement("a", (0, 1)), 1, 10.0, 99.0)
+    moments = (
+        Moment(0.0, arrivals=[Job(asked["x"], 0.0, 30.0)]),
+        Moment(10.0, arrivals=[Job(asked["y"], 10.0, 30.0, recorded)]),
+        Moment(40.0, outside=[End("y")]),
+    )
+    stay = Replay(replace(workload, moments=moments), first_fit, get_order("fifo")).run().stays["y"]
+    assert (stay.started_at, stay.ended_at) == (30.0, 60.0)
 
 
 def test_busy_shares_add_up(tmp_path: Path) -> None:
