@@ -7,43 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from resource_manager.cluster import Snapshot
 from resource_manager.errors import CorruptStateError, NewerFormatError
-from resource_manager.models import (
-    Cancelled,
-    Change,
-    Drained,
-    Expired,
-    Granted,
-    InventoryChanged,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-    Restored,
-)
+from resource_manager.models import Change
 
 FORMAT_VERSION = 1
 """Version of everything stored; a reader refuses a newer one."""
 
 _CHANGES: dict[str, TypeAdapter[Any]] = {
-    kind.__name__.lower(): TypeAdapter(kind)
-    for kind in (
-        Granted,
-        Released,
-        Renewed,
-        Expired,
-        Quarantined,
-        Queued,
-        Cancelled,
-        Drained,
-        Restored,
-        InventoryChanged,
-    )
+    kind.__name__.lower(): TypeAdapter(kind) for kind in get_args(Change)
 }
 _TAGS = {adapter._type: tag for tag, adapter in _CHANGES.items()}
 _SNAPSHOT = TypeAdapter(Snapshot)

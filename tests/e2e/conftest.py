@@ -1,22 +1,11 @@
 """The machinery of the fault tests, started once for all of them."""
 
-import os
-
 import pytest
 
 from tests.e2e.bench import Bench
-from tests.e2e.servers import SSHD, Service, SSHServer
+from tests.e2e.servers import Service, ssh_server
 
-
-@pytest.fixture(scope="session")
-def ssh_server(tmp_path_factory):
-    if SSHD is None or os.geteuid() != 0:
-        pytest.skip("needs sshd (Debian: openssh-server) and root")
-    server = SSHServer(tmp_path_factory.mktemp("sshd"))
-    server.start()
-    yield server
-    if server.process.poll() is None:
-        server.stop()
+__all__ = ["ssh_server"]
 
 
 @pytest.fixture(scope="session")

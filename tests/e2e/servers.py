@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import psutil
+import pytest
 
 from demo.stack import answers, free_ports
 from tests.e2e.bench import wait_for
@@ -64,6 +65,18 @@ class SSHServer:
                 "extra": {"key_file": str(self.key), "no_host_key_check": True, "conn_timeout": 5},
             }
         )
+
+
+@pytest.fixture(scope="session")
+def ssh_server(tmp_path_factory):
+    """An sshd for all tests of a run; import it by name where it is used."""
+    if SSHD is None or os.geteuid() != 0:
+        pytest.skip("needs sshd (Debian: openssh-server) and root")
+    server = SSHServer(tmp_path_factory.mktemp("sshd"))
+    server.start()
+    yield server
+    if server.process.poll() is None:
+        server.stop()
 
 
 class PostgreSQL:

@@ -20,24 +20,15 @@ from resource_manager.launchers import (
     open_launcher,
 )
 from resource_manager.launchers.local import LocalLauncher
-from tests.e2e.servers import SSHD, SSHServer
+from tests.e2e.servers import ssh_server
 from tests.waiting import wait_until_ended
+
+__all__ = ["ssh_server"]
 
 # Docker's SDK leaves the sockets of engines that do not answer, and its pools, to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
-
-
-@pytest.fixture(scope="session")
-def ssh_server(tmp_path_factory):
-    if SSHD is None or os.geteuid() != 0:
-        pytest.skip("needs sshd (Debian: openssh-server) and root")
-    server = SSHServer(tmp_path_factory.mktemp("sshd"))
-    server.start()
-    yield server
-    if server.process.poll() is None:
-        server.stop()
 
 
 @pytest.fixture(
