@@ -11,10 +11,9 @@ import click
 from resource_manager.policies import get_policy
 from resource_manager.policies.random import seeded
 from resource_manager.queueing import get_order
-from simulator import metrics
 from simulator.cli import BadInput, common_options, print_json
 from simulator.progress import Progress, progress_bar
-from simulator.replay import muri, openb, plots
+from simulator.replay import metrics, muri, openb, plots
 from simulator.replay.comparison import Case, pictures, read
 from simulator.replay.options import refuse_others, source_of, workload_options
 from simulator.replay.replay import Record, Replay, against_record

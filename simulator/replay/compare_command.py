@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from simulator.replay.page import render, shown
 from simulator.report import write_json, write_text
 
 
-def _list(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+def parse_names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+    """Names, separated by commas."""
     names = list(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not names:
         raise click.BadParameter("names nothing")
@@ -28,8 +31,10 @@ def _list(context: click.Context, parameter: click.Parameter, value: str) -> lis
 
 @click.command("compare")
 @workload_options(["openb", "csv", "json"])
-@click.option("--policies", callback=_list, default="first_fit,best_fit,fgd", show_default=True)
-@click.option("--orders", callback=_list, default="fifo", show_default=True, help="Also with +backfill.")
+@click.option("--policies", callback=parse_names, default="first_fit,best_fit,fgd", show_default=True)
+@click.option(
+    "--orders", callback=parse_names, default="fifo", show_default=True, help="Also with +backfill."
+)
 @seeds_option
 @click.option("--workers", type=click.IntRange(1), help="Processes; by default one a core.")
 @click.option("--dask", help="Run on the Dask cluster at this address instead.")
@@ -59,24 +64,23 @@ def command(
 
     With --output-dir an interrupted comparison goes on where it stopped: finished runs are kept there.
     """
-    if history is not None and history.startswith(REDIS_SCHEMES):
-        history = _keep(history, output_dir)  # every run must see the same one
-    source = source_of(trace, data, pods, nodes, jobs, history)
     seeds = seeds or [seed]
-    comparison.check(source, policies, orders, seeds)
-    cases = comparison.cases(source, policies, orders, seeds, quotas)
-    executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))
-    with executor as pool, progress_bar("comparing") as progress:
-        results = sweep.sweep(
-            comparison.run_case,
-            cases,
-            pool,
-            folder=None if output_dir is None else output_dir / "runs",
-            progress=progress,
-        )
+    with in_a_file(history, output_dir) as recorded:
+        source = source_of(trace, data, pods, nodes, jobs, recorded)
+        comparison.check(source, policies, orders, seeds)
+        cases = comparison.cases(source, policies, orders, seeds, quotas)
+        executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))
+        with executor as pool, progress_bar("comparing") as progress:
+            results = sweep.sweep(
+                comparison.run_case,
+                cases,
+                pool,
+                folder=None if output_dir is None else output_dir / "runs",
+                progress=progress,
+            )
     table, said = comparison.rows(results), comparison.findings(results)
     summary = {"rows": table, "findings": said, "runs": [_head(result) for result in results]}
-    title = f"Comparison on {pods if trace == 'openb' else Path(jobs or history or '').name}"
+    title = f"Comparison on {pods if trace == 'openb' else Path(jobs or recorded or '').name}"
     if output_dir is not None:
         write_json(output_dir / "summary.json", summary)
         report = report or output_dir / "report.html"
@@ -88,13 +92,17 @@ def command(
         print_rows(table, said)
 
 
-def _keep(url: str, output_dir: Path | None) -> str:
-    """Reads the history at the URL into a file and returns its name."""
-    folder = Path(tempfile.mkdtemp(prefix="history-")) if output_dir is None else output_dir
-    path = folder / "history.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(read_history(url), path)
-    return str(path)
+@contextmanager
+def in_a_file(history: str | None, output_dir: Path | None) -> Iterator[str | None]:
+    """The history as a file, since a store may go on while the runs must all see the same."""
+    if history is None or not history.startswith(REDIS_SCHEMES):
+        yield history
+        return
+    with tempfile.TemporaryDirectory(prefix="history-") as folder:
+        path = (output_dir or Path(folder)) / "history.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(read_history(history), path)
+        yield str(path)
 
 
 def _head(result: dict[str, Any]) -> dict[str, Any]:

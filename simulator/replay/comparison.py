@@ -15,9 +15,8 @@ from resource_manager.policies import get_policy
 from resource_manager.policies.fgd import Fragmentation
 from resource_manager.policies.random import seeded
 from resource_manager.queueing import get_order
-from simulator import metrics
 from simulator.errors import InputError
-from simulator.replay import openb
+from simulator.replay import metrics, openb
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Record, Replay
 from simulator.replay.workload import Workload, read_workload

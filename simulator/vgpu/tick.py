@@ -2,6 +2,9 @@
 
 Everything here keeps to what both Python and numba understand, so the compiled tick is the plain one, to
 the bit. Sequences are flat; a task's or node's three amounts stand in separate ones.
+
+`advance` is one long function for its speed: cut into functions that take the state, inlined by numba or not,
+it ran 2.6 to 4 times as long compiled and 1.4 times as long interpreted.
 """
 
 from __future__ import annotations
@@ -222,7 +225,7 @@ def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int,
         mean_compute,
         mean_memory,
         mean_bandwidth,
-        bucket,
+        tokens,
         scale,
         adjust_tick,
         allowed_compute,
@@ -280,8 +283,8 @@ def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int,
                         memory_events[task] += 1
                     memory = allowed
                 if bandwidth_gated:
-                    allowed, bucket[task] = bandwidth_bucket(
-                        bucket[task], bandwidth, quota_bandwidth[task], refill, threshold, delta_t
+                    allowed, tokens[task] = bandwidth_bucket(
+                        tokens[task], bandwidth, quota_bandwidth[task], refill, threshold, delta_t
                     )
                     if allowed + LIMITED_BY_MORE_THAN < bandwidth:
                         bandwidth_events[task] += 1

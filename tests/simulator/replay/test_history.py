@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,23 @@ def test_from_redis(tmp_path: Path, redis_url: str) -> None:
     recorded = summaries[0]["recorded"]
     assert recorded["different"] == 0
     assert recorded["same"] == recorded["decisions"] > 40
+
+
+def test_a_comparison_on_a_store_leaves_no_copy_of_it(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(redis_url, "best_fit", "fifo", tmp_path / "same.jsonl")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    arguments = ["compare", "--policies", "first_fit,best_fit", "--workers", "1", "--json"]
+    summaries = []
+    for source in (redis_url, str(tmp_path / "same.jsonl")):
+        result = CliRunner().invoke(main, [*arguments, "--history", source])
+        assert result.exit_code == 0, result.output
+        summaries.append(json.loads(result.stdout))
+    assert summaries[0] == summaries[1]
+    assert list(temporary.iterdir()) == []
 
 
 def test_another_policy_decides_otherwise(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from resource_manager.models import Cancelled, Lease, Placement, Request
 from resource_manager.policies.first_fit import first_fit
 from resource_manager.queueing import get_order
-from simulator import metrics
 from simulator.cli import main
+from simulator.replay import metrics
 from simulator.replay.replay import Record, Replay, Sample
 from simulator.replay.workload import End, Job, Moment, read_workload
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from resource_manager.models import MILLI_PER_GPU
 from simulator.replay.replay import Record, Sample, Stay
-
-MILLI = 1000
 
 
 def summarise(record: Record) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def over_time(record: Record) -> dict[str, float | None]:
 
 def gpu_milli(record: Record) -> int:
     """What the servers of the start have."""
-    return MILLI * sum(len(node.gpus) for node in record.workload.start.nodes)
+    return MILLI_PER_GPU * sum(len(node.gpus) for node in record.workload.start.nodes)
 
 
 def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[float]], float, float]:
@@ -72,7 +71,7 @@ def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[fl
     samples = record.samples
     start, end = (samples[0].at, samples[-1].at) if samples else (0.0, 0.0)
     nodes = {node.name: place for place, node in enumerate(record.workload.start.nodes)}
-    sizes = np.array([max(len(node.gpus), 1) * MILLI for node in record.workload.start.nodes])
+    sizes = np.array([max(len(node.gpus), 1) * MILLI_PER_GPU for node in record.workload.start.nodes])
     width = max(end - start, 1e-9) / bins
     edges = start + width * np.arange(bins)
     used = np.zeros((len(nodes), bins))
