@@ -46,6 +46,8 @@ class InputErrors(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # whoever reads has read enough; click ends in silence
+            raise
         except (ResourceManagerError, OSError) as error:
             raise BadInput(str(error)) from error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +35,16 @@ def test_without_words_the_commands_are_listed() -> None:
     result = CliRunner().invoke(main, [])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "  replay " in result.stderr
+
+
+def test_a_reader_that_has_read_enough_is_no_bad_input() -> None:
+    """The end of the pipe is closed before anything is written to it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "simulator", "serverless", "--workflows", "chain:2"]
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_seeds_are_numbers_and_ranges_without_repeats() -> None:
