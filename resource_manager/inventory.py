@@ -26,12 +26,17 @@ def default_inventory(servers: int = 4, gpus: int = 8, cpus: int = 64) -> tuple[
     )
 
 
+MAX_SERVERS = 1_000_000
+MAX_GPUS = 4_000_000
+MAX_GPUS_OF_SERVER = 1024
+
+
 class GpuGroup(BaseModel):
     """Equal GPUs of one server; `ids` names them where they are not numbered from 0 without gaps."""
 
     model_config = ConfigDict(extra="forbid")
 
-    count: int | None = Field(default=None, ge=1, le=1024)
+    count: int | None = Field(default=None, ge=1, le=MAX_GPUS_OF_SERVER)
     ids: list[Annotated[int, Field(ge=0)]] | None = None
     type: str = ""
     vendor: Vendor = "nvidia"
@@ -44,10 +49,6 @@ class GpuGroup(BaseModel):
         return self
 
 
-MAX_SERVERS = 1_000_000
-MAX_GPUS = 4_000_000
-
-
 class Server(BaseModel):
     """One `[[servers]]` table; with `count`, that many servers and `{id}` in the name."""
 
@@ -56,7 +57,7 @@ class Server(BaseModel):
     name: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._{}-]+$")
     id: int | None = Field(default=None, ge=0)
     count: int | None = Field(default=None, ge=1, le=100_000)
-    gpus: Annotated[int, Field(ge=0, le=1024)] | list[GpuGroup] = 0
+    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_OF_SERVER)] | list[GpuGroup] = 0
     gpu_type: str = ""
     gpu_memory_mib: int = Field(default=0, ge=0)
     vendor: Vendor = "nvidia"

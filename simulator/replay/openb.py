@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from resource_manager.allocator import allocate
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.errors import PolicyError
+from resource_manager.inventory import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.policies import POLICIES, Policy
 from resource_manager.policies.capacity import CPU_MILLI
@@ -102,11 +103,14 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
 def read_nodes(path: Path) -> list[Node]:
     """The servers of a node list; raises `InputError`."""
     nodes: dict[str, Node] = {}
+    gpus_left = MAX_GPUS
     for row in read_csv(path, NODE_COLUMNS):
         name = row.text("sn")
         if not name or name in nodes:
             raise row.fail(f"the name {name!r} is empty or there twice")
-        gpus = tuple(Gpu(gpu_id, row.text("model")) for gpu_id in range(row.whole("gpu")))
+        count = row.whole("gpu", most=min(MAX_GPUS_OF_SERVER, gpus_left))
+        gpus_left -= count
+        gpus = tuple(Gpu(gpu_id, row.text("model")) for gpu_id in range(count))
         resources = {"cpu_milli": row.whole("cpu_milli"), "memory_mib": row.whole("memory_mib")}
         nodes[name] = Node(name, len(nodes), resources, gpus)
     if not any(node.gpus for node in nodes.values()):

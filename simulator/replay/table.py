@@ -32,8 +32,8 @@ class Row:
         value = self.values.get(column)
         return "" if value is None else str(value).strip()
 
-    def whole(self, column: str, default: int | None = None) -> int:
-        """A whole number of 0 or more; an empty value is the default, if there is one."""
+    def whole(self, column: str, default: int | None = None, *, most: float = math.inf) -> int:
+        """A whole number of 0 to `most`; an empty value is the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -43,6 +43,8 @@ class Row:
             raise self.fail(f"{column} is {text!r}, not a whole number") from None
         if value < 0:
             raise self.fail(f"{column} is {value}, below 0")
+        if value > most:
+            raise self.fail(f"{column} is {value}, above {most:,}")
         return value
 
     def number(self, column: str, default: float | None = None) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from resource_manager.cluster import ClusterState, Snapshot, could_ever_fit
 from resource_manager.errors import InvalidRequestError
+from resource_manager.inventory import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.models import (
     MILLI_PER_GPU,
     Cancelled,
@@ -140,12 +141,15 @@ def _json_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
 
 def _read_nodes(path: Path) -> list[Node]:
     nodes: dict[str, Node] = {}
+    gpus_left = MAX_GPUS
     for row in _rows(path, NODE_COLUMNS):
         name = row.text("node")
         if not name or name in nodes:
             raise row.fail(f"the name {name!r} is empty or there twice")
         vendor = row.text("vendor") or "nvidia"
-        gpus = tuple(Gpu(gpu_id, row.text("gpu_type"), vendor) for gpu_id in range(row.whole("gpus")))
+        count = row.whole("gpus", most=min(MAX_GPUS_OF_SERVER, gpus_left))
+        gpus_left -= count
+        gpus = tuple(Gpu(gpu_id, row.text("gpu_type"), vendor) for gpu_id in range(count))
         nodes[name] = Node(name, len(nodes), _amounts(row), gpus, vendor=vendor if gpus else "")
     if not nodes:
         raise InputError("there is no node", path=path)

@@ -162,6 +162,8 @@ def spoil(folder: Path, what: str) -> None:
     fixture = folder / "fixtures" / "default.json.gz"
     if what == "column":
         nodes.write_text(NODES.replace("model", "modell"))
+    elif what == "monster":
+        nodes.write_text(NODES.replace("1000,2,T4", "1000,9602661,T4", 1))
     elif what == "negative":
         pods.write_text(PODS.replace("p1,1000", "p1,-1000"))
     elif what == "large":
@@ -187,6 +189,7 @@ def spoil(folder: Path, what: str) -> None:
     [
         ("column", "gpu_node.csv:1: the column model is missing"),
         ("negative", "default.csv:3: cpu_milli is -1000, below 0"),
+        ("monster", "gpu_node.csv:2: gpu is 9602661, above 1,024"),
         ("large", "default.csv:4: pod 'p2' is larger than any node"),
         ("type", "default.csv:5: no node has a GPU of type 'H100'; known are T4"),
         ("row", "default.csv:4: 3 values for 6 columns"),

@@ -166,15 +166,16 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
         ("y,10,50", "y,10,-50", "jobs.csv:3: runtime_s is -50, not a finite number of 0 or more"),
         ("y,10,50", "y,nan,50", "jobs.csv:3: submit_s is nan, not a finite number of 0 or more"),
         ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node"),
-        ("A100", "H100", "jobs.csv:3: no node has a GPU of type 'H100'; known are A100, T4"),
+        ("A100,blue", "H100,blue", "jobs.csv:3: no node has a GPU of type 'H100'; known are A100, T4"),
         ("1,500", "2,500", "jobs.csv:5: a share asks for one GPU"),
         ("y,10", "x,10", "jobs.csv:3: job 'x' is there twice"),
         ("blue,5", "blue,high", "jobs.csv:5: priority is 'high', not a whole number"),
         ("z,20,10,2", "z,20,10,two", "jobs.csv:4: gpus is 'two', not a whole number"),
+        ("a,2", "a,1025", "nodes.csv:2: gpus is 1025, above 1,024"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
-    files(tmp_path, jobs=JOBS.replace(old, new))
+    files(tmp_path, NODES.replace(old, new), JOBS.replace(old, new))
     result = replay(tmp_path, "--output-dir", str(tmp_path / "o"))
     assert result.exit_code == 2
     assert message in result.stderr
