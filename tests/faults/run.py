@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -291,6 +292,7 @@ def command() -> int:
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
     outcomes: list[Outcome] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the servers of a run would outlive it
     # Interrupted, it sums up the seeds that are through.
     with servers_of(setting), suppress(KeyboardInterrupt):
         for seed in seeds:
