@@ -226,7 +226,6 @@ class Run:
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken."""
-    logging.disable(logging.CRITICAL)
     preload = [main.__module__]
     if options.get("setting") == Variables.name:
         preload += airflow_on_postgres.PRELOAD
@@ -292,6 +291,7 @@ def command() -> int:
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
     outcomes: list[Outcome] = []
+    logging.disable(logging.CRITICAL)  # what is hurt complains
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the servers of a run would outlive it
     # Interrupted, it sums up the seeds that are through.
     with servers_of(setting), suppress(KeyboardInterrupt):
