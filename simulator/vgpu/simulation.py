@@ -82,9 +82,10 @@ class Simulation:
         while tick < end:
             if tick % interval == 0:
                 arrived = self._arrivals(tick)
-                if self.waiting and (arrived or stale or self.ledger.follows_usage):
-                    self._schedule(tick)
-                stale = False
+                due = arrived or stale or self.ledger.follows_usage
+                granted = bool(self.waiting) and due and self._schedule(tick)
+                # A grant may change which vendor is best, and so open the other one to who was tried before.
+                stale = granted and not scheduling.vendor_fallback
             # Until the next pass that may admit somebody; where the ledger follows usage, the tick looks out.
             next_pass = tick - tick % interval + interval
             if not (self.waiting and stale):
@@ -113,8 +114,8 @@ class Simulation:
             return end
         return -(-self.arrival_tick[self.arrived] // interval) * interval
 
-    def _schedule(self, tick: int) -> None:
-        """Tries every waiting task once, in order of arrival."""
+    def _schedule(self, tick: int) -> bool:
+        """Tries every waiting task once, in order of arrival; whether any got in."""
         now = tick * self.scenario.delta_t_s
         if self.ledger.follows_usage:
             self.ledger.rebook(self._usage(), now)
@@ -133,7 +134,9 @@ class Simulation:
             self._start(task, tick, lease.placement.node, self.ledger.quota(lease, profile))
             if not self.scenario.scheduling.vendor_fallback:
                 full.clear()  # a grant may change which vendor is best, and so open the other one
+        granted = len(still_waiting) < len(self.waiting)
         self.waiting = still_waiting
+        return granted
 
     def _usage(self) -> dict[str, Amounts]:
         """What each running task's lease should book, by task id."""

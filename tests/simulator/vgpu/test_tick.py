@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.vgpu.scenario import Guard, Scheduling
+from simulator.vgpu.scenario import Card, Guard, PoolNode, Scheduling
 from simulator.vgpu.tick import (
     bandwidth_bucket,
     compute_throttle,
@@ -206,6 +206,21 @@ def test_tasks_wait_for_room_and_start_at_the_next_pass() -> None:
     assert second.slo_met  # 1 s from its start, though 1.54 s from its arrival
     eager = replace(where, scheduling=replace(where.scheduling, retry_every_tick=True))
     assert watch(eager, task(big, 0.0), task(big, 0.5))[0].outcomes[1].start_s == 1.0
+
+
+def test_without_fallback_a_grant_opens_the_other_vendor_at_the_next_pass() -> None:
+    """Vendor x has more free, but no node with 60; once 50 of it are gone, y is the best vendor."""
+    either = replace(profile("either", 60, 60, 60, work=60, deadline=4), vendors=("x", "y"))
+    small = profile("small", 50, 50, 50, work=50, deadline=4)
+    where = scenario(
+        either,
+        small,
+        cards={"half": Card("x", 50, 50, 50), "card": Card("y", 80, 80, 80)},
+        nodes=(PoolNode("x1", "half", 1), PoolNode("x2", "half", 1), PoolNode("y1", "card", 1)),
+        scheduling=Scheduling(interval_ticks=4, oversubscription=1.0, vendor_fallback=False),
+    )
+    run, _ = watch(where, task(either), task(small))
+    assert [(each.node, each.start_s) for each in run.outcomes] == [("y1", 0.04), ("x1", 0.0)]
 
 
 @pytest.mark.parametrize(("admission", "start_s"), [("quota", 1.0), ("usage", 0.51), ("max", 1.0)])
