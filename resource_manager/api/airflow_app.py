@@ -14,6 +14,7 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity
 from airflow.api_fastapi.core_api.security import get_user
 from airflow.configuration import conf
+from airflow.sdk.exceptions import AirflowException
 from fastapi import HTTPException, Request
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
@@ -27,6 +28,7 @@ from resource_manager.api.problems import TITLES
 from resource_manager.api.tokens import Role
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager import GPUResourceManager
+from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
 
 NAME = "GPU resource manager"
 
@@ -80,7 +82,7 @@ class Gate:
             return
         try:
             bridge = await run_in_threadpool(self.bridge)
-        except ResourceManagerError as error:
+        except (ResourceManagerError, AirflowException) as error:
             await _problem(503, str(error))(scope, receive, send)
             return
         scope[IDENTITY_KEY] = identity
@@ -100,7 +102,7 @@ class Gate:
         """The Flask app behind a WSGI bridge; raises if the store cannot be reached."""
         with self._lock:
             if self._bridge is None:
-                manager = GPUResourceManager()
+                manager = manager_of_tasks()
                 secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
                 service = build(
                     manager,
@@ -114,6 +116,16 @@ class Gate:
                 app: Any = create_app(service)
                 self._bridge = WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
             return self._bridge
+
+
+def manager_of_tasks() -> GPUResourceManager:
+    """The manager that tasks use: of the default connection, else of the settings."""
+    manager = GPUManagerHook().get_conn()
+    if not isinstance(manager, GPUResourceManager):
+        raise ResourceManagerError(
+            f"connection {DEFAULT_CONNECTION!r} names the service at {manager.url}: look at its console"
+        )
+    return manager
 
 
 async def _identify(request: Request) -> Identity:

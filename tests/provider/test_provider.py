@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     from airflow.sdk._shared.module_loading import import_string
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+    from resource_manager.api.airflow_app import manager_of_tasks
     from resource_manager.provider import get_provider_info, triggers
     from resource_manager.provider.demand import Demand, describe_waiting, end_lease, launcher_labels
     from resource_manager.provider.hook import GPUManagerHook
@@ -29,6 +30,7 @@ with warnings.catch_warnings():
 
 from resource_manager import GPUResourceManager, reconcile
 from resource_manager.client import ServiceClient
+from resource_manager.errors import ResourceManagerError
 from resource_manager.launchers import Job, JobState, build_docker_cmd
 from resource_manager.launchers.devices import job_environment
 from resource_manager.reconcile import RunningJob
@@ -102,6 +104,18 @@ def test_a_connection_can_be_tested_from_its_form(monkeypatch):
     works, said = GPUManagerHook("gpus").test_connection()
     assert not works
     assert said.startswith("connection 'gpus': its host must be the URL of a store")
+
+
+def test_the_console_inside_airflow_is_on_the_store_of_the_tasks(monkeypatch):
+    monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
+    assert manager_of_tasks().settings.policy == "first_fit"
+    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"policy": "best_fit"}}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
+    assert manager_of_tasks().settings.policy == "best_fit"
+    connection = {"conn_type": "gpu_manager", "host": "http://gpus.example.com"}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
+    with pytest.raises(ResourceManagerError, match=r"the service at http://gpus\.example\.com: look at its"):
+        manager_of_tasks()
 
 
 def test_a_wrong_extra_of_a_connection_is_one_line(monkeypatch):
