@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from resource_manager.api.auth import Identity
 from resource_manager.api.problems import ProblemError
 from resource_manager.api.schemas import AllocateBody
 from resource_manager.api.service import Service, owner_of
+from resource_manager.cluster import ClusterState
 from resource_manager.errors import LeaseNotFoundError
 
 
@@ -25,6 +27,19 @@ def own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
     if not caller.is_operator and owner_of(view) != caller.name:
         raise ProblemError(409, f"task {view['task_id']!r} belongs to somebody else")
     return view
+
+
+def refuse_taken(here: Service, caller: Identity, task_ids: Sequence[str]) -> None:
+    """Refuses a batch with somebody else's lease in it before any of its requests is granted."""
+    if caller.is_operator:
+        return
+
+    def taken(cluster: ClusterState, now: float) -> list[str]:
+        leases = filter(None, map(cluster.leases.get, task_ids))
+        return [lease.task_id for lease in leases if lease.request.owner != caller.name]
+
+    for task_id in here.watch.look(taken):
+        raise ProblemError(409, f"task {task_id!r} belongs to somebody else")
 
 
 def refuse_foreign(view: dict[str, Any], caller: Identity) -> None:

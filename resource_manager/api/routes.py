@@ -11,7 +11,7 @@ import flask
 from resource_manager import estimates
 from resource_manager.api.auth import Identity
 from resource_manager.api.openapi import document
-from resource_manager.api.ownership import arguments, held_by, own, refuse_foreign
+from resource_manager.api.ownership import arguments, held_by, own, refuse_foreign, refuse_taken
 from resource_manager.api.problems import ALLOCATION_FAILED, ProblemError
 from resource_manager.api.routing import Routes
 from resource_manager.api.schemas import (
@@ -82,7 +82,9 @@ def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
     tags=("leases",),
 )
 def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
-    results = here.manager.allocate_batch([arguments(item, caller) for item in body.requests])
+    requests = [arguments(item, caller) for item in body.requests]
+    refuse_taken(here, caller, [item.task_id for item in body.requests])
+    results = here.manager.allocate_batch(requests)
     return {"results": [result and own(result, caller) for result in results]}
 
 

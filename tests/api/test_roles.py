@@ -61,6 +61,14 @@ def test_a_lower_role_changes_nothing(as_role: AsRole, manager: GPUResourceManag
     assert manager.get_resource_summary()["version"] == version
 
 
+def test_a_batch_with_a_foreign_lease_grants_nothing(as_role: AsRole, manager: GPUResourceManager) -> None:
+    shape = {"required_gpus": 2, "required_cpus": 1}
+    batch = {"requests": [{"task_id": "fresh", **shape}, {"task_id": "adas", **shape}]}
+    as_role(Role.USER, "ada").post("/api/allocate", json={"task_id": "adas", **shape})
+    assert as_role(Role.USER, "bob").post("/api/allocate/batch", json=batch).status_code == 409
+    assert [lease["task_id"] for lease in manager.leases()] == ["adas"]
+
+
 def test_only_the_owner_or_an_operator_ends_a_lease(as_role: AsRole) -> None:
     ada, bob, operator = as_role(Role.USER, "ada"), as_role(Role.USER, "bob"), as_role(Role.OPERATOR)
     wish = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
