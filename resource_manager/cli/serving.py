@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -158,8 +158,8 @@ def _serve(
         trusted_proxy=trusted_proxy,
         trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),
     )
-    address = f"http://{server.effective_host}:{server.effective_port}"
-    logger.info("serving at %s", address, extra={"address": address})
+    for address in addresses(server):
+        logger.info("serving at %s", address, extra={"address": address})
     stop = threading.Event()
     chores = [_regularly("sweep", SWEEP_S, service.manager.sweep, stop)]
     if archive is not None:
@@ -175,6 +175,15 @@ def _serve(
         server.close()
         for chore in chores:
             chore.join(timeout=5)
+
+
+def addresses(server: Any) -> list[str]:
+    """Where a server of waitress listens; a name such as localhost often has an IPv4 and an IPv6 address."""
+    sockets = getattr(server, "effective_listen", None)  # only a server of several sockets has it
+    return [
+        f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        for host, port in sockets or [(server.effective_host, server.effective_port)]
+    ]
 
 
 def _regularly(

@@ -8,9 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from waitress.server import create_server
+
+from resource_manager.cli.serving import addresses
 
 
 @pytest.mark.parametrize("options", [[], ["--trusted-proxy", "127.0.0.1", "--behind-https"]])
@@ -36,3 +40,16 @@ def test_it_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None
     before, granted = map(json.loads, archive.read_text().splitlines())
     assert before["snapshot"]["version"] == 0
     assert granted["lease"]["request"]["task_id"] == "test_001"
+
+
+def test_a_name_of_several_addresses_is_served_at_each() -> None:
+    server = create_server(lambda environ, start: [], listen="127.0.0.1:0 127.0.0.1:0")
+    try:
+        assert len(set(addresses(server))) == 2
+    finally:
+        server.close()
+
+
+def test_an_address_of_ipv6_is_a_url() -> None:
+    server = SimpleNamespace(effective_host="::1", effective_port=5000)
+    assert addresses(server) == ["http://[::1]:5000"]
