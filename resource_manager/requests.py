@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TypedDict
@@ -71,6 +72,11 @@ def build_request(
         raise InvalidRequestError(
             f"required_gpus must be between {settings.min_gpus} and {settings.max_gpus}, got {required_gpus}",
             field="required_gpus",
+        )
+    if expected_runtime_s is not None and not 0 < expected_runtime_s < math.inf:
+        raise InvalidRequestError(
+            f"expected_runtime_s must be a finite number above 0, got {expected_runtime_s}",
+            field="expected_runtime_s",
         )
     most_cpus = cluster.largest.get("cpus", 0)
     if not 1 <= required_cpus <= most_cpus:

@@ -22,6 +22,7 @@ from resource_manager.history import collect, write_file
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROGRAM = "gpu-manager"
+DAY_S = 86_400
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,6 +57,12 @@ def main(
     context.call_on_close(target.close)
 
 
+def check_interval(option: str, interval_s: float | None) -> None:
+    """Raises `Failure` for a time that nobody can sleep."""
+    if interval_s is not None and not 0 < interval_s <= DAY_S:
+        raise Failure(f"{option} takes seconds above 0 and up to {DAY_S}, got {interval_s:g}", BAD_INPUT)
+
+
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(command)
 
@@ -67,8 +74,7 @@ def json_option(command: F) -> F:
 @exit_codes
 def status(target: Target, interval_s: float | None, as_json: bool) -> None:
     """Servers, leases and the queue."""
-    if interval_s is not None and interval_s <= 0:
-        raise Failure(f"--watch takes seconds above 0, got {interval_s:g}", BAD_INPUT)
+    check_interval("--watch", interval_s)
     if interval_s is None:
         _show_status(target, as_json)
         return
@@ -213,7 +219,7 @@ def restore(target: Target, server: str, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Version to begin after.")
+@click.option("--after", type=click.IntRange(0, 2**53), default=0, help="Version to begin after.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @click.option(
     "--export",

@@ -54,7 +54,8 @@ def lease_options(command: F) -> F:
 
 def arguments_of(wish: dict[str, Any]) -> dict[str, Any]:
     """The manager's arguments: what was given, with pairs split."""
-    arguments = {key: value for key, value in wish.items() if value not in (None, (), False)}
+    # Zero is a wish too: that of server 0, or one to be refused.
+    arguments = {key: value for key, value in wish.items() if value is not None and value != ()}
     arguments["required_gpus"], arguments["required_cpus"] = wish["required_gpus"], wish["required_cpus"]
     if "gpu_types" in arguments:
         arguments["gpu_types"] = list(arguments["gpu_types"])
@@ -76,6 +77,8 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 
 def _amount(text: str, name: str) -> float:
+    if name == "cpus":
+        raise Failure("--resource takes no cpus: they are named by --cpus", BAD_INPUT)
     try:
         return int(text)
     except ValueError:

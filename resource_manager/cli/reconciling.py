@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.commands import check_interval, json_option, main
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.command_line import BAD_INPUT, UNREACHABLE, Failure, print_json
+from resource_manager.command_line import UNREACHABLE, Failure, print_json
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def reconcile(
     from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
     from resource_manager.reconcile import reconcile as reconcile_once
 
-    if interval_s is not None and interval_s <= 0:
-        raise Failure(f"--every takes seconds above 0, got {interval_s:g}", BAD_INPUT)
+    check_interval("--every", interval_s)
     states = None
     while True:
         try:

@@ -24,7 +24,7 @@ Run = Callable[..., Result]
 @pytest.fixture(params=["service", "store"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """run("status", "--json") -> the command's result; the state lives as long as the test."""
-    manager = GPUResourceManager.from_url("memory://")
+    manager = GPUResourceManager.from_url("memory://", policy="best_fit")
     runner = CliRunner()
     if request.param == "store":
         monkeypatch.setattr(Target, "manager", manager)
@@ -99,8 +99,18 @@ def test_servers(run: Run) -> None:
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--label", "x"),
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--resource", "memory_mib=much"),
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--prefer-server", "77"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--resource", "cpus=8"),
+        ("allocate", "t", "--gpus", "1", "--cpus", "1", "--gpu-milli", "0"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--ttl", "0"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--expected-runtime", "-1"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--expected-runtime", "nan", "--json"),
+        ("allocate", "t", "--gpus", "2", "--cpus", "1", "--expected-runtime", "inf", "--json"),
         ("history", "--limit", "0"),
+        ("history", "--after", "99999999999999999999"),
         ("status", "--watch", "0"),
+        ("status", "--watch", "nan"),
+        ("status", "--watch", "inf"),
+        ("reconcile", "--airflow-url", "http://127.0.0.1:1", "--every", "inf"),
         ("reset", "--json"),
         ("nonsense",),
     ],
@@ -111,6 +121,14 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
     assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1
     assert parsed(run("leases", "--json")) == []
+
+
+def test_server_0_can_be_preferred(run: Run) -> None:
+    def server_of(task_id: str, preferred: str) -> int:
+        wish = ("allocate", task_id, "--gpus", "2", "--cpus", "1", "--prefer-server", preferred)
+        return int(parsed(run(*wish, "--json"))["server_id"])
+
+    assert [server_of("a", "3"), server_of("b", "0")] == [3, 0]
 
 
 @pytest.mark.parametrize("arguments", [[], ["token"]])
