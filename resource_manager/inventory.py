@@ -73,6 +73,8 @@ class Server(BaseModel):
             raise ValueError("with count, name must contain {id}")
         if self.count is not None and self.id is not None:
             raise ValueError("give either count or id")
+        if "cpus" in self.resources or (self.memory_mib is not None and "memory_mib" in self.resources):
+            raise ValueError("cpus and memory_mib have keys of their own beside resources")
         return self
 
     @property

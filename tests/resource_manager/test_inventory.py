@@ -85,6 +85,12 @@ def test_a_file_says_everything_about_its_servers(tmp_path: Path) -> None:
             4,
             "vendor: .*amd",
         ),
+        ("[[servers]]\nname = 'a'\ncpus = 1\nresources = { cpus = 9 }\n", 1, "keys of their own"),
+        (
+            "[[servers]]\nname = 'a'\ncpus = 1\nmemory_mib = 1\nresources = { memory_mib = 9 }\n",
+            1,
+            "keys of their own",
+        ),
         ("[[machines]]\nname = 'a'\n", 1, "servers|machines"),
     ],
 )
