@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from resource_manager.errors import CorruptStateError, SettingsError
 from resource_manager.outage import outage
@@ -200,6 +200,8 @@ def _explain(error: redis.exceptions.RedisError, text: str) -> str:
         return "it is still loading its data: try again shortly"
     if isinstance(error, redis.exceptions.TimeoutError):
         return f"it did not answer within {SOCKET_TIMEOUT_S:g} s ({text})"
+    if isinstance(error, MasterNotFoundError):  # whose text is a dump of the driver's objects
+        return "no sentinel that answers knows its primary: check their addresses and the service's name"
     if isinstance(error, redis.exceptions.ConnectionError):
         return f"cannot be reached ({text})"
     return f"it refused the operation ({text})"

@@ -39,3 +39,12 @@ def test_the_password_stays_out_of_errors() -> None:
     with pytest.raises(StoreUnavailableError, match="redis://worker@localhost:1/0") as caught:
         store.refresh(None)
     assert "secret" not in str(caught.value)
+
+
+def test_sentinels_that_do_not_answer_are_one_clear_line() -> None:
+    store = open_store("redis+sentinel://:secret@localhost:1/mymaster/0")
+    with pytest.raises(StoreUnavailableError) as caught:
+        store.refresh(None)
+    assert "/mymaster/0: no sentinel that answers knows its primary: check" in str(caught.value)
+    assert "<" not in str(caught.value)
+    assert "secret" not in str(caught.value)
