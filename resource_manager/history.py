@@ -161,9 +161,10 @@ def _known(
 
 
 def to_lines(history: History) -> Iterator[str]:
-    """The lines of a history file, without their ends."""
+    """The lines of a history file, without their ends; the last change has the number it has in the store."""
     yield json.dumps({"snapshot": schemas.snapshot_to_dict(history.before)}, ensure_ascii=False)
-    for version, change in enumerate(history.changes, start=history.before.version + 1):
+    first = history.before.version + history.forgotten + 1
+    for version, change in enumerate(history.changes, start=first):
         entry = {"version": version, **schemas.change_to_dict(change)}
         yield json.dumps(entry, ensure_ascii=False)
 

@@ -82,6 +82,44 @@ def test_a_reset_begins_another_file(tmp_path: Path) -> None:
     assert len(versions(path)) == 3
 
 
+def test_a_store_that_began_anew_begins_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    for life, count in ("a", 2), ("b", 1), ("c", 2), ("d", 3):
+        with GPUResourceManager.from_url("memory://") as manager:
+            pairs(manager, count, life)
+            extend(path, manager)
+            pairs(manager, 1, f"{life}-later-")
+            extend(path, manager)
+    found = {
+        file.name: file.read_text().splitlines()[1].partition('"task_id": ')[2][1]
+        for file in tmp_path.iterdir()
+    }
+    assert found == {
+        "history.jsonl.6": "a",
+        "history.jsonl.4": "b",
+        "history.jsonl.6-2": "c",
+        "history.jsonl": "d",
+    }
+    assert versions(path) == list(range(9))
+
+
+def test_an_archive_begun_late_has_each_change_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with (
+        redis_server(None) as url,
+        GPUResourceManager.from_url(f"{url}?namespace=archive", history_length=1000) as manager,
+    ):
+        assert manager.allocate_resources("long", 2, 4)
+        pairs(manager, 1000)
+        assert manager.release_resources("long")  # granted before what the store still knows
+        extend(path, manager)
+        assert extend(path, manager) == 0
+        pairs(manager, 1, "u")
+        assert extend(path, manager) == 2
+    first, *rest = versions(path)[1:]
+    assert rest == list(range(first + 1, 2005))
+
+
 def test_a_line_torn_by_a_crash_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with GPUResourceManager.from_url("memory://") as manager:
