@@ -34,7 +34,7 @@ from resource_manager.queueing import Order, get_order
 from resource_manager.requests import (
     RequestOptions,
     build_request,
-    printable,
+    checked,
     same_as_before,
     server_name,
 )
@@ -197,10 +197,7 @@ class GPUResourceManager:
         A mapping has the argument names of `allocate_resources`.
         """
         return self._allocate(
-            [
-                printable(item) if isinstance(item, Request) else self.build_request(**item)
-                for item in requests
-            ]
+            [checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests]
         )
 
     # ---- leases and the queue ----
@@ -304,7 +301,7 @@ class GPUResourceManager:
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
         """Gives the server no new leases; those it has live on. `failed` marks it as broken."""
         check_printable({"reason": reason})
-        return self._server_change(server, lambda name, now: Drained(name, now, reason, failed))
+        return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)))
 
     def restore(self, server: int | str) -> dict[str, Any]:
         """Lets a drained server take leases again, and grants what waits and now fits."""

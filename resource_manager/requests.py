@@ -65,18 +65,13 @@ def build_request(
     `sensitivity_per_s` and `expected_runtime_s`) is what finishing in good time is worth, see
     `models.Utility`; it matters under admission by price.
     """
-    for name, value in (("required_gpus", required_gpus), ("required_cpus", required_cpus)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
+    _check_whole(
+        required_gpus=required_gpus, required_cpus=required_cpus, gpu_milli=gpu_milli, priority=priority
+    )
     if gpu_milli == MILLI_PER_GPU and not settings.min_gpus <= required_gpus <= settings.max_gpus:
         raise InvalidRequestError(
             f"required_gpus must be between {settings.min_gpus} and {settings.max_gpus}, got {required_gpus}",
             field="required_gpus",
-        )
-    if expected_runtime_s is not None and not 0 < expected_runtime_s < math.inf:
-        raise InvalidRequestError(
-            f"expected_runtime_s must be a finite number above 0, got {expected_runtime_s}",
-            field="expected_runtime_s",
         )
     most_cpus = cluster.largest.get("cpus", 0)
     if not 1 <= required_cpus <= most_cpus:
@@ -102,15 +97,35 @@ def build_request(
         labels=dict(labels or {}),
         utility=_utility(utility, target_s, sensitivity_per_s),
     )
-    return printable(request)
+    return checked(request)
 
 
-def printable(request: Request) -> Request:
-    """The request itself; raises `InvalidRequestError` if one of its names could forge a line of a log."""
+def checked(request: Request) -> Request:
+    """The request itself; raises `InvalidRequestError` for one that must not get into a store.
+
+    What no other process could read again would lock all of them out of the state, and a name must not be
+    able to forge a line of a log.
+    """
+    _check_whole(gpus=request.gpus, gpu_milli=request.gpu_milli, priority=request.priority)
+    if not isinstance(request.quarantine, bool):
+        raise InvalidRequestError(
+            f"quarantine must be true or false, got {request.quarantine!r}", field="quarantine"
+        )
+    runtime_s = request.expected_runtime_s
+    if runtime_s is not None and not 0 < runtime_s < math.inf:
+        raise InvalidRequestError(
+            f"expected_runtime_s must be a finite number above 0, got {runtime_s}", field="expected_runtime_s"
+        )
     names = {name: getattr(request, name) for name in ("task_id", "team", "owner", "vendor")}
     labels = "".join(chain.from_iterable(request.labels.items()))
     check_printable({**names, "gpu_types": "".join(request.gpu_types), "labels": labels})
     return request
+
+
+def _check_whole(**numbers: object) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
 
 
 def server_name(cluster: ClusterState, server: int | str) -> str:

@@ -147,7 +147,7 @@ def _server(server: int | str | None) -> int | str | None:
         server = server.strip()
         if server in ("", "None"):
             return None
-        return int(server) if server.isdigit() else server
+        return int(server) if server.isdecimal() else server
     return server
 
 

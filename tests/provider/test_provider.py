@@ -139,7 +139,10 @@ def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
         (Demand(2.5), r"gpus must be a whole number, got 2\.5"),
         (Demand(2, [8]), r"cpus must be a whole number, got \[8\]"),
         (Demand(2, 100), "100"),
+        (Demand(1, gpu_milli=1000 / 3), r"gpu_milli must be a whole number, got 333\."),
+        (Demand(2, priority=0.5), r"priority must be a whole number, got 0\.5"),
         (Demand(2, server="nowhere"), "nowhere"),
+        (Demand(2, server="²"), "²"),
         (Demand(2, gpu_type="H900"), "H900"),
     ):
         with pytest.raises(AirflowFailException, match=words):

@@ -18,6 +18,8 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.inventory import default_inventory
+from resource_manager.models import Request
+from resource_manager.schemas import snapshot_from_dict
 
 from .builders import Clock
 
@@ -343,6 +345,33 @@ class TestQueue:
         status = manager.status_of("next")
         assert status is not None
         assert status["state"] == "RUNNING"
+
+
+class TestWhatNoStoreCouldReadAgain:
+    """Stored, it would lock every other process out of the state until a reset."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("priority", None),
+            ("priority", 0.5),
+            ("priority", "high"),
+            ("gpu_milli", 1000 / 3),
+            ("quarantine", "no"),
+            ("expected_runtime_s", float("nan")),
+        ],
+    )
+    def test_is_refused(self, manager: GPUResourceManager, name: str, value: Any) -> None:
+        version = manager.get_resource_summary()["version"]
+        with pytest.raises(InvalidRequestError, match=name):
+            manager.submit("t", 1 if name == "gpu_milli" else 2, 1, **{name: value})
+        with pytest.raises(InvalidRequestError, match=name):
+            manager.allocate_batch([Request("t", gpus=1, **{name: value})])
+        assert manager.get_resource_summary()["version"] == version
+
+    def test_a_server_marked_as_failed_with_a_word(self, manager: GPUResourceManager) -> None:
+        manager.drain(0, failed="disk")  # type: ignore[arg-type]
+        assert snapshot_from_dict(manager.snapshot()).drained[0].failed is True
 
 
 class TestServersAndHistory:
