@@ -43,7 +43,7 @@ def main(context: click.Context, picture: Path | None, history: Path | None) -> 
     if context.invoked_subcommand is None:
         try:
             problems = run(picture, history)
-        except (StackError, ResourceManagerError, KeyboardInterrupt) as error:
+        except (StackError, ResourceManagerError, OSError, ValueError, KeyboardInterrupt) as error:
             problems = [str(error) or "interrupted"]
         for problem in problems:
             print(f"demo failed: {problem}", file=sys.stderr)
