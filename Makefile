@@ -63,7 +63,7 @@ docs: install
 	$(VENV)-docs/bin/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-mutants mutants site .build artifacts dist
+	rm -rf $(VENV) $(addprefix $(VENV)-,docs fuzz mutants peers) mutants site .build artifacts dist
 
 # Each finding is mended, or argued beside the line (`# nosec` for code, `pragma: allowlist secret` for texts).
 # pip-audit asks the Python index for advisories; where that cannot be reached it says so and fails.
