@@ -14,6 +14,9 @@ from typing import Any
 
 from simulator.errors import InputError
 
+MOST = 10**15
+"""No number of a table is above it: so sums and squares stay finite, and seconds exact."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -32,7 +35,7 @@ class Row:
         value = self.values.get(column)
         return "" if value is None else str(value).strip()
 
-    def whole(self, column: str, default: int | None = None, *, most: float = math.inf) -> int:
+    def whole(self, column: str, default: int | None = None, *, most: float = MOST) -> int:
         """A whole number of 0 to `most`; an empty value is the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
@@ -48,7 +51,7 @@ class Row:
         return value
 
     def number(self, column: str, default: float | None = None) -> float:
-        """A finite number of 0 or more; an empty value is the default, if there is one."""
+        """A number of 0 to `MOST`; an empty value is the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -58,6 +61,8 @@ class Row:
             raise self.fail(f"{column} is {text!r}, not a number") from None
         if not 0 <= value < math.inf:
             raise self.fail(f"{column} is {text}, not a finite number of 0 or more")
+        if value > MOST:
+            raise self.fail(f"{column} is {text}, above {MOST:,}")
         return value
 
 

@@ -22,7 +22,7 @@ from resource_manager.models import (
     Restored,
 )
 from simulator.errors import InputError
-from simulator.replay.table import Row, read_csv, read_json, read_json_lines
+from simulator.replay.table import MOST, Row, read_csv, read_json, read_json_lines
 
 NODE_COLUMNS = ("node", "gpus")
 JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")
@@ -190,6 +190,9 @@ def _job(row: Row) -> Job:
 def _signed(row: Row, column: str) -> int:
     text = row.text(column) or "0"
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise row.fail(f"{column} is {text!r}, not a whole number") from None
+    if abs(value) > MOST:
+        raise row.fail(f"{column} is {text}, beyond {MOST:,}")
+    return value

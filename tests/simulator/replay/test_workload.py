@@ -172,6 +172,8 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
         ("blue,5", "blue,high", "jobs.csv:5: priority is 'high', not a whole number"),
         ("z,20,10,2", "z,20,10,two", "jobs.csv:4: gpus is 'two', not a whole number"),
         ("a,2", "a,1025", "nodes.csv:2: gpus is 1025, above 1,024"),
+        ("y,10", "y,1e308", "jobs.csv:3: submit_s is 1e308, above 1,000,000,000,000,000"),
+        ("blue,5", "blue,-" + 400 * "9", "999, beyond 1,000,000,000,000,000"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
