@@ -23,7 +23,7 @@ from simulator.replay.workload import Workload, read_workload
 
 CURVE_POINTS = 240
 WAITS_KEPT = 400
-FORMAT = 1
+FORMAT = 2
 """Version of a kept result; a result of another version is run again."""
 
 
@@ -150,7 +150,6 @@ def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[st
 
 def pictures(record: Record) -> dict[str, Any]:
     """What a report draws, thinned to what can be seen."""
-    total = metrics.gpu_milli(record) or 1
     samples = record.samples
     step = max(math.ceil(len(samples) / CURVE_POINTS), 1)
     first = samples[0].at if samples else 0.0
@@ -161,9 +160,10 @@ def pictures(record: Record) -> dict[str, Any]:
     return {
         "curve": {
             "at_s": [sample.at - first for sample in thin],
-            "allocated_percent": [100 * sample.used_milli / total for sample in thin],
+            "allocated_percent": [100 * sample.used_milli / max(sample.gpu_milli, 1) for sample in thin],
             "frag_ratio_percent": [
-                100 * sample.fragmented_milli / max(total - sample.used_milli, 1) for sample in thin
+                100 * sample.fragmented_milli / max(sample.gpu_milli - sample.used_milli, 1)
+                for sample in thin
             ],
             "waiting": [sample.waiting for sample in thin],
         },

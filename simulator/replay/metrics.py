@@ -44,24 +44,21 @@ def wait_s(stay: Stay) -> float:
 
 def over_time(record: Record) -> dict[str, float | None]:
     """Means over time from the first to the last thing that happened."""
-    total = gpu_milli(record)
-    nodes = len(record.workload.start.nodes)
-    used = _time_mean(record.samples, [sample.used_milli for sample in record.samples])
-    busy = _time_mean(record.samples, [sample.busy_nodes for sample in record.samples])
-    lost = _time_mean(record.samples, [sample.fragmented_milli for sample in record.samples])
-    queue = _time_mean(record.samples, [sample.waiting for sample in record.samples])
+    samples = record.samples
+    total = _time_mean(samples, [sample.gpu_milli for sample in samples])
+    nodes = _time_mean(samples, [sample.nodes for sample in samples])
+    used = _time_mean(samples, [sample.used_milli for sample in samples])
+    busy = _time_mean(samples, [sample.busy_nodes for sample in samples])
+    lost = _time_mean(samples, [sample.fragmented_milli for sample in samples])
+    queue = _time_mean(samples, [sample.waiting for sample in samples])
+    peak = max((s.used_milli / s.gpu_milli for s in samples if s.gpu_milli), default=0.0)
     return {
         "allocated_percent": _share(used, total),
-        "peak_allocated_percent": _share(max((s.used_milli for s in record.samples), default=0), total),
+        "peak_allocated_percent": _share(peak, 1.0) if total else None,
         "occupied_nodes_percent": _share(busy, nodes),
         "frag_ratio_percent": _share(lost, total - used),
         "mean_queue_length": _rounded(queue),
     }
-
-
-def gpu_milli(record: Record) -> int:
-    """What the servers of the start have."""
-    return MILLI_PER_GPU * sum(len(node.gpus) for node in record.workload.start.nodes)
 
 
 def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[float]], float, float]:
@@ -70,13 +67,16 @@ def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[fl
 
     samples = record.samples
     start, end = (samples[0].at, samples[-1].at) if samples else (0.0, 0.0)
-    nodes = {node.name: place for place, node in enumerate(record.workload.start.nodes)}
-    sizes = np.array([max(len(node.gpus), 1) * MILLI_PER_GPU for node in record.workload.start.nodes])
+    gpus: dict[str, int] = {}
+    for node in record.workload.nodes:  # the most that a node ever has
+        gpus[node.name] = max(gpus.get(node.name, 1), len(node.gpus))
+    nodes = {name: place for place, name in enumerate(gpus)}
+    sizes = np.array(list(gpus.values())) * MILLI_PER_GPU
     width = max(end - start, 1e-9) / bins
     edges = start + width * np.arange(bins)
     used = np.zeros((len(nodes), bins))
     for stay in record.stays.values():
-        if stay.placement is None or stay.started_at is None or stay.placement.node not in nodes:
+        if stay.placement is None or stay.started_at is None:
             continue
         until = end if stay.ended_at is None else stay.ended_at
         overlap = np.minimum(edges + width, until) - np.maximum(edges, stay.started_at)

@@ -33,13 +33,15 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster after all that happened at one time."""
+    """The cluster after all that happened at one time; servers may come and go."""
 
     at: float
     used_milli: int
     busy_nodes: int
     waiting: int
     fragmented_milli: float
+    gpu_milli: int
+    nodes: int
 
 
 @dataclass(slots=True)
@@ -62,8 +64,8 @@ class Replay:
         self._ends: list[tuple[float, int, str]] = []
         self._tickets = count()
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
-        self._of_node: list[tuple[int, int, float]] = []
-        """Used milli, whether busy, and fragmented milli of each node when it was last looked at."""
+        self._of_node: list[tuple[int, int, float, int]] = []
+        """Used milli, whether busy, fragmented milli and milli of each node when it was last looked at."""
         self._totals: list[float] = []
         self._mark = -1
         for job in workload.present:
@@ -163,19 +165,28 @@ class Replay:
         cluster = self.cluster
         changed = cluster.changed_since(self._mark) if self._mark >= 0 else None
         if changed is None:
-            self._of_node = [(0, 0, 0.0)] * len(cluster.nodes)
-            self._totals = [0, 0, 0.0]
+            self._of_node = [(0, 0, 0.0, 0)] * len(cluster.nodes)
+            self._totals = [0, 0, 0.0, 0]
             changed = list(range(len(cluster.nodes)))
         self._mark = cluster.mark
         for index in set(changed):
             node = cluster.nodes[index]
-            used = MILLI_PER_GPU * len(node.gpu_free) - node.free_milli
-            figures = (used, int(bool(node.leases)), self._fragmentation.of_node(node))
+            milli = MILLI_PER_GPU * len(node.gpu_free)
+            used = milli - node.free_milli
+            figures = (used, int(bool(node.leases)), self._fragmentation.of_node(node), milli)
             for place, (new, old) in enumerate(zip(figures, self._of_node[index], strict=True)):
                 self._totals[place] += new - old
             self._of_node[index] = figures
-        used_milli, busy_nodes, fragmented_milli = self._totals
-        sample = Sample(now, int(used_milli), int(busy_nodes), len(cluster.waiting), fragmented_milli)
+        used_milli, busy_nodes, fragmented_milli, gpu_milli = self._totals
+        sample = Sample(
+            now,
+            int(used_milli),
+            int(busy_nodes),
+            len(cluster.waiting),
+            fragmented_milli,
+            int(gpu_milli),
+            len(cluster.nodes),
+        )
         samples = self.record.samples
         if samples and samples[-1].at == now:
             samples[-1] = sample

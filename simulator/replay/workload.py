@@ -76,6 +76,13 @@ class Workload:
         """Every job, those of the start first."""
         return [*self.present, *(job for moment in self.moments for job in moment.arrivals)]
 
+    @property
+    def nodes(self) -> list[Node]:
+        """Every server there ever is, those of the start first; one that is changed comes again."""
+        changes = (thing for moment in self.moments for thing in moment.outside)
+        came = (node for thing in changes if isinstance(thing, InventoryChanged) for node in thing.nodes)
+        return [*self.start.nodes, *came]
+
 
 def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
     """A workload of the user's own, from CSV files or JSON (a list of objects, or one object a line).

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from resource_manager.models import Cancelled, Lease, Placement, Request
+from resource_manager.models import Cancelled, Gpu, InventoryChanged, Lease, Node, Placement, Request
 from resource_manager.policies.first_fit import first_fit
 from resource_manager.queueing import get_order
 from simulator.cli import main
@@ -101,10 +101,40 @@ def test_figures_by_hand(tmp_path: Path) -> None:
 def test_fragmentation_is_a_share_of_what_is_idle(tmp_path: Path) -> None:
     """Of three GPUs one is used for 10 s and two for 10 s; 900 milli of the idle ones are of no use."""
     record = play(tmp_path, "fifo")
-    record.samples = [Sample(0, 1000, 1, 4, 900), Sample(10, 2000, 1, 2, 900), Sample(20, 0, 0, 0, 0)]
+    record.samples = [
+        Sample(0, 1000, 1, 4, 900, 3000, 2),
+        Sample(10, 2000, 1, 2, 900, 3000, 2),
+        Sample(20, 0, 0, 0, 0, 3000, 2),
+    ]
     figures = metrics.over_time(record)
     assert figures["frag_ratio_percent"] == 60.0
     assert figures["mean_queue_length"] == 3
+
+
+def test_shares_are_of_the_servers_there_are_at_the_time(tmp_path: Path) -> None:
+    """a leaves at 10, is kept by x until 20, and b goes on alone; c comes at 10 and takes w for 10 s."""
+    workload = read_workload(*files(tmp_path))
+    b = workload.start.nodes[1]
+    c = Node("c", 2, {}, (Gpu(0), Gpu(1)))
+    x, w = (Job(Request(name, 2), 0.0, 20.0) for name in "xw")
+    moments = (
+        Moment(0.0, arrivals=[x, w]),
+        Moment(10.0, outside=[InventoryChanged((b, c), 10.0)]),
+        Moment(40.0),
+    )
+    record = Replay(replace(workload, moments=moments), first_fit, get_order("fifo")).run()
+    figures = metrics.over_time(record)
+    assert [(s.at, s.used_milli, s.gpu_milli, s.nodes) for s in record.samples] == [
+        (0.0, 2000, 3000, 2),
+        (10.0, 4000, 5000, 3),
+        (20.0, 2000, 3000, 2),
+        (30.0, 0, 3000, 2),
+    ]
+    assert figures["allocated_percent"] == pytest.approx(100 * 80 / 110, abs=0.01)
+    assert figures["peak_allocated_percent"] == 80.0
+    assert figures["occupied_nodes_percent"] == pytest.approx(100 * 4 / 7, abs=0.01)
+    names, shares, _, _ = metrics.busy_shares(record, bins=3)
+    assert (names, shares) == (["a", "b", "c"], [[1, 1, 0], [0, 0, 0], [0, 1, 1]])
 
 
 def test_a_recorded_end_counts_only_for_who_started_as_recorded(tmp_path: Path) -> None:
