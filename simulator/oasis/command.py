@@ -69,6 +69,8 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
                 f"{text!r} is not jobs:5,10,20, servers:2,5,10 or load:0.5,1,2 with values above 0"
                 f" (loads up to {MOST_LOAD:g})"
             )
+        if axis in sweeps:
+            raise click.BadParameter(f"{axis} is varied twice; give all its values together")
         sweeps[axis] = values
     return sweeps
 

@@ -38,6 +38,15 @@ class Prices:
     low: dict[str, float]
     high: dict[str, Amounts]
 
+    def __post_init__(self) -> None:
+        for role, low in self.low.items():
+            high = max(self.high[role])
+            if not (low > 0 and high / low < math.inf):
+                raise InputError(
+                    f"prices of a {role} from {low:g} to {high:g} cannot be computed with: eta, a misestimate"
+                    " or a number of the jobs is too extreme"
+                )
+
     def of_one(self, pool: Pool, demand: Units, first_slot: int) -> Floats:
         """The price of one worker (or PS) on each server in each slot from `first_slot`: slots x servers."""
         low, high = self.low[pool.role], self.high[pool.role]
