@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from resource_manager.inventory import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
 from simulator.vgpu.workload import GRID_S, Fluctuation, NotNegative, Positive, Profile
 
@@ -26,6 +27,7 @@ MOST_TICKS = 10_000_000
 """More than that would fill the memory before the first tick, or run for days."""
 
 Count = Annotated[int, Field(ge=1)]
+Ticks = Annotated[int, Field(ge=1, le=MOST_TICKS)]
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -47,7 +49,7 @@ class PoolNode:
 
     name: str
     card: str
-    cards: Count
+    cards: Annotated[Count, Field(le=MAX_GPUS_OF_SERVER)]
     link_gbps: NotNegative = 0.0
 
 
@@ -60,7 +62,7 @@ class Scheduling:
     it was granted in the last tick (usage), or the larger of the two (max).
     """
 
-    interval_ticks: Count = 4
+    interval_ticks: Ticks = 4
     oversubscription: Positive = 1.05
     partition: Literal["none", "node", "slices"] = "none"
     admission: Literal["quota", "usage", "max"] = "quota"
@@ -87,7 +89,7 @@ class Guard:
     """The SLO guard on the compute gate."""
 
     enabled: bool = False
-    adjust_interval_ticks: Count = 15
+    adjust_interval_ticks: Ticks = 15
     boost_step: NotNegative = 0.05
     max_boost: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.4
     decay: NotNegative = 0.015

@@ -53,9 +53,12 @@ class Simulation:
         self.node_index = {name: i for i, name in enumerate(self.nodes)}
         delta_t = scenario.delta_t_s
         self.arrival_tick = [math.ceil(task.arrival_s / delta_t - 1e-9) for task in tasks]
-        # A task is dropped in the first tick at whose end it has run for longer than it may.
+        # A task is dropped in the first tick at whose end it has run for longer than it may. What lies beyond
+        # the end of the run never comes, and is cut: it may be more ticks than a number holds.
+        most = scenario.ticks
         self.life_ticks = [
-            math.floor(DROP_AFTER_DEADLINES * task.profile.deadline_s / delta_t + 1e-9) + 1 for task in tasks
+            math.floor(min(DROP_AFTER_DEADLINES * task.profile.deadline_s / delta_t, most) + 1e-9) + 1
+            for task in tasks
         ]
         self.start_tick: list[int | None] = [None] * len(tasks)
         self.end_tick: list[int] = [scenario.ticks] * len(tasks)
@@ -172,7 +175,7 @@ class Simulation:
         state.drop_tick[task] = tick + self.life_ticks[task]
         deadline = self.tasks[task].profile.deadline_s
         calm_s = deadline - max(PRESSURE_SHARE * deadline, PRESSURE_S)
-        state.pressure_tick[task] = tick + math.ceil(calm_s / delta_t - 1e-9)
+        state.pressure_tick[task] = tick + math.ceil(min(calm_s / delta_t, scenario.ticks) - 1e-9)
         ticks = min(self.life_ticks[task], scenario.ticks - tick)
         first, after = self.demand_used, self.demand_used + ticks
         state.demand_origin[task] = first - tick

@@ -183,6 +183,12 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
         ('base = "A3"\ntasks = -4', "tasks: input should be greater than or equal to 0, got -4"),
         ('base = "A3"\ntasks = "4"', "tasks: input should be a valid integer, got '4'"),
         ('base = "A7"', "unknown scenario 'A7'"),
+        (f'base = "A3"\nscheduling.interval_ticks = {10**9}', "interval_ticks: input should be less than"),
+        (f'base = "A3"\nguard.adjust_interval_ticks = {10**9}', "interval_ticks: input should be less than"),
+        (
+            'base = "A3"\nnodes = [{name = "n", card = "A100", cards = 1025}]',
+            "nodes.0.cards: input",
+        ),
         ('base = "mine.toml"', "leads back to itself"),
         ('base = "A1"\nname = "../x"', "name: a scenario is called like its file"),
         ("base = 3", "base: must be the name of a scenario, got 3"),

@@ -194,6 +194,13 @@ def test_a_task_is_dropped_past_one_and_a_half_deadlines() -> None:
     assert len(seen) == 301
 
 
+def test_a_deadline_may_be_as_far_away_as_one_likes() -> None:
+    steady = profile("steady", 50, 50, 50, work=600, deadline=1e300)
+    [outcome] = watch(scenario(steady), task(steady))[0].outcomes
+    assert (outcome.state, outcome.end_s) == ("unfinished", 10.0)
+    assert watch(scenario(steady), task(steady), use_numba=True)[0].outcomes == (outcome,)
+
+
 def test_tasks_wait_for_room_and_start_at_the_next_pass() -> None:
     big = profile("big", 60, 60, 60, work=60, deadline=1.2)
     where = scenario(big, scheduling=Scheduling(interval_ticks=8, oversubscription=1.0))
