@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from resource_manager.inventory import MAX_SERVERS
 from simulator.serverless.errors import ClusterConfigError
 
 Positive = Annotated[int, Field(gt=0)]
@@ -53,6 +54,8 @@ class ClusterConfig(_Strict):
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"the server type {twice!r} is given twice")
+        if self.numa_node_count > MAX_SERVERS:
+            raise ValueError(f"{self.numa_node_count:,} NUMA nodes; no more than {MAX_SERVERS:,}")
         if not any(server.count for server in self.servers):
             raise ValueError("the cluster has no NUMA nodes: give at least one server a count above 0")
         return self

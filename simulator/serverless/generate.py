@@ -15,6 +15,8 @@ MEMORY_MIB = (128, 256, 512, 1024)
 PARALLELISM = (1, 1, 2, 4)
 RUNTIME_S = (1.0, 15.0)
 MEGABYTE = 1_000_000
+MOST_SIZE = 100_000
+"""A wider shape would run for hours, or fill the memory first."""
 
 
 def chain(size: int) -> tuple[int, Pairs]:
@@ -83,12 +85,12 @@ def generate_workflow(
     """A workflow of that shape; runtimes, memory, threads and bytes are drawn with the seed.
 
     `size` is how wide the shape is (how long, for a chain). Runtimes are 1 to 15 s on one core a thread,
-    edges carry up to 500 MB. Raises `InputError` for an unknown shape or a size below 1.
+    edges carry up to 500 MB. Raises `InputError` for an unknown shape or size.
     """
     if shape not in SHAPES:
         raise InputError(f"unknown workflow shape {shape!r}; known are {', '.join(SHAPES)}")
-    if size < 1:
-        raise InputError(f"a workflow's size must be 1 or more, got {size}")
+    if not 1 <= size <= MOST_SIZE:
+        raise InputError(f"a workflow's size must be from 1 to {MOST_SIZE:,}, got {size}")
     count, pairs = SHAPES[shape](size)
     random = np.random.default_rng([seed, list(SHAPES).index(shape), size])
     parallelisms: list[int] = random.choice(PARALLELISM, size=count).tolist()

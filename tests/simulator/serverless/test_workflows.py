@@ -214,11 +214,12 @@ def test_shapes_in_numbers() -> None:
     )
 
 
-def test_an_unknown_shape_is_an_error() -> None:
+def test_an_unknown_shape_or_size_is_an_error() -> None:
     with pytest.raises(InputError, match="known are montage"):
         generate_workflow("ring", 3, 0)
-    with pytest.raises(InputError, match="1 or more"):
-        generate_workflow("chain", 0, 0)
+    for size in (0, 10**8):
+        with pytest.raises(InputError, match=f"from 1 to 100,000, got {size}"):
+            generate_workflow("chain", size, 0)
 
 
 SERVER = """
@@ -241,6 +242,7 @@ def test_the_public_cluster_is_the_default_one(shared_data: Path) -> None:
     [
         ("servers: []", "no NUMA nodes"),
         ("servers:" + SERVER.format(count=0, memory=8), "no NUMA nodes"),
+        ("servers:" + SERVER.format(count=10**8, memory=8), "100,000,000 NUMA nodes; no more than 1,000,000"),
         ("servers:" + SERVER.format(count=1, memory=0), r"servers\.0\.numa_nodes\.memory"),
         (
             "servers:" + SERVER.format(count=1, memory=8) + SERVER.format(count=1, memory=8).strip(),
