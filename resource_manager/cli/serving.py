@@ -213,6 +213,8 @@ def token() -> None:
 def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
     if tokens_file is not None:
         return TokenFile(tokens_file)
+    if target.url:
+        raise Failure("tokens are in the store, not at a service: leave out --url, name the store", BAD_INPUT)
     from resource_manager.api.assemble import keeping
 
     return keeping(target.settings()).tokens
