@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -78,17 +80,31 @@ class TokenFile:
             raise TokenError(f"{self.path}: not a token file: {error}") from error
 
     def put(self, token: Token) -> None:
-        self._write({**self.read(), token.token_id: token})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            self._write({**self.read(), token.token_id: token})
 
     def delete(self, token_id: str) -> bool:
-        tokens = self.read()
-        found = tokens.pop(token_id, None) is not None
-        if found:
-            self._write(tokens)
-        return found
+        if not self.path.exists():
+            return False
+        with self._alone():
+            tokens = self.read()
+            found = tokens.pop(token_id, None) is not None
+            if found:
+                self._write(tokens)
+            return found
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One writer at a time, so that no new token brings back one that was just revoked."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     def _write(self, tokens: dict[str, Token]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

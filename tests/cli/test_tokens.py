@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from resource_manager.api import tokens
+from resource_manager.api.tokens import Role, TokenFile
 from resource_manager.cli import main
 
 
@@ -31,6 +34,28 @@ def test_a_token_is_kept_as_a_hash(tokens_file: Path) -> None:
     revoke = [*base, "revoke", listed[0]["token_id"], "--tokens", str(tokens_file)]
     assert CliRunner().invoke(main, revoke).exit_code == 0
     assert CliRunner().invoke(main, revoke).exit_code == 1
+
+
+@pytest.mark.parametrize("command", [["list"], ["create", "ada"], ["revoke", "0"]])
+def test_a_service_is_not_taken_for_where_tokens_are(command: list[str]) -> None:
+    result = CliRunner().invoke(
+        main, ["--url", "http://127.0.0.1:1", "--store", "memory://", "token", *command]
+    )
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "leave out --url" in result.stderr
+
+
+def test_writers_at_once_undo_nothing_of_each_other(tokens_file: Path) -> None:
+    def make() -> None:
+        for _ in range(25):
+            tokens.create(TokenFile(tokens_file), "ada", Role.USER)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(TokenFile(tokens_file).read()) == 100
 
 
 def test_a_broken_token_file_is_left_alone(tokens_file: Path) -> None:
