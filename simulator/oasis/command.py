@@ -15,7 +15,7 @@ from simulator.cli import BadInput, FiniteRange, common_options, print_json, see
 from simulator.oasis.calibrate import calibrate
 from simulator.oasis.experiment import ALGORITHMS, Comparison, Method, summarise
 from simulator.oasis.instance_file import read_instance, write_instance
-from simulator.oasis.model import Instance
+from simulator.oasis.model import MOST, Instance
 from simulator.oasis.optimum import TIME_LIMIT_S
 from simulator.oasis.plots import PriceWatch, plot_comparison, plot_sweep
 from simulator.oasis.prices import ETA, UTILITY_FLOOR
@@ -62,12 +62,12 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         except ValueError:
             values = []
         whole = axis == "load" or all(each.is_integer() for each in values)
-        most = MOST_LOAD if axis == "load" else math.inf
-        sensible = bool(values) and whole and all(0 < each <= most and each < math.inf for each in values)
+        most = MOST_LOAD if axis == "load" else MOST
+        sensible = bool(values) and whole and all(0 < each <= most for each in values)
         if axis not in ("jobs", "servers", "load") or not sensible:
             raise click.BadParameter(
                 f"{text!r} is not jobs:5,10,20, servers:2,5,10 or load:0.5,1,2 with values above 0"
-                f" (loads up to {MOST_LOAD:g})"
+                f" (loads up to {MOST_LOAD:g}, the others up to {MOST:,})"
             )
         if axis in sweeps:
             raise click.BadParameter(f"{axis} is varied twice; give all its values together")
@@ -76,11 +76,11 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 
 
 @click.command("oasis")
-@click.option("--jobs", type=click.IntRange(1), default=10, show_default=True, help="Jobs an instance.")
-@click.option("--slots", type=click.IntRange(1), default=30, show_default=True, help="Slots of time.")
+@click.option("--jobs", type=click.IntRange(1, MOST), default=10, show_default=True, help="Jobs an instance.")
+@click.option("--slots", type=click.IntRange(1, MOST), default=30, show_default=True, help="Slots of time.")
 @click.option(
     "--servers",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST),
     default=5,
     show_default=True,
     help="Worker servers, and as many parameter servers.",

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from resource_manager.inventory import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
-from simulator.oasis.model import RESOURCES, Amounts, Instance, Job
+from simulator.oasis.model import MOST, MOST_AMOUNT, RESOURCES, Amounts, Instance, Job
 from simulator.report import write_json
 
 
@@ -22,11 +23,11 @@ class Document(BaseModel):
 class AmountsDocument(Document):
     """GPUs, CPUs, GB of memory and storage, Gb/s, to a millionth; what is left out is 0."""
 
-    gpu: int = Field(0, ge=0)
-    cpu: float = Field(0, ge=0)
-    memory: float = Field(0, ge=0)
-    storage: float = Field(0, ge=0)
-    bandwidth: float = Field(0, ge=0)
+    gpu: int = Field(0, ge=0, le=MAX_GPUS_OF_SERVER)
+    cpu: float = Field(0, ge=0, le=MOST_AMOUNT)
+    memory: float = Field(0, ge=0, le=MOST_AMOUNT)
+    storage: float = Field(0, ge=0, le=MOST_AMOUNT)
+    bandwidth: float = Field(0, ge=0, le=MOST_AMOUNT)
 
     def amounts(self) -> Amounts:
         return tuple(getattr(self, name) for name in RESOURCES)
@@ -38,26 +39,26 @@ class JobDocument(Document):
     """
 
     id: str | None = Field(None, min_length=1)
-    a: int = Field(ge=0)
-    N: int = Field(ge=1)
-    M: int = Field(ge=1)
-    E: int = Field(ge=1)
-    tau: float = Field(ge=0)
-    e: float = Field(ge=0)
+    a: int = Field(ge=0, le=MOST)
+    N: int = Field(ge=1, le=MOST)
+    M: int = Field(ge=1, le=MOST_AMOUNT)
+    E: int = Field(ge=1, le=MOST_AMOUNT)
+    tau: float = Field(ge=0, le=MOST_AMOUNT)
+    e: float = Field(ge=0, le=MOST_AMOUNT)
     w: AmountsDocument
     s: AmountsDocument
-    gamma1: float = Field(gt=0)
-    gamma2: float = Field(ge=0)
-    gamma3: float = Field(ge=0)
+    gamma1: float = Field(gt=0, le=MOST_AMOUNT)
+    gamma2: float = Field(ge=0, le=MOST_AMOUNT)
+    gamma3: float = Field(ge=0, le=MOST_AMOUNT)
 
 
 class InstanceDocument(Document):
     """The whole file."""
 
-    slots: int = Field(ge=1)
-    worker_servers: list[AmountsDocument] = Field(min_length=1)
-    ps_servers: list[AmountsDocument] = Field(min_length=1)
-    jobs: list[JobDocument] = Field(min_length=1)
+    slots: int = Field(ge=1, le=MOST)
+    worker_servers: list[AmountsDocument] = Field(min_length=1, max_length=MOST)
+    ps_servers: list[AmountsDocument] = Field(min_length=1, max_length=MOST)
+    jobs: list[JobDocument] = Field(min_length=1, max_length=MOST)
 
 
 def read_instance(path: Path) -> Instance:

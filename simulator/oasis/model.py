@@ -21,6 +21,12 @@ Units = tuple[int, ...]
 
 UNITS = (1, 10**6, 10**6, 10**6, 10**6)
 
+MOST = 10_000
+"""Jobs, slots, servers of a role, chunks of a job: more would fill the memory before the first decision."""
+
+MOST_AMOUNT = 1e9
+"""So that amounts in `Units` are exact as floats."""
+
 ROUNDING = 1e-9
 """Products of floats that miss a whole number by less than this count as that number."""
 

@@ -122,6 +122,12 @@ def spoil(document: dict[str, Any], place: str, value: object) -> None:
         ("slots", "12", "slots: Input should be a valid integer, got '12'"),
         ("jobs.0.tau", True, "jobs[0].tau: Input should be a valid number"),
         ("jobs.0.gamma1", 0, "jobs[0].gamma1: Input should be greater than 0, got 0"),
+        ("jobs.0.gamma1", 1e308, "jobs[0].gamma1: Input should be less than or equal to 1000000000"),
+        ("jobs.0.N", 10**9, "jobs[0].N: Input should be less than or equal to 10000"),
+        ("jobs.0.E", 10**400, "jobs[0].E: Input should be less than or equal to 1000000000"),
+        ("jobs.1.w.storage", 1e308, "jobs[1].w.storage: Input should be less than or equal to 1000000000"),
+        ("worker_servers.1.gpu", 10**9, "worker_servers[1].gpu: Input should be less than or equal to 1024"),
+        ("slots", 10**9, "slots: Input should be less than or equal to 10000"),
     ],
 )
 def test_a_wrong_instance_is_refused_in_one_line(
@@ -166,6 +172,9 @@ def test_what_is_not_json_is_refused_with_its_line(tmp_path: Path) -> None:
         ("--algorithms", "oasis,magic"),
         ("--sweep", "colour:1,2"),
         ("--sweep", "jobs:1.5"),
+        ("--sweep", "jobs:1e300"),
+        ("--jobs", 10**9),
+        ("--slots", 10**9),
         ("--utility-floor", 0),
         ("--eta", 0),
         ("--eta", "prove"),
