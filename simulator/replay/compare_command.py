@@ -123,10 +123,12 @@ def print_rows(table: list[dict[str, Any]], said: list[str]) -> None:
     ]
     shape = Table()
     for name in columns:
-        shape.add_column(name.replace("_", " "), justify="left" if name == "name" else "right")
+        shape.add_column(name.replace("_", "\n"), justify="left" if name == "name" else "right")
     for row in table:
         shape.add_row(*(shown(row.get(name)) for name in columns))
     console = Console()
+    # Rather wider than the terminal than with names and figures cut off.
+    console.width = max(console.width, Console(width=1000).measure(shape).maximum)
     console.print(shape)
     for line in said:
         console.print(line, highlight=False)

@@ -149,6 +149,14 @@ def test_command_writes_one_page(own: Path) -> None:
     assert len(list((out / "runs").glob("*.json"))) == 4
 
 
+def test_a_narrow_terminal_cuts_off_no_name_and_no_figure(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    result = compare(own, "--policies", "gpu_clustering", "--orders", "fair_share+backfill")
+    [row] = [line for line in result.stdout.splitlines() if "gpu_clustering, fair_share+backfill" in line]
+    assert row.endswith("│")
+    assert "…" not in result.stdout
+
+
 def test_a_changed_file_is_run_again(own: Path, one_by_one: Executor) -> None:
     cases = some_cases(own)[:1]
     jobs = []
