@@ -24,7 +24,7 @@ from resource_manager.models import (
     Restored,
 )
 from simulator.errors import InputError
-from simulator.replay.table import read_json_lines
+from simulator.replay.table import MOST, read_json_lines
 from simulator.replay.workload import End, Job, Moment, Workload
 
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "unix://")
@@ -50,7 +50,10 @@ def read_history(source: str) -> History:
         before = snapshot_of(first.values)
         changes: list[Change] = []
         for row in rows:
-            changes.append(change_of(row.values))
+            change = change_of(row.values)
+            if not 0 <= change.at <= MOST:
+                raise row.fail(f"at is {change.at}, not a time from 0 to {MOST:,} s")
+            changes.append(change)
     except CorruptStateError as error:
         raise row.fail(str(error)) from error
     return History(before, tuple(changes))

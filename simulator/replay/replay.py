@@ -131,8 +131,7 @@ class Replay:
         """The change that a recorded thing makes here; None if it is about a job that is not so far."""
         if isinstance(thing, End):
             lease = self.cluster.leases.get(thing.task_id)
-            stay = self.record.stays[thing.task_id]
-            if lease is None or not _as_recorded(stay):
+            if lease is None or not _as_recorded(self.record.stays[thing.task_id]):
                 return None
             return Released(thing.task_id, lease.fencing_token, now)
         if isinstance(thing, Cancelled):

@@ -184,3 +184,26 @@ def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("at", ["NaN", "1e308", "-1"])
+def test_a_change_at_no_time_is_named(tmp_path: Path, at: str) -> None:
+    record("memory://", "first_fit", "fifo", tmp_path / "history.jsonl")
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    values = json.loads(lines[1]) | {"at": float(at)}
+    (tmp_path / "history.jsonl").write_text("\n".join([lines[0], json.dumps(values)]))
+    result = CliRunner().invoke(main, ["replay", "--history", str(tmp_path / "history.jsonl"), "--json"])
+    assert result.exit_code == 2
+    assert f"history.jsonl:2: at is {float(at)}, not a time" in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_end_without_a_beginning_is_left_out(tmp_path: Path) -> None:
+    """As of a file from which somebody has cut the middle."""
+    record("memory://", "first_fit", "fifo", tmp_path / "history.jsonl")
+    first, *rest = (tmp_path / "history.jsonl").read_text().splitlines()
+    end = next(line for line in rest if json.loads(line)["change"] == "released")
+    (tmp_path / "history.jsonl").write_text(f"{first}\n{end}")
+    result = CliRunner().invoke(main, ["replay", "--history", str(tmp_path / "history.jsonl"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["jobs"] == 0
