@@ -27,6 +27,7 @@ from resource_manager.models import (
     Request,
     Waiting,
 )
+from resource_manager.node_state import is_rounding
 from resource_manager.policies import Policy, nothing_fits
 from resource_manager.queueing import Order
 from resource_manager.reservations import Reservations
@@ -252,5 +253,6 @@ def check(cluster: ClusterState) -> None:
                 )
         for name, total in state.node.resources.items():
             used = sum(lease.request.resources.get(name, 0) for lease in state.leases.values())
-            if abs(state.free[name] + used - total) > 1e-9 * max(1.0, abs(total)):
+            difference = state.free[name] + used - total
+            if difference and not is_rounding(difference, total):
                 raise CapacityError(f"{name} of {state.name!r}: {state.free[name]} free, {used} held")
