@@ -11,6 +11,7 @@ from resource_manager import allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
 from resource_manager.models import MILLI_PER_GPU, Amount, Request, Utility, check_printable
+from resource_manager.schemas import as_stored
 from resource_manager.settings import Settings
 
 
@@ -101,25 +102,24 @@ def build_request(
 
 
 def checked(request: Request) -> Request:
-    """The request itself; raises `InvalidRequestError` for one that must not get into a store.
+    """The request as it will be read again; raises `InvalidRequestError` if it must not get into a store.
 
     What no other process could read again would lock all of them out of the state, and a name must not be
     able to forge a line of a log.
     """
-    _check_whole(gpus=request.gpus, gpu_milli=request.gpu_milli, priority=request.priority)
-    if not isinstance(request.quarantine, bool):
-        raise InvalidRequestError(
-            f"quarantine must be true or false, got {request.quarantine!r}", field="quarantine"
-        )
+    names = {name: getattr(request, name) for name in ("task_id", "team", "owner", "vendor")}
+    several = {
+        "gpu_types": request.gpu_types,
+        "resources": request.resources,
+        "labels": chain.from_iterable(request.labels.items()),
+    }
+    check_printable({**names, **{name: "".join(texts) for name, texts in several.items()}})
     runtime_s = request.expected_runtime_s
     if runtime_s is not None and not 0 < runtime_s < math.inf:
         raise InvalidRequestError(
             f"expected_runtime_s must be a finite number above 0, got {runtime_s}", field="expected_runtime_s"
         )
-    names = {name: getattr(request, name) for name in ("task_id", "team", "owner", "vendor")}
-    labels = "".join(chain.from_iterable(request.labels.items()))
-    check_printable({**names, "gpu_types": "".join(request.gpu_types), "labels": labels})
-    return request
+    return as_stored(request)
 
 
 def _check_whole(**numbers: object) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from resource_manager.cluster import Snapshot
-from resource_manager.errors import CorruptStateError, NewerFormatError
-from resource_manager.models import Change
+from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
+from resource_manager.models import Change, Request
 
 FORMAT_VERSION = 1
 """Version of everything stored; a reader refuses a newer one."""
@@ -23,6 +25,7 @@ _CHANGES: dict[str, TypeAdapter[Any]] = {
 }
 _TAGS = {adapter._type: tag for tag, adapter in _CHANGES.items()}
 _SNAPSHOT = TypeAdapter(Snapshot)
+_REQUEST = TypeAdapter(Request)
 _TAG_KEY = '{"change":"'
 
 
@@ -83,6 +86,24 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
         return _SNAPSHOT.validate_python({key: item for key, item in value.items() if key != "format"})
     except ValidationError as error:
         raise CorruptStateError(f"not a snapshot: {_first(error)}") from error
+
+
+def as_stored(request: Request) -> Request:
+    """The request as others will read it; raises `InvalidRequestError` if none could, or not as the same."""
+    try:
+        text = _REQUEST.dump_json(request, exclude_defaults=True, warnings=False)
+        again: Request = _REQUEST.validate_json(text, strict=True)
+    except ValidationError as error:
+        raise InvalidRequestError(_first(error)) from error
+    except PydanticSerializationError as error:
+        raise InvalidRequestError(f"the request cannot be stored: {error}") from error
+    if again != request:
+        name = next(f.name for f in fields(Request) if getattr(again, f.name) != getattr(request, f.name))
+        raise InvalidRequestError(
+            f"{name} {getattr(request, name)!a:.100} would be read again as {getattr(again, name)!a:.100}",
+            field=name,
+        )
+    return again
 
 
 def check_format(found: object, where: str) -> None:

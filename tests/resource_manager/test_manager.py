@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from enum import IntEnum
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.inventory import default_inventory
-from resource_manager.models import Request
+from resource_manager.models import Request, Utility
 from resource_manager.schemas import snapshot_from_dict
 
 from .builders import Clock
@@ -359,6 +361,9 @@ class TestWhatNoStoreCouldReadAgain:
             ("gpu_milli", 1000 / 3),
             ("quarantine", "no"),
             ("expected_runtime_s", float("nan")),
+            pytest.param("expected_runtime_s", 10**400, id="an endless runtime"),
+            ("resources", {"memory_mib": Decimal("0.5")}),
+            ("resources", {"memory\nforged": 0}),
         ],
     )
     def test_is_refused(self, manager: GPUResourceManager, name: str, value: Any) -> None:
@@ -368,6 +373,23 @@ class TestWhatNoStoreCouldReadAgain:
         with pytest.raises(InvalidRequestError, match=name):
             manager.allocate_batch([Request("t", gpus=1, **{name: value})])
         assert manager.get_resource_summary()["version"] == version
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("preferred_node", 0), ("gpu_types", "A100"), ("utility", Utility(10**400, 1.0))]
+    )
+    def test_of_a_request_made_by_hand_is_refused(
+        self, manager: GPUResourceManager, name: str, value: Any
+    ) -> None:
+        with pytest.raises(InvalidRequestError, match=name):
+            manager.allocate_batch([Request("t", gpus=2, expected_runtime_s=60.0, **{name: value})])
+
+    def test_numbers_of_other_kinds_become_plain_ones(self, manager: GPUResourceManager) -> None:
+        class Urgency(IntEnum):
+            HIGH = 2
+
+        lease = manager.allocate_resources("t", 2, 1, priority=Urgency.HIGH)
+        assert lease is not None
+        assert type(lease["priority"]) is int
 
     def test_a_server_marked_as_failed_with_a_word(self, manager: GPUResourceManager) -> None:
         manager.drain(0, failed="disk")  # type: ignore[arg-type]
