@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 try:
     import click
+    from click.core import ParameterSource
 except ModuleNotFoundError:  # pragma: no cover - the message is the whole behaviour
     sys.exit("gpu-simulate needs the extra: pip install 'gpu-resource-manager[simulator]'")
 
@@ -117,6 +118,23 @@ def read_seeds(text: str) -> list[int]:
 seeds_option = click.option(
     "--seeds", type=Seeds(), help="Many runs: 1-20 or 3,5,8-9. Without it, one run with --seed."
 )
+
+
+def seeds_of(seeds: list[int] | None, seed: int) -> list[int]:
+    """Those of --seeds, or the one of --seed; raises `BadInput` where both are given."""
+    if seeds is None:
+        return [seed]
+    refuse_given(("seed",), "is for one run; leave it or --seeds out")
+    return seeds
+
+
+def refuse_given(names: Sequence[str], reason: str) -> None:
+    """Raises `BadInput` for the first of these options that was given and not left at its default."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not ParameterSource.DEFAULT:
+            raise BadInput(f"{parameter.opts[0]} {reason}")
 
 
 def common_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from simulator.cli import BadInput, FiniteRange, common_options, print_json, seeds_option
+from simulator.cli import (
+    BadInput,
+    FiniteRange,
+    common_options,
+    print_json,
+    refuse_given,
+    seeds_of,
+    seeds_option,
+)
 from simulator.oasis.calibrate import calibrate
 from simulator.oasis.experiment import ALGORITHMS, Comparison, Method, summarise
 from simulator.oasis.instance_file import read_instance, write_instance
@@ -28,6 +35,9 @@ MOST_LOAD = 100.0
 
 DRAWING = ("jobs", "slots", "servers", "mixed", "load", "sweep")
 """The options that shape drawn instances."""
+
+PRICING = ("prices", "utility_floor", "eta", "training_runs", "misestimate", "reoffer_after")
+"""The options that shape what OASiS does."""
 
 
 def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
@@ -193,11 +203,15 @@ def command(
     """Online scheduling of training jobs by resource prices, its baselines and the offline optimum."""
     if instance_file is not None:
         refuse_given(DRAWING, "shapes drawn instances; it cannot be used with --instance")
+    if "oasis" not in algorithms:
+        refuse_given(PRICING, "is for OASiS; name oasis in --algorithms")
+    if "optimal" not in algorithms:
+        refuse_given(("time_limit_s",), "is for the optimum; name optimal in --algorithms")
     if training_runs is not None:
         refuse_given(("eta", "utility_floor"), "is what --calibrate fits; give one of them")
         if prices == "clairvoyant":
             raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
-    seeds = seeds or [seed]
+    seeds = seeds_of(seeds, seed)
 
     def draw(of_seed: int, **varied: float) -> Instance:
         count = int(varied.get("jobs", jobs))
@@ -256,11 +270,3 @@ def compare_rounds(
             done += 1
             progress(done, total)
     return found
-
-
-def refuse_given(names: Sequence[str], reason: str) -> None:
-    """Raises `BadInput` for the first of these options that was given and not left at its default."""
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise BadInput(f"--{name.replace('_', '-')} {reason}")

@@ -15,7 +15,7 @@ from simulator.cli import BadInput, common_options, print_json
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb, plots
 from simulator.replay.comparison import Case, pictures, read
-from simulator.replay.options import refuse_others, source_of, workload_options
+from simulator.replay.options import refuse_idle, source_of, workload_options
 from simulator.replay.replay import Record, Replay, against_record
 from simulator.report import write_csv, write_json
 
@@ -46,9 +46,9 @@ def command(
     """Replays a recorded workload through the resource manager's own allocator."""
     if curve is not None and trace != "openb":
         raise BadInput("--curve goes with --trace openb; others write theirs into --output-dir")
+    refuse_idle(trace, history, [order or "fifo"])
     with progress_bar("replaying") as progress:
         if trace == "muri":
-            refuse_others(trace, {"--nodes": nodes, "--history": history})
             summary = _muri(data, jobs, order or "srtf", progress)
         else:
             source = source_of(trace, data, pods, nodes, jobs, history)

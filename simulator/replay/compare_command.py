@@ -12,11 +12,11 @@ import click
 
 from resource_manager.history import write_file
 from simulator import sweep
-from simulator.cli import common_options, print_json, seeds_option
+from simulator.cli import common_options, print_json, refuse_given, seeds_of, seeds_option
 from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import REDIS_SCHEMES, read_history
-from simulator.replay.options import source_of, workload_options
+from simulator.replay.options import refuse_idle, source_of, workload_options
 from simulator.replay.page import render, shown
 from simulator.report import write_json, write_text
 
@@ -64,7 +64,10 @@ def command(
 
     With --output-dir an interrupted comparison goes on where it stopped: finished runs are kept there.
     """
-    seeds = seeds or [seed]
+    seeds = seeds_of(seeds, seed)
+    if dask is not None:
+        refuse_given(("workers",), "is for processes here; it cannot be used with --dask")
+    refuse_idle(trace, history, orders)
     with in_a_file(history, output_dir) as recorded:
         source = source_of(trace, data, pods, nodes, jobs, recorded)
         comparison.check(source, policies, orders, seeds)

@@ -49,8 +49,14 @@ def read_history(source: str) -> History:
     try:
         before = snapshot_of(first.values)
         changes: list[Change] = []
+        last = before.version
         for row in rows:
             change = change_of(row.values)
+            version = row.values.get("version")
+            # Only behind the snapshot is there a gap, of changes that the store had forgotten.
+            if not isinstance(version, int) or version <= last or (changes and version > last + 1):
+                raise row.fail(f"version is {version!r} after {last}; lines are missing or in another order")
+            last = version
             if not 0 <= change.at <= MOST:
                 raise row.fail(f"at is {change.at}, not a time from 0 to {MOST:,} s")
             changes.append(change)

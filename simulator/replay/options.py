@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from simulator.cli import BadInput
+from simulator.cli import BadInput, refuse_given
 from simulator.replay.comparison import Source
 
 
@@ -46,30 +46,29 @@ def _quotas(
     return shares
 
 
-FILES_OF: dict[str | None, tuple[str, ...]] = {
-    "openb": ("--data",),
-    "muri": ("--data", "--jobs"),
-    "csv": ("--nodes", "--jobs"),
-    "json": ("--nodes", "--jobs"),
-    None: (),
+IDLE_WITH: dict[str | None, tuple[str, ...]] = {
+    "openb": ("nodes", "jobs", "order", "orders", "quotas"),
+    "muri": ("nodes", "pods", "policy", "quotas"),
+    "csv": ("data", "pods"),
+    "json": ("data", "pods"),
+    None: ("data", "pods", "nodes", "jobs"),
 }
-"""Kind of trace (None: a history) -> the options that say where it is."""
+"""Kind of trace (None: a history) -> the options that would do nothing there."""
 
 
-def refuse_others(trace: str | None, given: dict[str, object]) -> None:
-    """Raises `BadInput` for an option that belongs to another kind of trace."""
-    for name, value in given.items():
-        if value is not None and name not in FILES_OF[trace]:
-            raise BadInput(f"{name} does not go with {'--history' if trace is None else f'--trace {trace}'}")
+def refuse_idle(trace: str | None, history: str | None, orders: Sequence[str]) -> None:
+    """Raises `BadInput` for an option that does nothing with that workload or under those orders."""
+    if (trace is None) == (history is None):
+        raise BadInput("name one workload: --trace with its files, or --history")
+    refuse_given(IDLE_WITH[trace], f"does not go with {'--history' if trace is None else f'--trace {trace}'}")
+    if not any(order.startswith("fair_share") for order in orders):
+        refuse_given(("quotas",), "is for the order fair_share alone")
 
 
 def source_of(
     trace: str | None, data: Path | None, pods: str, nodes: Path | None, jobs: str | None, history: str | None
 ) -> Source:
-    """The workload that the options name; raises `BadInput` that says which is missing or too much."""
-    if (trace is None) == (history is None):
-        raise BadInput("name one workload: --trace with its files, or --history")
-    refuse_others(trace, {"--data": data, "--nodes": nodes, "--jobs": jobs})
+    """The workload that the options name; raises `BadInput` that says which is missing."""
     if history is not None:
         return Source("history", (history,))
     if trace == "openb":

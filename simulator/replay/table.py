@@ -98,7 +98,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from error
     except UnicodeDecodeError as error:
         raise InputError(f"not text: {error}", path=path) from error
-    for line, part in enumerate(text.splitlines(), start=1):
+    for line, part in enumerate(text.split("\n"), start=1):
         if not part.strip():
             continue
         try:

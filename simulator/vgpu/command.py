@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from simulator.cli import BadInput, FiniteRange, common_options, print_json, seeds_option
+from simulator.cli import (
+    BadInput,
+    FiniteRange,
+    common_options,
+    print_json,
+    refuse_given,
+    seeds_of,
+    seeds_option,
+)
 from simulator.progress import Progress, progress_bar
 from simulator.vgpu.metrics import collect, summarise
 from simulator.vgpu.scenario import (
@@ -75,11 +83,13 @@ def command(
 
     Without --tasks, --arrival and the like each scenario uses its own.
     """
+    if output_dir is None:
+        refuse_given(("hist_bucket",), "is for the reports; name their folder with --output-dir")
+    seeds = seeds_of(seeds, seed)
     chosen = read_scenarios(scenarios, changes)
     if profiles is not None:
         names = tuple(name.strip() for name in profiles.split(","))
         chosen = {name: without_profiles_except(each, names) for name, each in chosen.items()}
-    seeds = seeds or [seed]
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
     use_numba = {"auto": None, "plain": False, "numba": True}[engine]

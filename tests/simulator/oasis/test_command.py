@@ -185,6 +185,10 @@ def test_what_is_not_json_is_refused_with_its_line(tmp_path: Path) -> None:
         ("--calibrate", 2, "--eta", 1),
         ("--misestimate", 0, 1),
         ("--calibrate", 2, "--prices", "clairvoyant"),
+        ("--algorithms", "fifo", "--calibrate", 2),
+        ("--algorithms", "fifo", "--eta", 1),
+        ("--time-limit-s", 1),
+        ("--seed", 1, "--seeds", "1-2"),
         ("--instance", "nowhere.json"),
     ],
 )

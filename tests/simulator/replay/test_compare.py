@@ -212,6 +212,9 @@ def test_a_shorter_wait_is_explained_by_what_goes_with_it(used: float, lost: flo
         (["--orders", "lifo"], "unknown queue order 'lifo'"),
         (["--seeds", "3,5-1"], "'5-1' ends before it begins"),
         (["--seeds", "1-99999999999"], "makes more than 100,000 seeds"),
+        (["--seed", "1", "--seeds", "2-3"], "--seed is for one run; leave it or --seeds out"),
+        (["--dask", "tcp://there:1"], "--workers is for processes here; it cannot be used with --dask"),
+        (["--quotas", "red=1"], "--quotas is for the order fair_share alone"),
         (["--data", "there"], "--data does not go with --trace csv"),
         (["--quotas", "red=2"], "is not a list of shares"),
     ],
@@ -226,6 +229,7 @@ def test_bad_input_runs_nothing(own: Path, more: list[str], message: str) -> Non
 
 @pytest.mark.slow
 def test_an_absent_dask_cluster_is_named(own: Path) -> None:
-    result = compare(own, "--dask", "tcp://127.0.0.1:1")
+    files = ["--nodes", str(own / "nodes.csv"), "--jobs", str(own / "jobs.csv")]
+    result = CliRunner().invoke(main, ["compare", "--trace", "csv", *files, "--dask", "tcp://127.0.0.1:1"])
     assert result.exit_code == 2
     assert "no Dask scheduler at tcp://127.0.0.1:1" in result.stderr

@@ -198,8 +198,26 @@ def test_a_change_at_no_time_is_named(tmp_path: Path, at: str) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ((0, 1, 2, 5), ":5: version is 6 after 3; lines are missing or in another order"),
+        ((1, 0, 2, 3), ":3: version is 1 after 2; lines are missing or in another order"),
+        ((0, 1, 1, 2), ":4: version is 2 after 2; lines are missing or in another order"),
+    ],
+)
+def test_lines_missing_or_moved_are_named(tmp_path: Path, places: tuple[int, ...], message: str) -> None:
+    path = tmp_path / "history.jsonl"
+    record("memory://", "first_fit", "fifo", path)
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first, *(rest[place] for place in places)]))
+    result = CliRunner().invoke(main, ["replay", "--history", str(path), "--json"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
 def test_an_end_without_a_beginning_is_left_out(tmp_path: Path) -> None:
-    """As of a file from which somebody has cut the middle."""
+    """As of a file from which somebody has cut the beginning."""
     record("memory://", "first_fit", "fifo", tmp_path / "history.jsonl")
     first, *rest = (tmp_path / "history.jsonl").read_text().splitlines()
     end = next(line for line in rest if json.loads(line)["change"] == "released")

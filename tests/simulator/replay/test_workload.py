@@ -164,9 +164,10 @@ def test_json_is_the_same_workload(tmp_path: Path) -> None:
     expected = read_workload(nodes, jobs)
     for name, path in (("nodes", nodes), ("jobs", jobs)):
         with path.open() as file:
-            rows = list(csv.DictReader(file))
+            rows = [row | {"comment": "no end of a\u2028line"} for row in csv.DictReader(file)]
         (tmp_path / f"{name}.json").write_text(json.dumps(rows))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     for suffix in ("json", "jsonl"):
         found = read_workload(tmp_path / f"nodes.{suffix}", tmp_path / f"jobs.{suffix}")
         assert (found.start, found.moments) == (expected.start, expected.moments)
@@ -226,6 +227,11 @@ def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) ->
         (["--trace", "muri", "--nodes", "n.csv"], "--nodes does not go with --trace muri"),
         (["--history", "h.jsonl", "--jobs", "j.csv"], "--jobs does not go with --history"),
         (["--trace", "json", "--nodes", "n.csv", "--jobs", "j.csv"], "does not go with the file n.csv"),
+        (["--trace", "openb", "--order", "fifo"], "--order does not go with --trace openb"),
+        (["--trace", "openb", "--quotas", "a=1"], "--quotas does not go with --trace openb"),
+        (["--trace", "muri", "--policy", "fgd"], "--policy does not go with --trace muri"),
+        (["--trace", "csv", "--pods", "cpu250"], "--pods does not go with --trace csv"),
+        (["--history", "h.jsonl", "--quotas", "a=1"], "--quotas is for the order fair_share alone"),
         (["--history", "absent.jsonl"], "absent.jsonl: cannot be read: No such file"),
         (["--history", "redis://localhost:1/0"], "localhost:1"),
     ],

@@ -167,6 +167,15 @@ def test_bad_input_is_one_line_and_status_2(tmp_path: Path, arguments: tuple[str
     assert not out.exists()
 
 
+def test_options_that_do_nothing_are_refused() -> None:
+    bucket = call("--scenarios", "A1", "--hist-bucket", "0.2", "--engine", "plain")
+    assert bucket.exit_code == 2
+    assert "--hist-bucket is for the reports; name their folder with --output-dir" in bucket.stderr
+    seeds = call("--scenarios", "A1", "--seed", "3", "--seeds", "1-2", "--engine", "plain")
+    assert seeds.exit_code == 2
+    assert "--seed is for one run; leave it or --seeds out" in seeds.stderr
+
+
 def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("here first")
     result = call("--scenarios", "A1", *SHORT, "--output-dir", str(tmp_path / "out"))
