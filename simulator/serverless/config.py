@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from resource_manager.inventory import MAX_SERVERS
 from simulator.serverless.errors import ClusterConfigError
+from simulator.serverless.template import MOST
 
-Positive = Annotated[int, Field(gt=0)]
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[int, Field(gt=0, le=MOST)]
+Price = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
     DEFAULT_PARALLELISM,
     DEFAULT_SINGLE_CORE_SPEED,
+    MOST,
     WorkflowTemplate,
     find_cycle,
 )
@@ -69,8 +69,8 @@ class _Reader:
                 line=self.parser.CurrentLineNumber,
             )
         value = float(match[1]) * units[match[2].lower()]
-        if not 0 <= value < math.inf:
-            raise self.fail(f"{what} {text[:80]!r} is negative or too large")
+        if not 0 <= value <= MOST:
+            raise self.fail(f"{what} {text[:80]!r} is negative or above {MOST:,}")
         return value
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -175,4 +175,6 @@ def _companion(path: Path, suffix: str, key: str, count: int, default: int) -> t
         raise WorkflowError(f"expected {{{key!r}: [{{'id': …, 'value': …}}, …]}}", path=companion) from error
     if sorted(values) != list(range(count)):
         raise WorkflowError(f"expected the ids 0 to {count - 1} of {path.name}, each once", path=companion)
+    if max(values.values()) > MOST:
+        raise WorkflowError(f"a value is above {MOST:,}", path=companion)
     return tuple(values[fn_id] for fn_id in range(count))

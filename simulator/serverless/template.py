@@ -14,6 +14,8 @@ Edge = tuple[int, int, int]
 DEFAULT_SINGLE_CORE_SPEED = 1_000_000_000
 DEFAULT_MEMORY_MIB = 128
 DEFAULT_PARALLELISM = 1
+MOST = 10**15
+"""No time, size or other amount that is read is above it, so that products stay finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
     DEFAULT_PARALLELISM,
     DEFAULT_SINGLE_CORE_SPEED,
+    MOST,
     WorkflowTemplate,
     find_cycle,
 )
 
 MIB = 1024 * 1024
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
 
 
 class _File(BaseModel):
@@ -37,7 +38,7 @@ class _Task(BaseModel):
 class _Run(BaseModel):
     id: str
     runtimeInSeconds: Amount
-    coreCount: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    coreCount: Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)] | None = None
     memoryInBytes: Amount | None = None
 
 

@@ -95,6 +95,7 @@ def test_equal_seeds_give_equal_logs(shared_data: Path, tmp_path: Path) -> None:
     [
         (("--arrivals", "soon"), "expected seconds"),
         (("--arrivals", "0,-1"), "expected seconds"),
+        (("--arrivals", "1e308"), "from 0 to 1,000,000,000,000,000 s, got 1e+308"),
         (("--arrivals", "poisson:0:3"), "poisson:RATE:N"),
         (("--arrivals", "poisson:1:99999999999999"), "N from 1 to 1,000,000"),
         (("--seed", "-1"), "-1 is not in the range x>=0"),
@@ -105,7 +106,7 @@ def test_equal_seeds_give_equal_logs(shared_data: Path, tmp_path: Path) -> None:
         (("--cluster", "absent.yaml"), "absent.yaml"),
         (("--workflows", "absent.dax"), "absent.dax: no such file"),
         (("--workflows", "ring:3"), "ring:3: no such file"),
-        (("--workflows", "chain:0"), "1 or more"),
+        (("--workflows", "chain:0"), "from 1 to 100,000, got 0"),
     ],
 )
 def test_bad_options_are_one_line_and_status_2(chain: Path, arguments: tuple[str, str], words: str) -> None:

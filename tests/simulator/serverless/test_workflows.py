@@ -87,6 +87,7 @@ def test_companions_give_memory_and_threads(tmp_path: Path) -> None:
         ({"size": "3 parsec"}, UnitError, r"dax:2: size '3 parsec' has an unknown unit"),
         ({"runtime": "soon"}, WorkflowError, "'soon' is not a number"),
         ({"runtime": "-1"}, WorkflowError, "negative"),
+        ({"runtime": "1e300"}, WorkflowError, "dax:2: runtime '1e300' is negative or above"),
     ],
 )
 def test_a_bad_dax_is_told_what_and_where(
@@ -154,6 +155,10 @@ def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
     content = instance()
     content["schemaVersion"] = "1.3"
     with pytest.raises(WorkflowError, match=r"two\.json: .*schemaVersion"):
+        wfcommons(tmp_path, content)
+    content = instance()
+    content["workflow"]["execution"]["tasks"][0]["runtimeInSeconds"] = 1e300
+    with pytest.raises(WorkflowError, match="runtimeInSeconds: Input should be less than or equal to"):
         wfcommons(tmp_path, content)
     content = instance()
     content["workflow"]["specification"]["tasks"][0]["children"] = ["z"]
@@ -226,9 +231,13 @@ SERVER = """
 - name: a
   count: {count}
   hourly_rate: 0.1
-  cold_start_latency: 0.5
+  cold_start_latency: {cold_start_s}
   numa_nodes: {{count: 1, cpu: 2, memory: {memory}}}
 """
+
+
+def server(count: int, memory: int, cold_start_s: float = 0.5) -> str:
+    return SERVER.format(count=count, memory=memory, cold_start_s=cold_start_s)
 
 
 def test_the_public_cluster_is_the_default_one(shared_data: Path) -> None:
@@ -241,11 +250,12 @@ def test_the_public_cluster_is_the_default_one(shared_data: Path) -> None:
     ("text", "words"),
     [
         ("servers: []", "no NUMA nodes"),
-        ("servers:" + SERVER.format(count=0, memory=8), "no NUMA nodes"),
-        ("servers:" + SERVER.format(count=10**8, memory=8), "100,000,000 NUMA nodes; no more than 1,000,000"),
-        ("servers:" + SERVER.format(count=1, memory=0), r"servers\.0\.numa_nodes\.memory"),
+        ("servers:" + server(count=0, memory=8), "no NUMA nodes"),
+        ("servers:" + server(count=10**8, memory=8), "100,000,000 NUMA nodes; no more than 1,000,000"),
+        ("servers:" + server(count=1, memory=8, cold_start_s=1e308), r"servers\.0\.cold_start_latency: "),
+        ("servers:" + server(count=1, memory=0), r"servers\.0\.numa_nodes\.memory"),
         (
-            "servers:" + SERVER.format(count=1, memory=8) + SERVER.format(count=1, memory=8).strip(),
+            "servers:" + server(count=1, memory=8) + server(count=1, memory=8).strip(),
             "given twice",
         ),
         ("speed: 3\nservers: []", "speed"),
