@@ -58,6 +58,11 @@ def pyplot() -> Any:
     return pyplot
 
 
+def plain(name: str) -> str:
+    """The name for matplotlib, which else takes what stands between two dollars for a formula."""
+    return name.replace("$", r"\$")
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Saves a matplotlib figure, whole or not at all, and closes it."""
     from matplotlib import pyplot

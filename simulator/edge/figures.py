@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.edge.dataset import Dataset, Kind
 from simulator.edge.scorer import Run, Score
-from simulator.report import save_figure
+from simulator.report import plain, save_figure
 
 TIER_NAMES: dict[Kind, str] = {"Cloud": "host", "BS": "bs", "UE": "ue"}
 TITLES: dict[Kind, str] = {"Cloud": "Cloud hosts", "BS": "Base stations", "UE": "User devices"}
@@ -76,7 +76,7 @@ def _gantt(dataset: Dataset, runs: list[Run], title: str) -> Any:
         axes.set_ylabel(f"{len(ticks)} devices, a row for each executor at work")
         axes.set_yticks([])
     axes.set_xlabel("second")
-    axes.set_title(f"{title}: one colour a job, grey for runs that were cut short")
+    axes.set_title(f"{plain(title)}: one colour a job, grey for runs that were cut short")
     axes.margins(x=0.01)
     axes.set_ylim(base - 0.5, -1)
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.report import pyplot, save_figure
+from simulator.report import plain, pyplot, save_figure
 from simulator.serverless.cluster import Location
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import Episode, FunctionRecord
@@ -52,7 +52,8 @@ def _gantt(env: RawEnv, episode: Episode) -> object:
     axes.add_collection(boxes)
     axes.autoscale()
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [f"{name}/{server}/{node}" for name, server, node in rows], fontsize=6)
+    names = [plain(f"{name}/{server}/{node}") for name, server, node in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=6)
     axes.set_xlabel("time (s)")
     axes.set_title("containers by NUMA node, coloured by workflow")
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from simulator.vgpu.records import GATES
 
@@ -114,7 +115,7 @@ def render_page(
     heads = {name: escape(pair[at] or pair[0]) for name, pair in titles.items()}
     rows = [
         [
-            f'<b>{escape(name)}</b> {heads[name]} <small><a href="{escape(name)}_report.json">'
+            f'<b>{escape(name)}</b> {heads[name]} <small><a href="{quote(name)}_report.json">'
             f"{text['report']}</a></small>",
             *(spread_cell(figures["confidence"][key], key in SHARES) for key in COLUMNS),
         ]
@@ -155,7 +156,7 @@ def render_page(
                 use,
             ),
             f"<h2>{text['figures']}</h2>",
-            *(f'<img src="{escape(each)}.png" alt="{escape(each)}">' for each in pictures),
+            *(f'<img src="{quote(each)}.png" alt="{escape(each)}">' for each in pictures),
             "</body></html>\n",
         ]
     )

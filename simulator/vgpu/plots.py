@@ -72,7 +72,7 @@ class Labels:
     def settings(self) -> Any:
         """matplotlib settings under which the labels render."""
         families = ["DejaVu Sans"] if self.font is None else [self.font, "DejaVu Sans"]
-        return {"font.family": families, "axes.unicode_minus": False}
+        return {"font.family": families, "axes.unicode_minus": False, "text.parse_math": False}
 
     def __call__(self, english: str) -> str:
         return english if self.font is None else f"{english} · {CHINESE[english]}"

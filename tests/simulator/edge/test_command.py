@@ -40,7 +40,9 @@ def test_a_generated_dataset_is_written_beside_its_plan(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "| water_gate | host+bs+ue |" in result.stdout
     assert len(read_dataset(tmp_path / "generated-4").jobs) == 3
-    scored = call("--data", tmp_path / "generated-4", "--score-only", tmp_path, "--json")
+    renamed = (tmp_path / "generated-4").rename(tmp_path / "a $^$")  # a formula to matplotlib
+    scored = call("--data", renamed, "--score-only", tmp_path, "--output-dir", tmp_path / "charts", "--json")
+    assert scored.exit_code == 0, scored.output
     assert json.loads(scored.stdout) == json.loads((tmp_path / "summary.json").read_text()) | {
         "wall_s": json.loads(scored.stdout)["wall_s"]
     }

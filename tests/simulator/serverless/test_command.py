@@ -60,6 +60,19 @@ def test_a_chain_in_numbers(chain: Path) -> None:
     assert summary["rent"] == 0.085
 
 
+def test_a_server_may_be_called_as_it_likes(tmp_path: Path) -> None:
+    """A formula to matplotlib."""
+    (tmp_path / "cluster.yaml").write_text(
+        "servers: [{name: a $^$, count: 1, hourly_rate: 1, cold_start_latency: 1,"
+        " numa_nodes: {count: 1, cpu: 4, memory: 8192}}]"
+    )
+    result = simulate(
+        "--workflows", "chain:2", "--cluster", tmp_path / "cluster.yaml", "--output-dir", tmp_path
+    )
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "gantt.png").exists()
+
+
 def test_a_generated_shape_needs_no_file() -> None:
     result = simulate("--workflows", "montage:5", "chain:3", "--arrivals", "0,1", "--json")
     assert result.exit_code == 0, result.stderr

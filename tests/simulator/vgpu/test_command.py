@@ -100,6 +100,17 @@ def test_reports_and_plots(tmp_path: Path) -> None:
     assert ["SLO 满足率" in page for page in pages] == [False, True]
 
 
+def test_a_scenario_may_be_called_as_it_likes(tmp_path: Path) -> None:
+    """A formula to matplotlib, a fragment to a browser."""
+    (tmp_path / "a$^$#1.toml").write_text('title = "<i>"')
+    result = call("--scenarios", str(tmp_path / "a$^$#1.toml"), *SHORT, "--output-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert 'href="a%24%5E%24%231_report.json"' in page
+    assert 'src="a%24%5E%24%231_ir_hist.png"' in page
+    assert "&lt;i&gt;" in page
+
+
 @pytest.mark.parametrize("with_font", [True, False])
 def test_labels_are_never_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_font: bool) -> None:
     """A missing glyph is a warning in matplotlib, and a warning is an error here."""
