@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -78,9 +78,13 @@ def _stack() -> Iterator[Stack]:
     """The stack in a folder of its own, which is kept only where the stack itself does not start or stop."""
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
     print(f"starting Redis and Airflow in {home} (half a minute)", flush=True)
-    with Stack(home) as stack:
-        yield stack
-    shutil.rmtree(home)
+    with ExitStack() as running:
+        stack = running.enter_context(Stack(home))
+        try:
+            yield stack
+        finally:
+            running.close()
+            shutil.rmtree(home)
 
 
 def run(picture: Path | None, history: Path | None) -> list[str]:

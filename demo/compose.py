@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ SENTINEL_SERVICES = ("redis-replica", "sentinel-1", "sentinel-2", "sentinel-3")
 @click.command(help=__doc__)
 @click.option("--sentinel", is_flag=True, help="Also kill the primary Redis and see a replica take over.")
 def main(sentinel: bool) -> None:
+    if shutil.which("docker") is None:
+        sys.exit("compose check failed: there is no program docker here; install Docker with Compose")
     with tempfile.TemporaryDirectory(prefix="gpu-manager-compose-") as folder:
         stack = Compose(Path(folder))
         try:
