@@ -76,14 +76,19 @@ def status(root: str, key: str) -> dict[str, Any]:
 
 
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
-    """The output from byte `offset` on: whole lines while there are any, and where to go on."""
+    """The output from byte `offset` on, and where to go on: whole lines, unless one is too long or the last.
+
+    A job that buffers its output leaves half a line here until its buffer is full again, or it ends.
+    """
+    over = status(root, key)["state"] != "running"  # before the reading: what is read now is then the last
     try:
         with open(os.path.join(os.path.expanduser(root), key, "log"), "rb") as log:
             log.seek(offset)
             data = log.read(LOG_CHUNK_BYTES)
     except FileNotFoundError:
         return {"text": "", "offset": offset}
-    data = data[: data.rfind(b"\n") + 1] or data
+    whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # progress bars end their lines with \r
+    data = whole or (data if over or len(data) == LOG_CHUNK_BYTES else b"")
     return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
 
 

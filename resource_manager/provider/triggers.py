@@ -27,6 +27,9 @@ SETTLE_S = 5.0
 """No trigger fires sooner: Airflow's scheduler fails a task that goes on before the scheduler has read that
 its worker let go of it (apache/airflow issues 71580 and 72716)."""
 
+READ_S = 5.0
+"""How long a job's output is read before its watcher looks at everything else."""
+
 REPORT_EVERY_S = 60.0
 """How often a waiting task says where it stands, if nothing moved."""
 
@@ -156,7 +159,10 @@ class JobTrigger(_Trigger):
         gpu_conn_id: str = DEFAULT_CONNECTION,
         unreachable_s: float = 600.0,
         timeout_s: float | None = None,
+        started_at: float | None = None,
     ) -> None:
+        if started_at is None:  # then said for good: a restart of the triggerer is no new start of the job
+            started_at = time.time()
         super().__init__(
             identity=dict(identity),
             job=dict(job),
@@ -164,6 +170,7 @@ class JobTrigger(_Trigger):
             gpu_conn_id=gpu_conn_id,
             unreachable_s=unreachable_s,
             timeout_s=timeout_s,
+            started_at=started_at,
         )
         self.identity = TaskIdentity(**identity)
         self.job = RunningJob(**job)
@@ -171,6 +178,7 @@ class JobTrigger(_Trigger):
         self.gpu_conn_id = gpu_conn_id
         self.unreachable_s = unreachable_s
         self.timeout_s = timeout_s
+        self.started_at = started_at
         self._offset = 0
         self._noted_offset = 0
         self._last_line = ""
@@ -178,7 +186,7 @@ class JobTrigger(_Trigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         clock = asyncio.get_running_loop().time
-        started_at = renewed_at = reached_at = clock()
+        renewed_at = reached_at = clock()
         await self._recall()
         while True:
             try:
@@ -200,17 +208,22 @@ class JobTrigger(_Trigger):
                     yield await self._event(state="lease lost")
                     return
                 await self._note()
-            if self.timeout_s is not None and clock() - started_at > self.timeout_s:
+            if self.timeout_s is not None and time.time() - self.started_at > self.timeout_s:
                 yield await self._event(state="timeout")
                 return
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> JobStatus:
-        """The job's state, after its new output went to the log."""
+        """The job's state, after its new output went to the log; it counts as running until all of it did.
+
+        Returns after `READ_S` even so: a job that prints faster than this reads still has its lease renewed.
+        """
         if self._launcher is None:
             self._launcher = await asyncio.to_thread(self.job.open)
         status = await asyncio.to_thread(self._launcher.status, self.job.key)
-        while True:
+        clock = asyncio.get_running_loop().time
+        until = clock() + READ_S
+        while clock() < until:
             text, offset = await asyncio.to_thread(self._launcher.logs, self.job.key, self._offset)
             if offset == self._offset:
                 return status
@@ -218,6 +231,7 @@ class JobTrigger(_Trigger):
             for line in text.splitlines():
                 self.log.info("%s", line)
                 self._last_line = line if line.strip() else self._last_line
+        return JobStatus(JobState.RUNNING)
 
     async def _recall(self) -> None:
         """Goes on in the log where a triggerer before this one was, give or take a third of `ttl_s`."""

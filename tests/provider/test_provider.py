@@ -18,13 +18,17 @@ with warnings.catch_warnings():
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
     from airflow.sdk._shared.module_loading import import_string
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+    from airflow.sdk.exceptions import (
+        AirflowException,
+        AirflowFailException,
+        AirflowTaskTerminated,
+    )
 
     from resource_manager.api.airflow_app import manager_of_tasks
     from resource_manager.provider import get_provider_info, triggers
     from resource_manager.provider.demand import Demand, describe_waiting, end_lease, launcher_labels
     from resource_manager.provider.hook import GPUManagerHook
-    from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease
+    from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease, training
     from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
     from resource_manager.provider.watch import Watch
 
@@ -49,6 +53,7 @@ def manager():
 def fast_triggers(monkeypatch):
     monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
     monkeypatch.setattr(triggers, "POLL_S", 0.01)
+    monkeypatch.setattr(triggers, "READ_S", 0.2)
     monkeypatch.setattr("resource_manager.provider.watch.MAX_AGE_S", 0.0)
     monkeypatch.setattr("resource_manager.provider.watch.SWEEP_EVERY_S", 0.0)
 
@@ -304,6 +309,44 @@ def test_the_next_triggerer_goes_on_in_the_log(trained, capsys):
     assert "[info     ] one" not in said
 
 
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("printf '{\"a\": '; sleep 0.3; printf '1}\\n'", '{"a": 1}'),
+        ("printf 1; sleep 0.3; printf 2", "12"),
+        ("printf '\\r 50 %%'; sleep 0.3; printf '\\r100 %%'", "100 %"),
+    ],
+)
+def test_a_line_that_comes_in_pieces_is_one(trained, command, line):
+    assert fire(trained(command))["last_line"] == line
+
+
+def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(trained, manager):
+    trigger = trained(f"while :; do echo {'y' * 100}; done", ttl_s=0.3, timeout_s=1.0)
+    before = manager.status_of(TASK.lease_id)["expires_at"]
+    assert fire(trigger) == {"state": "timeout"}
+    assert manager.status_of(TASK.lease_id)["expires_at"] > before
+
+
+def test_a_restart_of_the_triggerer_is_no_new_start_of_the_job(trained):
+    _, arguments = trained("sleep 60", timeout_s=900.0).serialize()
+    arguments["started_at"] -= 1000.0
+    assert fire(JobTrigger(**arguments)) == {"state": "timeout"}
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('{"loss": 0.5}', {"loss": 0.5}),
+        ("epoch 3", "epoch 3"),
+        *((line, line) for line in ('{"loss": NaN}', "-Infinity", "1e999", "9" * 30, r'"\ud800"')),
+        pytest.param("[" * 100_000, "[" * 100_000, id="deep"),
+    ],
+)
+def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(line, value):
+    assert training._value(line) == value
+
+
 def test_a_job_whose_lease_was_ended_by_someone_is_stopped(trained, manager):
     trigger = trained("sleep 60", ttl_s=0.1)
     assert fire(trigger, lambda: manager.release_resources(TASK.lease_id)) == {"state": "lease lost"}
@@ -327,6 +370,21 @@ def test_a_killed_trigger_ends_only_what_airflow_no_longer_wants(trained, manage
     with closing(trigger.job.open()) as launcher:
         expected = JobState.RUNNING if wanted else JobState.ABSENT
         assert launcher.status(trigger.job.key).state is expected
+
+
+def test_a_task_ended_by_a_user_starts_no_job_after_its_end(manager, monkeypatch):
+    """Airflow calls `on_kill` from a signal handler and goes on with `execute`, unless that raises."""
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    train = GPUTrainingOperator(task_id="t", gpus=2, command="true")
+    Demand(2).submit(manager, TASK)
+    train._identity = TASK
+    monkeypatch.setattr(training, "is_wanted", lambda identity: True)
+    train.on_kill()
+    assert len(manager.leases()) == 1
+    monkeypatch.setattr(training, "is_wanted", lambda identity: False)
+    with pytest.raises(AirflowTaskTerminated):
+        train.on_kill()
+    assert manager.leases() == []
 
 
 def test_room_and_the_end_of_a_lease_are_noticed(manager, monkeypatch, fast_triggers):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
 
 from resource_manager.launchers import Job, JobState, LauncherError, LauncherUnreachableError
 from resource_manager.provider.demand import end_lease, launcher_labels
@@ -40,7 +41,8 @@ class GPUTrainingOperator(GPUOperator):
 
     and those of `GPUOperator`; whoever watches the job renews its lease.
 
-    Returns the last line of the job's output, as JSON where it is that; XCom `allocation` has the lease.
+    Returns the last line of the job's output, as JSON where it is that (and has no NaN, which no XCom can
+    hold); XCom `allocation` has the lease.
     `execution_timeout` counts from the start of the job.
     """
 
@@ -93,12 +95,14 @@ class GPUTrainingOperator(GPUOperator):
         )
         context["ti"].xcom_push(key="allocation", value=allocation)
         context["ti"].xcom_push(key=LOG_PLACE, value=log_place(job))
+        started_at = time.time()
         try:
             with closing(job.open()) as launcher:
                 if launcher.status(job.key).state is JobState.ABSENT:
                     launcher.start(self._job(job.key, allocation))
                 else:
                     self.log.info("the job was started before; going on with it")
+                    started_at = allocation["granted_at"]
         except LauncherUnreachableError as error:
             raise AirflowException(f"{error}; {HELD}") from error
         except LauncherError as error:
@@ -113,6 +117,7 @@ class GPUTrainingOperator(GPUOperator):
                 self.gpu_conn_id,
                 self.unreachable_timeout.total_seconds(),
                 None if timeout is None else timeout.total_seconds(),
+                started_at,
             ),
             method_name="execute_ended",
         )
@@ -158,13 +163,28 @@ class GPUTrainingOperator(GPUOperator):
         return _value(event["last_line"])
 
     def on_kill(self) -> None:
-        """Ends job and lease if a user ended the task in the moment that it was in a worker."""
+        """Ends job and lease if a user ended the task in the moment that it was in a worker.
+
+        Airflow calls this between two steps of `execute`, which must not go on and start a job on free GPUs.
+        """
         if self._identity is not None and not is_wanted(self._identity):
             end_lease(self.manager, self._identity.lease_id)
+            raise AirflowTaskTerminated("the task was ended in Airflow")
 
 
 def _value(line: str) -> Any:
+    """The line as JSON where it is that and an XCom can hold it, else as text: the job went well anyway."""
     try:
-        return json.loads(line)
-    except ValueError:
+        value = json.loads(line, parse_int=_of_64_bits)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return line
+    return value
+
+
+def _of_64_bits(digits: str) -> int:
+    """All that Airflow's worker can tell its supervisor, in msgpack."""
+    number = int(digits)
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"{digits} has more than 64 bits")
+    return number
