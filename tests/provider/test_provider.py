@@ -23,12 +23,14 @@ with warnings.catch_warnings():
         AirflowFailException,
         AirflowTaskTerminated,
     )
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from resource_manager.api.airflow_app import manager_of_tasks
     from resource_manager.provider import get_provider_info, triggers
     from resource_manager.provider.demand import Demand, describe_waiting, end_lease, launcher_labels
     from resource_manager.provider.hook import GPUManagerHook
     from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease, training
+    from resource_manager.provider.task_state import ExecutionTaskStates
     from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
     from resource_manager.provider.watch import Watch
 
@@ -385,6 +387,23 @@ def test_a_task_ended_by_a_user_starts_no_job_after_its_end(manager, monkeypatch
     with pytest.raises(AirflowTaskTerminated):
         train.on_kill()
     assert manager.leases() == []
+
+
+def test_a_mapped_task_is_not_taken_for_one_whose_name_looks_like_it(monkeypatch):
+    """Airflow's answer names the second of a mapped `train` as it names a task `train_1`."""
+    states = {("train", 1): "running", ("train_1", -1): "success"}
+
+    def get_task_states(dag_id, run_ids, task_ids):
+        answer = {
+            task_id if number < 0 else f"{task_id}_{number}": state
+            for (task_id, number), state in states.items()
+            if task_id in task_ids
+        }
+        return {run_ids[0]: answer}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", get_task_states)
+    asked = [TaskIdentity("d", "r", *key) for key in states]
+    assert ExecutionTaskStates().unfinished(asked) == {asked[0]}
 
 
 def test_room_and_the_end_of_a_lease_are_noticed(manager, monkeypatch, fast_triggers):
