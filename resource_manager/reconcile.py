@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 RUN_SCOPE = "run"
 """Label `scope` of a lease that lives until its whole DAG run is over, not only its task."""
 
+PROCESS_SCOPE = "process"
+"""Label `scope` of a lease that a process uses, renews, and lets run out only once it is gone."""
+
 
 class Manager(Protocol):
     """What is needed of a `GPUResourceManager` or a `ServiceClient`."""
@@ -90,6 +93,8 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: str = "CANCELLED") 
     if entry["state"] == "WAITING":
         done = manager.cancel(task_id)
         return Action(task_id, "cancelled" if done else "gone before", "it waited for GPUs")
+    if entry["labels"].get("scope") == PROCESS_SCOPE:  # a task that is over in Airflow is still being ended
+        return Action(task_id, "kept", "its process may still run, and the lease runs out after it")
     job, detail = RunningJob.of(entry), "it had no job"
     if job is not None:
         try:

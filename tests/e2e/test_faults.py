@@ -65,6 +65,20 @@ def test_the_worker_of_a_python_task_is_killed(bench):
     run.wait_until("success")
 
 
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_a_python_task_is_marked_while_it_runs(bench, state):
+    """Its GPUs are granted again only once its process, and what that started, are gone."""
+    run = bench.run("python_job")
+    wait_for(run.beats, what="start")
+    waits = bench.run("local_job")
+    waits.wait_until_waiting()
+    run.mark(state)
+    waits.wait_until_training()
+    assert not any(beat["at"] > waits.beats()[0]["at"] for beat in run.beats())
+    waits.finish()
+    waits.wait_until("success")
+
+
 @pytest.mark.parametrize(("place", "processes"), [("launched", 1), ("collecting", 1), ("released", 2)])
 def test_the_worker_of_a_job_is_killed_in_its_moment(bench, place, processes):
     """A job needs a worker before it is watched, and after it ended; only one that was over runs again."""

@@ -3,13 +3,17 @@
 import asyncio
 import json
 import os
+import queue
 import shlex
 import signal
+import threading
+import time
 import warnings
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +25,14 @@ with warnings.catch_warnings():
     from airflow.sdk.exceptions import (
         AirflowException,
         AirflowFailException,
+        AirflowSkipException,
         AirflowTaskTerminated,
     )
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from resource_manager.api.airflow_app import manager_of_tasks
     from resource_manager.provider import get_provider_info, triggers
+    from resource_manager.provider.decorators import gpu
     from resource_manager.provider.demand import Demand, describe_waiting, end_lease, launcher_labels
     from resource_manager.provider.hook import GPUManagerHook
     from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease, training
@@ -36,7 +42,7 @@ with warnings.catch_warnings():
 
 from resource_manager import GPUResourceManager, reconcile
 from resource_manager.client import ServiceClient
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers import Job, JobState, build_docker_cmd
 from resource_manager.launchers.devices import job_environment
 from resource_manager.reconcile import RunningJob
@@ -387,6 +393,72 @@ def test_a_task_ended_by_a_user_starts_no_job_after_its_end(manager, monkeypatch
     with pytest.raises(AirflowTaskTerminated):
         train.on_kill()
     assert manager.leases() == []
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """What a `@task.gpu` said when it would have ended itself."""
+    said = queue.Queue()
+    monkeypatch.setattr(gpu, "_end_this_process", said.put)
+    return said
+
+
+def test_a_process_ends_before_its_lease_even_if_a_renewal_never_returns(manager, monkeypatch, ends):
+    lease = Demand(2, ttl=timedelta(seconds=2)).submit(manager, TASK)
+    answers, hangs = iter(["renewed"]), threading.Event()
+    monkeypatch.setattr(manager, "renew", lambda *_, **__: next(answers, None) or hangs.wait(20))
+    with gpu._kept(manager, TASK.lease_id, lease["fencing_token"], 2.0):
+        assert ends.get(timeout=10) == "the lease could not be renewed: no answer"
+    hangs.set()
+
+
+def test_a_process_that_cannot_renew_for_any_reason_ends(manager, monkeypatch, ends):
+    answers = iter([None])
+
+    def renew(*_, **__):
+        if next(answers, "over") == "over":
+            raise OSError("no file is left")
+
+    monkeypatch.setattr(manager, "renew", renew)
+    with gpu._kept(manager, "t", 1, 0.2):
+        assert ends.get(timeout=10) == "the lease could not be renewed: no file is left"
+
+
+def test_a_renewal_on_its_way_does_not_end_a_process_that_released_its_lease(manager, monkeypatch, ends):
+    answers, asked, released, answered = iter([None]), *(threading.Event() for _ in range(3))
+
+    def renew(*_, **__):
+        if next(answers, "over") == "over":
+            asked.set()
+            released.wait(10)
+            answered.set()
+            raise LeaseNotFoundError("t")
+
+    monkeypatch.setattr(manager, "renew", renew)
+    with gpu._kept(manager, "t", 1, 1.0):
+        assert asked.wait(10)
+    released.set()
+    assert answered.wait(10)
+    time.sleep(0.1)
+    assert ends.empty()
+
+
+@pytest.mark.parametrize("ends_with", [None, AirflowSkipException("nothing to do")])
+def test_a_release_that_fails_does_not_change_how_the_function_ended(manager, monkeypatch, ends_with):
+    def act():
+        if ends_with:
+            raise ends_with
+        return "trained"
+
+    def fail(*_, **__):
+        raise ResourceManagerError("the store is out")
+
+    operator = gpu.GPUDecoratedOperator(task_id="t", gpus=2, python_callable=act, op_args=[], op_kwargs={})
+    allocation = Demand(2).submit(manager, TASK)
+    monkeypatch.setattr(manager, "release_resources", fail)
+    context = {"ti": SimpleNamespace(xcom_push=lambda **_: None)}
+    with pytest.raises(AirflowSkipException) if ends_with else nullcontext():
+        assert operator._run(context, manager, allocation) == "trained"
 
 
 def test_a_mapped_task_is_not_taken_for_one_whose_name_looks_like_it(monkeypatch):

@@ -83,6 +83,13 @@ def test_a_lease_of_a_run_lives_until_the_run_is_over(manager):
     assert (action.action, action.detail) == ("released", "it had no job")
 
 
+def test_a_lease_that_a_process_uses_is_left_to_run_out(manager):
+    """A worker hears some seconds later that its task is over; until then its process is on the GPUs."""
+    submit(manager, identity("python"), scope="process")
+    (action,) = reconcile(manager, States())
+    assert (action.action, len(manager.leases())) == ("kept", 1)
+
+
 def test_a_lease_in_quarantine_whose_task_goes_on_is_renewed(manager):
     task = identity("slow")
     manager.submit(task.lease_id, 8, 8, ttl_s=1e-9, quarantine=True, labels=task.labels)

@@ -17,10 +17,10 @@ from airflow.sdk.exceptions import AirflowException
 
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers.devices import device_environment
-from resource_manager.provider.demand import end_lease
 from resource_manager.provider.hook import Manager
 from resource_manager.provider.operators.base import GPUOperator
 from resource_manager.provider.triggers import LeaseEndTrigger, identity_of
+from resource_manager.reconcile import PROCESS_SCOPE
 
 SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 
@@ -63,7 +63,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         status = self.lease(
             context,
             manager,
-            labels={"try_number": this_try},
+            labels={"try_number": this_try, "scope": PROCESS_SCOPE},
             quarantine=False,
             required_server=os.environ.get(SERVER_VARIABLE),
         )
@@ -75,7 +75,9 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             )
         here = os.environ.get(SERVER_VARIABLE, status["server_name"])
         if here != status["server_name"]:
-            end_lease(manager, identity.lease_id, "FAILED")
+            manager.release_resources(
+                identity.lease_id, fencing_token=status["fencing_token"], outcome="FAILED"
+            )
             raise AirflowException(
                 f"granted on {status['server_name']}, but this worker is on {here}: "
                 "give the task the queue of one server's workers"
@@ -114,7 +116,10 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-            manager.release_resources(allocation["task_id"], fencing_token=token, outcome=outcome)
+            try:
+                manager.release_resources(allocation["task_id"], fencing_token=token, outcome=outcome)
+            except ResourceManagerError as error:  # the function's own end counts, not this
+                self.log.warning("the lease was not released and will run out: %s", error)
 
 
 @contextmanager
@@ -122,23 +127,31 @@ def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[
     """Renews the lease while the block runs; ends this process and its children before it runs out."""
     over = threading.Event()
     renewed_at = time.monotonic()
+    problem = "no answer"
     manager.renew(task_id, fencing_token=token)
 
     def keep() -> None:
-        nonlocal renewed_at
+        nonlocal renewed_at, problem
         while not over.wait(ttl_s / 4):
             asked_at = time.monotonic()
             try:
                 manager.renew(task_id, fencing_token=token)
                 renewed_at = asked_at
             except LeaseNotFoundError:
-                _end_this_process("the lease was ended by someone else")
-            except ResourceManagerError as error:
-                if time.monotonic() - renewed_at > ttl_s / 2:
-                    _end_this_process(f"the lease could not be renewed: {error}")
+                if not over.is_set():  # else this process released it in the meantime
+                    _end_this_process("the lease was ended by someone else")
+            except Exception as error:  # whatever it is, the lease runs out
+                problem = str(error)
 
-    thread = threading.Thread(target=keep, name="gpu-lease", daemon=True)
-    thread.start()
+    def end_in_time() -> (
+        None
+    ):  # a thread of its own: a renewal may wait for its answer beyond the lease's end
+        while not over.wait(max(renewed_at + 0.75 * ttl_s - time.monotonic(), 0.0)):
+            if time.monotonic() - renewed_at >= 0.75 * ttl_s:
+                _end_this_process(f"the lease could not be renewed: {problem}")
+
+    for act in (keep, end_in_time):
+        threading.Thread(target=act, name="gpu-lease", daemon=True).start()
     try:
         yield
     finally:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import signal
 import sys
 import time
 
 
 def main():
+    if os.environ.get("IGNORES_SIGTERM"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ledger, seconds, exit_code = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     entry = {
         "task": os.environ["GPU_LEASE_ID"],

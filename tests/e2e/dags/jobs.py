@@ -104,7 +104,6 @@ with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_r
         gpus="{{ params.gpus }}",
         cpus=8,
         gpu_type="local",
-        ttl=TTL,
         retries=2,
         retry_delay=timedelta(seconds=1),
     )
@@ -118,6 +117,7 @@ with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_r
             "GPU_SERVER": lease["server_name"],
             "GPU_LEASE_GPUS": os.environ["CUDA_VISIBLE_DEVICES"],
             "GPU_LEASE_FENCING_TOKEN": str(lease["fencing_token"]),
+            "IGNORES_SIGTERM": "yes",  # as a library deep in its own code does
         }
         subprocess.run(
             [sys.executable, str(BEAT), LEDGER, str(params["seconds"]), "0"], env=environment, check=True
