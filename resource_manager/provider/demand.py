@@ -106,7 +106,7 @@ def end_lease(manager: Manager, lease_id: str, outcome: str = "CANCELLED") -> No
 def team_of(operator: Any, team: str | None) -> str:
     """The team that was named, else the task's pool."""
     if team is not None:
-        return team
+        return str(team)
     return "" if operator.pool == DEFAULT_POOL else str(operator.pool)
 
 
@@ -151,7 +151,9 @@ def _server(server: int | str | None) -> int | str | None:
     return server
 
 
-def _names(names: str | Sequence[str]) -> list[str]:
+def _names(names: str | Sequence[str] | None) -> list[str]:
+    if names is None:  # an empty template, rendered natively
+        return []
     if isinstance(names, str):
         names = names.split(",")
     return [name.strip() for name in names if name.strip()]

@@ -33,7 +33,13 @@ with warnings.catch_warnings():
     from resource_manager.api.airflow_app import manager_of_tasks
     from resource_manager.provider import get_provider_info, triggers
     from resource_manager.provider.decorators import gpu
-    from resource_manager.provider.demand import Demand, describe_waiting, end_lease, launcher_labels
+    from resource_manager.provider.demand import (
+        Demand,
+        describe_waiting,
+        end_lease,
+        launcher_labels,
+        team_of,
+    )
     from resource_manager.provider.hook import GPUManagerHook
     from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease, training
     from resource_manager.provider.task_state import ExecutionTaskStates
@@ -166,6 +172,14 @@ def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
 def test_templates_give_texts(manager):
     status = Demand("4", "8", server=" 2 ").submit(manager, TASK)
     assert (status["server_id"], status["gpu_devices"], status["cpu_count"]) == (2, "0,1,2,3", 8)
+
+
+def test_native_templates_give_numbers_and_nothing(manager):
+    status = Demand(2, gpu_type=None, team=team_of(None, 5)).submit(manager, TASK)
+    train = GPUTrainingOperator(task_id="t", gpus=2, command=["train", "--epochs", 3])
+    assert train._job("k", status).command == ("train", "--epochs", "3")
+    train.command = None
+    assert train._job("k", status).command == ()
 
 
 def test_a_try_with_another_shape_ends_the_lease_of_the_try_before(manager):

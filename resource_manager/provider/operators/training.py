@@ -123,10 +123,12 @@ class GPUTrainingOperator(GPUOperator):
         )
 
     def _job(self, key: str, allocation: dict[str, Any]) -> Job:
-        command = ("/bin/sh", "-c", self.command) if isinstance(self.command, str) else tuple(self.command)
+        # Native rendering makes numbers of arguments, and None of an empty text.
+        given = self.command or ()
+        command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))
         return Job(
             key=key,
-            command=command if self.command else (),
+            command=command,
             environment={
                 **{name: str(value) for name, value in (self.env or {}).items()},
                 "GPU_LEASE_ID": allocation["task_id"],
