@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from resource_manager import allocator
@@ -136,25 +136,32 @@ class Transactions:
         if not alone:
             self._line.append(operation)
         deadline = time.monotonic() + self._lock_timeout_s
-        if not self._mutex.acquire(timeout=self._lock_timeout_s):
-            try:
-                self._line.remove(operation)
-            except ValueError:
-                self._mutex.acquire()  # another thread is deciding for this one: its answer counts
-            else:
-                raise LockTimeoutError("of this process", self._lock_timeout_s)
         try:
-            if not operation.done:
-                self._lead([operation] if alone else self._group(), deadline)
-        finally:
-            self._mutex.release()
+            if not self._mutex.acquire(timeout=self._lock_timeout_s):
+                try:
+                    self._line.remove(operation)
+                except ValueError:
+                    self._mutex.acquire()  # another thread is deciding for this one: its answer counts
+                else:
+                    raise LockTimeoutError("of this process", self._lock_timeout_s)
+            try:
+                if not operation.done:
+                    with self._whole_or_none():
+                        self._lead(operation, [operation] if alone else self._group(), deadline)
+            finally:
+                self._mutex.release()
+        except BaseException:
+            # This thread is being stopped: once nobody waits for its operation, none may carry it out.
+            with suppress(ValueError):
+                self._line.remove(operation)
+            raise
         if operation.error is not None:
             raise operation.error
         return operation.changes, operation.result  # type: ignore[return-value]
 
     def read(self, look: Callable[[ClusterState, float], T], max_age_s: float = 0.0) -> T:
         """Looks at the state as of now, or of at most `max_age_s` ago."""
-        with self._mutex:
+        with self._mutex, self._whole_or_none():
             cluster = self.replica
             if cluster is None or time.monotonic() - self._refreshed_at >= max_age_s:
                 cluster = self._refresh()
@@ -180,6 +187,17 @@ class Transactions:
             finally:
                 _let_go(lock)
 
+    @contextmanager
+    def _whole_or_none(self) -> Iterator[None]:
+        """Forgets the replica if this thread is stopped inside, perhaps in the middle of a change to it."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.replica = None
+            raise
+
     # ---- one group of operations ----
 
     def _group(self) -> list[_Operation[Any]]:
@@ -188,7 +206,7 @@ class Transactions:
             group.append(self._line.popleft())
         return group
 
-    def _lead(self, group: list[_Operation[Any]], deadline: float) -> None:
+    def _lead(self, mine: _Operation[Any], group: list[_Operation[Any]], deadline: float) -> None:
         try:
             self._commit_group(group, deadline)
         except Exception as error:
@@ -197,7 +215,7 @@ class Transactions:
                     operation.error = error
         except BaseException:
             # This thread is being stopped; the others' operations were not carried out, but can be.
-            self._line.extendleft(reversed(group))
+            self._line.extendleft(operation for operation in reversed(group) if operation is not mine)
             raise
         for operation in group:
             operation.done = True

@@ -427,6 +427,30 @@ class TestThreadsOfOneProcess:
         stopped = [task_id for task_id, error in meanwhile.errors.items() if error.args == ("stopped",)]
         assert len(stopped) == 1
         assert {"b", "c"} - set(stopped) <= meanwhile.granted
+        assert grant(state, "d") == {"a", "b", "c", "d"} - set(stopped)
+
+    def test_who_is_stopped_while_it_waits_leaves_and_nothing_is_done_for_it(
+        self, state: Transactions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Stopped:
+            def acquire(self, timeout: float) -> bool:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(state, "_mutex", Stopped())
+            grant(state, "a")
+        assert grant(state, "b") == {"b"}
+
+    def test_a_replica_left_in_the_middle_of_a_change_is_not_used_again(self, state: Transactions) -> None:
+        def stop(cluster: ClusterState, now: float) -> list[Change]:
+            cluster.leases.clear()
+            raise KeyboardInterrupt
+
+        grant(state, "a")
+        for stopped in (lambda: state.read(stop)), (lambda: state.run(stop, holders)):
+            with pytest.raises(KeyboardInterrupt):
+                stopped()
+            assert state.read(lambda cluster, now: holders(cluster)) == {"a"}
 
 
 def refuse() -> None:
