@@ -70,6 +70,7 @@ class RedisClient:
                 driver = _through_sentinels(parts.netloc, parts.path, query)
             else:
                 _check_path(parts.scheme, parts.path)
+                query.pop("decode_responses", None)  # which would make texts of what is read as bytes here
                 driver = redis.Redis.from_url(f"{base}?{urlencode(query)}", **_options())
                 # The driver would tell of an unknown option only when it connects.
                 pool = driver.connection_pool

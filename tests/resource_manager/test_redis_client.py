@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from resource_manager import GPUResourceManager
+from resource_manager.bench import redis_server
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.stores import open_store
 
@@ -32,6 +34,14 @@ def test_a_wrong_url_is_one_clear_line(wrong: str) -> None:
         open_store(wrong)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_answers_are_bytes_whatever_the_url_says() -> None:
+    with (
+        redis_server(None) as url,
+        GPUResourceManager.from_url(f"{url}?decode_responses=true") as manager,
+    ):
+        assert manager.leases() == []
 
 
 def test_the_password_stays_out_of_errors() -> None:
