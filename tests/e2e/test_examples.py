@@ -40,6 +40,16 @@ def test_pipeline_digits_shares_a_lease(bench):
     assert len(bench.api.xcom("pipeline_digits", run_id, "evaluate").split(",")) == 2
 
 
+def test_each_of_a_mapped_group_has_the_gpus_of_its_own_lease(bench):
+    run_id = run(bench, "mapped_leases")
+    group = f"/dags/mapped_leases/dagRuns/{run_id}/taskInstances/on_gpus_of_its_own.gpu_lease"
+    key = "xcomEntries/return_value?map_index="
+    for number in range(3):
+        allocation = bench.api.call("GET", f"{group}.allocate/{key}{number}&deserialize=true")["value"]
+        seen = bench.api.call("GET", f"{group}.step/{key}{number}")["value"]
+        assert seen == allocation["gpu_devices"]
+
+
 @needs_docker
 def test_docker_step_runs_between_setup_and_teardown(bench):
     run_id = run(bench, "docker_step", image=IMAGE)

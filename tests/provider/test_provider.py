@@ -20,7 +20,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.dag_processing.dagbag import DagBag
-    from airflow.sdk import DAG
+    from airflow.sdk import DAG, task_group
     from airflow.sdk._shared.module_loading import import_string
     from airflow.sdk.exceptions import (
         AirflowException,
@@ -544,6 +544,24 @@ def test_the_operators_tell_a_job_its_share_of_a_gpu(manager):
     shared = lease.environment()
     assert shared["CUDA_VISIBLE_DEVICES"] == shared["NVIDIA_VISIBLE_DEVICES"] == lease.value("gpu_devices")
     assert (shared["CUDA_DEVICE_ORDER"], shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("PCI_BUS_ID", "50")
+
+
+def test_a_lease_in_a_mapped_group_is_that_of_its_own_index():
+    leases = []
+
+    @task_group
+    def group(number):
+        with gpu_lease(gpus=2) as lease:
+            leases.append(lease)
+
+    with DAG("d"):
+        group.override(group_id="plain")(1)
+        group.expand(number=[1, 2])
+    plain, mapped = leases
+    assert plain.value("x") == "{{ ti.xcom_pull(task_ids='plain.gpu_lease.allocate')['x'] }}"
+    pull = "ti.xcom_pull(task_ids='group.gpu_lease.allocate', map_indexes=ti.map_index)"
+    assert mapped.value("x") == f"{{{{ {pull}['x'] }}}}"
+    assert pull in mapped.docker_command("image")
 
 
 def test_build_docker_cmd_is_one_command_of_a_shell(manager):

@@ -75,7 +75,7 @@ class GPULease:
 
     def value(self, key: str) -> str:
         """A template of that key of the allocation: `lease.value("server_name")`."""
-        return f"{{{{ ti.xcom_pull(task_ids='{self.allocate.task_id}')['{key}'] }}}}"
+        return f"{{{{ {self._pull()}['{key}'] }}}}"
 
     def environment(self, vendor: str = "nvidia") -> dict[str, str]:
         """Environment for a task on the server itself, outside a container; no memory limit for a share."""
@@ -89,10 +89,14 @@ class GPULease:
     def docker_command(self, image: str, command: str = "") -> str:
         """A template of the `docker run` that `build_docker_cmd` makes, for an SSH or Bash operator."""
         return (
-            "{{ macros.gpu_resource_manager.build_docker_cmd("
-            f"ti.xcom_pull(task_ids='{self.allocate.task_id}'), "
-            f"{image!r}, {command!r}) }}}}"
+            f"{{{{ macros.gpu_resource_manager.build_docker_cmd({self._pull()}, {image!r}, {command!r}) }}}}"
         )
+
+    def _pull(self) -> str:
+        """The allocation, in a template; in a mapped task group that of its own index, not all of them."""
+        mapped = next(self.allocate.iter_mapped_task_groups(), None) is not None
+        index = ", map_indexes=ti.map_index" if mapped else ""
+        return f"ti.xcom_pull(task_ids='{self.allocate.task_id}'{index})"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from airflow.providers.standard.operators.bash import BashOperator
-from airflow.sdk import DAG, get_current_context, task
+from airflow.sdk import DAG, get_current_context, task, task_group
 
 from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease
 from resource_manager.provider.sensors import GPUAvailableSensor
@@ -93,6 +93,20 @@ with DAG("service_lease", schedule=None, catchup=False) as service_lease:
             append_env=True,
         )
     available >> lease.allocate
+
+with DAG("mapped_leases", schedule=None, catchup=False) as mapped_leases:
+
+    @task_group
+    def on_gpus_of_its_own(text):
+        with gpu_lease(gpus=2, cpus=2, gpu_type="local") as lease:
+            BashOperator(
+                task_id="step",
+                bash_command="echo $CUDA_VISIBLE_DEVICES",
+                env=lease.environment(),
+                append_env=True,
+            )
+
+    on_gpus_of_its_own.expand(text=["a", "b", "c"])
 
 with DAG("waiting_jobs", schedule=None, catchup=False) as waiting_jobs:
     waiting = GPUTrainingOperator.partial(task_id="job", gpus=8, cpus=8, gpu_type="local", ttl=TTL, retries=3)
