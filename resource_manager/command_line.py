@@ -42,7 +42,7 @@ class OneLineErrors(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except click.Abort:
-            click.echo("Error: aborted, nothing was changed.", err=True)
+            click.echo("Error: aborted.", err=True)
             sys.exit(REFUSED)
         sys.exit(code if isinstance(code, int) else DONE)
 

@@ -87,7 +87,8 @@ def _waits(results: Sequence[Mapping[str, Any]]) -> Any:
     axes.set_xlabel("waiting time, s")
     axes.set_ylabel("jobs that wait no longer, %")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if axes.lines:
+        axes.legend(fontsize=8)
     return figure
 
 

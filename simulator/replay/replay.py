@@ -14,6 +14,7 @@ from resource_manager.models import MILLI_PER_GPU, Cancelled, Change, Granted, P
 from resource_manager.policies import Policy
 from resource_manager.policies.fgd import Fragmentation
 from resource_manager.queueing import Order
+from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
 from simulator.replay.workload import End, Job, Moment, Outside, Workload
 
@@ -75,7 +76,9 @@ class Replay:
                 stay.started_at, stay.placement = lease.granted_at, lease.placement
 
     def run(self, progress: Progress = no_progress) -> Record:
-        """Plays the workload to its end, and on until nothing more can end."""
+        """Plays the workload to its end, and on until nothing more can end; once, for it leaves its state."""
+        if self.record.samples:
+            raise SimulationError("this replay has been played; make another Replay for another run")
         moments = self.record.workload.moments
         for done, moment in enumerate(moments):
             self._end_before(moment.at)

@@ -156,6 +156,8 @@ def load_scenario(name: str, changes: Mapping[str, object] | None = None) -> Sce
         table = tables
         for part in path:
             table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise InputError(f"{key}: {part} is no table", path=where)
         table[last] = value
     try:
         # As JSON, because strict checking takes an array for a tuple only there.

@@ -216,6 +216,14 @@ def test_lines_missing_or_moved_are_named(tmp_path: Path, places: tuple[int, ...
     assert message in result.stderr
 
 
+def test_a_history_without_a_change_is_drawn_without_a_warning(tmp_path: Path) -> None:
+    with GPUResourceManager.from_url("memory://") as manager:
+        (tmp_path / "history.jsonl").write_text(next(to_lines(collect(manager))))
+    arguments = ["compare", "--history", str(tmp_path / "history.jsonl"), "--workers", "1"]
+    result = CliRunner().invoke(main, [*arguments, "--report", str(tmp_path / "report.html")])
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_an_end_without_a_beginning_is_left_out(tmp_path: Path) -> None:
     """As of a file from which somebody has cut the beginning."""
     record("memory://", "first_fit", "fifo", tmp_path / "history.jsonl")

@@ -15,6 +15,7 @@ from resource_manager.models import Cancelled, Gpu, InventoryChanged, Lease, Nod
 from resource_manager.policies.first_fit import first_fit
 from resource_manager.queueing import get_order
 from simulator.cli import main
+from simulator.errors import SimulationError
 from simulator.replay import metrics
 from simulator.replay.replay import Record, Replay, Sample
 from simulator.replay.workload import End, Job, Moment, read_workload
@@ -40,6 +41,13 @@ def play(folder: Path, order: str) -> Record:
 
 def starts(record: Record) -> dict[str, float | None]:
     return {task_id: stay.started_at for task_id, stay in record.stays.items()}
+
+
+def test_a_replay_is_played_once(tmp_path: Path) -> None:
+    replay = Replay(read_workload(*files(tmp_path)), first_fit, get_order("fifo"))
+    replay.run()
+    with pytest.raises(SimulationError, match="has been played"):
+        replay.run()
 
 
 def test_fifo_by_hand(tmp_path: Path) -> None:

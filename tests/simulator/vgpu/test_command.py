@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from simulator.cli import main
+from simulator.errors import InputError
 from simulator.vgpu.plots import CHINESE, Labels
 from simulator.vgpu.scenario import ORIGIN_NAMES, load_scenario, scenario_names
 
@@ -268,6 +269,11 @@ def test_bad_profiles(tmp_path: Path, compute: float, vendor: str, says: str) ->
     result = call("--scenarios", str(tmp_path / "mine.toml"), *SHORT)
     assert result.exit_code == 2
     assert says in result.stderr
+
+
+def test_a_change_below_a_value_is_named() -> None:
+    with pytest.raises(InputError, match="A3: tasks.all: tasks is no table"):
+        load_scenario("A3", {"tasks.all": 3})
 
 
 def test_a_users_scenario_needs_no_code(tmp_path: Path) -> None:
