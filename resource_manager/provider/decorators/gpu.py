@@ -143,9 +143,8 @@ def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[
             except Exception as error:  # whatever it is, the lease runs out
                 problem = str(error)
 
-    def end_in_time() -> (
-        None
-    ):  # a thread of its own: a renewal may wait for its answer beyond the lease's end
+    # A thread of its own: a renewal may wait for its answer beyond the lease's end.
+    def end_in_time() -> None:
         while not over.wait(max(renewed_at + 0.75 * ttl_s - time.monotonic(), 0.0)):
             if time.monotonic() - renewed_at >= 0.75 * ttl_s:
                 _end_this_process(f"the lease could not be renewed: {problem}")
