@@ -272,7 +272,7 @@ def test_bad_profiles(tmp_path: Path, compute: float, vendor: str, says: str) ->
 
 
 def test_a_change_below_a_value_is_named() -> None:
-    with pytest.raises(InputError, match="A3: tasks.all: tasks is no table"):
+    with pytest.raises(InputError, match=r"A3: tasks\.all: tasks is no table"):
         load_scenario("A3", {"tasks.all": 3})
 
 
