@@ -133,10 +133,10 @@ class Transactions:
         (an inventory) out of groups. Raises what the step raises, `LockTimeoutError` and `StoreError`.
         """
         operation = _Operation(step, look)
-        if not alone:
-            self._line.append(operation)
         deadline = time.monotonic() + self._lock_timeout_s
         try:
+            if not alone:
+                self._line.append(operation)
             if not self._mutex.acquire(timeout=self._lock_timeout_s):
                 try:
                     self._line.remove(operation)
