@@ -23,8 +23,8 @@ class InvalidRequestError(ResourceManagerError, ValueError):
 class UnknownNodeError(InvalidRequestError):
     """A node name or server id that is not in the inventory."""
 
-    def __init__(self, node: object, known: int) -> None:
-        super().__init__(f"server {node!r} is not in the inventory of {known} servers", field="node")
+    def __init__(self, node: object, known: int, *, field: str | None = None) -> None:
+        super().__init__(f"server {node!r} is not in the inventory of {known} servers", field=field)
         self.node = node
 
 

@@ -80,6 +80,10 @@ def build_request(
             f"required_cpus must be between 1 and {most_cpus:g}, got {required_cpus}",
             field="required_cpus",
         )
+    preferred_node, required_node = (
+        None if server is None else server_name(cluster, server, field)
+        for field, server in (("prefer_server_id", prefer_server_id), ("required_server", required_server))
+    )
     request = Request(
         task_id=task_id,
         gpus=required_gpus,
@@ -87,8 +91,8 @@ def build_request(
         resources={**(resources or {}), "cpus": required_cpus},
         gpu_types=tuple(gpu_types),
         vendor=vendor,
-        preferred_node=None if prefer_server_id is None else server_name(cluster, prefer_server_id),
-        required_node=None if required_server is None else server_name(cluster, required_server),
+        preferred_node=preferred_node,
+        required_node=required_node,
         priority=priority,
         team=team,
         owner=owner,
@@ -128,8 +132,8 @@ def _check_whole(**numbers: object) -> None:
             raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
 
 
-def server_name(cluster: ClusterState, server: int | str) -> str:
-    """The name of the server with this name or number; raises `UnknownNodeError`."""
+def server_name(cluster: ClusterState, server: int | str, field: str | None = None) -> str:
+    """The name of the server with this name or number; raises `UnknownNodeError`, about that field."""
     state = (
         cluster.by_name.get(server)
         if isinstance(server, str)
@@ -138,7 +142,7 @@ def server_name(cluster: ClusterState, server: int | str) -> str:
         else cluster.by_server_id.get(server)
     )
     if state is None:
-        raise UnknownNodeError(server, len(cluster.nodes))
+        raise UnknownNodeError(server, len(cluster.nodes), field=field)
     return state.name
 
 

@@ -18,7 +18,6 @@ from resource_manager.errors import (
     StaleStateError,
     StoreError,
     StoreUnavailableError,
-    UnknownNodeError,
 )
 
 logger = logging.getLogger(__name__)
@@ -106,8 +105,6 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
     """The status of each error of the tree; what the caller cannot mend is 503 with Retry-After."""
     detail = str(error)
     match error:
-        case UnknownNodeError():
-            return ProblemError(400, detail, errors=[{"field": error.field, "message": detail}])
         case DuplicateTaskError():
             return ProblemError(409, detail)
         case InvalidRequestError():

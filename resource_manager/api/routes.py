@@ -65,7 +65,7 @@ def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
     if result is None:
         raise ProblemError(
             503,
-            f"no server has room for task {body.task_id!r} now; POST /api/submit waits in the queue instead",
+            f"no server has room for task {body.task_id!r} now; POST /api/submit waits, if any ever can",
             error=ALLOCATION_FAILED,
             kind=NO_ROOM,
         )

@@ -136,7 +136,10 @@ def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> Non
     """Grant GPUs now, or exit with 1 if nothing fits."""
     lease = target.manager.allocate_resources(task_id, **arguments_of(wish))
     if lease is None:
-        raise Failure(f"no server has room for {task_id!r} now; `{PROGRAM} submit` waits for it", REFUSED)
+        raise Failure(
+            f"no server has room for {task_id!r} now; `{PROGRAM} submit` waits, if any ever can",
+            REFUSED,
+        )
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 
