@@ -24,10 +24,15 @@ DEFAULT_NAMESPACE = "gpu_manager"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 SOCKET_TIMEOUT_S = 5.0
 
+_NOT_ALLOWED = (
+    "this user may not run what is needed: allow the keys, reads, writes, scripts, INFO, TIME and PING"
+)
+
 _ADVICE = (
     ("WRONGPASS", "it refused the login: check user and password in the URL"),
     ("NOAUTH", "it wants a login: put user and password into the URL"),
-    ("NOPERM", "this user may not run what is needed: allow the keys, scripts, INFO and TIME"),
+    ("has no permissions", _NOT_ALLOWED),
+    ("The user executing the script can't", _NOT_ALLOWED),
     ("READONLY", "it is read-only: connect to the primary"),
     ("OOM", "its memory is full: raise maxmemory or make room"),
     ("MISCONF", "it cannot write to its disk and refuses writes: see its log"),
@@ -35,7 +40,7 @@ _ADVICE = (
     ("LOADING", "it is still loading its data: try again shortly"),
     ("MASTERDOWN", "it has lost its primary"),
 )
-"""What an error of the server means, by the code that its text carries."""
+"""What an error of the server means, by a code or words that its text carries."""
 
 
 class RedisClient:

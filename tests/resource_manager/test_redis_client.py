@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
+import redis
 
 from resource_manager import GPUResourceManager
 from resource_manager.bench import redis_server
@@ -42,6 +46,35 @@ def test_answers_are_bytes_whatever_the_url_says() -> None:
         GPUResourceManager.from_url(f"{url}?decode_responses=true") as manager,
     ):
         assert manager.leases() == []
+
+
+def test_a_user_needs_the_rights_of_the_documentation() -> None:
+    rights = ["~{gpu_manager}:*", "+@read", "+@write", "+eval", "+evalsha", "+info", "+time", "+ping"]
+    assert " ".join(rights) in Path("docs/stores.md").read_text(encoding="utf-8")
+    with redis_server(None) as url:
+        operator = redis.Redis.from_url(url)
+        as_worker = f"{url.replace('unix://', 'unix://worker:secret@')}?health_check_interval=1"
+
+        def allow(*some: str) -> None:
+            operator.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", *some)
+
+        allow(*rights)
+        with GPUResourceManager.from_url(as_worker) as manager:
+            assert manager.allocate_resources("t", 2, 1)
+            lock = manager.store.lock()
+            assert lock.acquire(1.0)
+            lock.release()
+            assert manager.history()
+            time.sleep(1.1)
+            assert manager.release_resources("t")
+            for missing in "+@write", "+time", "+info":
+                allow(*(right for right in rights if right != missing))
+                with pytest.raises(StoreUnavailableError, match="may not run what is needed"):
+                    manager.allocate_resources("u", 2, 1)
+            allow(*rights[:-1])
+            time.sleep(1.1)
+            with pytest.raises(StoreUnavailableError, match="may not run what is needed"):
+                manager.leases()
 
 
 def test_the_password_stays_out_of_errors() -> None:
