@@ -13,6 +13,9 @@ from resource_manager.errors import InvalidRequestError
 MILLI_PER_GPU = 1000
 """A GPU is divided into this many parts; a request for a share names some of them."""
 
+MAX_PRIORITY = 2**31 - 1
+"""The most that Airflow's `priority_weight` can be; every order computes with it exactly."""
+
 UNPRINTABLE = "\\x00-\\x1f\\x7f-\\x9f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060\\u2066-\\u2069\\ufeff"
 """Characters no name may have, for a regular expression's brackets: those that end lines, steer terminals,
 turn the direction of writing, or cannot be seen."""

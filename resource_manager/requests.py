@@ -10,7 +10,7 @@ from typing import TypedDict
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
-from resource_manager.models import MILLI_PER_GPU, Amount, Request, Utility, check_printable
+from resource_manager.models import MAX_PRIORITY, MILLI_PER_GPU, Amount, Request, Utility, check_printable
 from resource_manager.schemas import as_stored
 from resource_manager.settings import Settings
 
@@ -123,7 +123,12 @@ def checked(request: Request) -> Request:
         raise InvalidRequestError(
             f"expected_runtime_s must be a finite number above 0, got {runtime_s}", field="expected_runtime_s"
         )
-    return as_stored(request)
+    stored = as_stored(request)
+    if abs(stored.priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", field="priority"
+        )
+    return stored
 
 
 def _check_whole(**numbers: object) -> None:

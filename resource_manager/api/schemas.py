@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from resource_manager.models import UNPRINTABLE
+from resource_manager.models import MAX_PRIORITY, UNPRINTABLE
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -71,7 +71,7 @@ class AllocateBody(Demand):
     )
 
     task_id: TaskId = Field(description="Names the lease; the same id and shape again gives the same lease.")
-    priority: Annotated[int, Field(strict=True, ge=-1_000_000, le=1_000_000)] = 0
+    priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     team: Text = ""
     owner: Text = Field(default="", description="Only an operator may name another owner than himself.")
     ttl_s: Seconds | None = Field(default=None, description="Life of the lease without renewal.")

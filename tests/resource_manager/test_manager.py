@@ -358,6 +358,7 @@ class TestWhatNoStoreCouldReadAgain:
             ("priority", None),
             ("priority", 0.5),
             ("priority", "high"),
+            pytest.param("priority", -(10**400), id="a priority beyond every other"),
             ("gpu_milli", 1000 / 3),
             ("quarantine", "no"),
             ("expected_runtime_s", float("nan")),
