@@ -68,15 +68,18 @@ class Watch:
             self._listeners.append(listener)
 
     def wait(self, after: int, timeout_s: float) -> News | None:
-        """What changed after that version, as soon as something did; None after `timeout_s` of quiet."""
+        """What changed after that version, as soon as something did; None after `timeout_s` of quiet.
+
+        A version ahead of this watch's is that of another state, as a store in memory had before a restart.
+        """
         self._start()
         with self._changed:
-            self._changed.wait_for(lambda: self._version() > after or self._stop.is_set(), timeout_s)
+            self._changed.wait_for(lambda: self._version() != after or self._stop.is_set(), timeout_s)
         with self._lock:
             version = self._version()
-            if version <= after:
+            if version == after:
                 return None
-            if after < self._oldest_news:
+            if not self._oldest_news <= after < version:
                 return News(version, None)
             ids: set[int] = set()
             for item in self._news:

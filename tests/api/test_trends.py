@@ -100,6 +100,9 @@ def test_a_watch_follows_what_others_do_and_survives_a_reset() -> None:
         assert news is not None
         assert news.server_ids == {3}
         assert watch.wait(version, 0.05) is None
+        ahead = watch.wait(version + 5, 0.05)  # a page of a service that was restarted on an empty store
+        assert ahead is not None
+        assert (ahead.version, ahead.server_ids) == (version, None)
         manager.reset_resources()
         assert watch.look(lambda cluster, now: len(cluster.leases)) == 0
         assert watch.trends._held == 0
