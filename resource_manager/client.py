@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import httpx
 
 from resource_manager.errors import (
+    NO_LEASE,
     NO_ROOM,
+    TASK_TAKEN,
+    UNKNOWN_SERVER,
+    DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
     ResourceManagerError,
@@ -42,6 +47,11 @@ class ServiceClient:
     """Calls the service at `url`; `None`, `False` and errors as the manager's own methods have them."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        if token and not (token.isascii() and token.isprintable() and token == token.strip()):
+            # httpx would name the header, token and all, in its error.
+            raise InvalidRequestError(
+                "the token has a space, a line's end or another character that no token has", field="token"
+            )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = redact(url).rstrip("/")
         try:
@@ -60,7 +70,7 @@ class ServiceClient:
         **options: Any,
     ) -> dict[str, Any] | None:
         """A lease, or None if nothing fits."""
-        demand = self._demand(task_id, required_gpus, required_cpus, prefer_server_id, options)
+        demand = self._demand(task_id, required_gpus, required_cpus, prefer_server_id, **options)
         try:
             return self._post("/api/allocate", demand)
         except ServiceUnavailableError as error:
@@ -78,14 +88,17 @@ class ServiceClient:
     ) -> dict[str, Any]:
         """A lease (`state` RUNNING) or a place in the queue (WAITING)."""
         return self._post(
-            "/api/submit", self._demand(task_id, required_gpus, required_cpus, prefer_server_id, options)
+            "/api/submit", self._demand(task_id, required_gpus, required_cpus, prefer_server_id, **options)
         )
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
         """One entry for each request, None where nothing fitted."""
-        results: list[dict[str, Any] | None] = self._post(
-            "/api/allocate/batch", {"requests": [dict(request) for request in requests]}
-        )["results"]
+        demands = [self._demand(**request) for request in requests]
+        if not demands:
+            return []
+        results: list[dict[str, Any] | None] = self._post("/api/allocate/batch", {"requests": demands})[
+            "results"
+        ]
         return results
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
@@ -128,8 +141,7 @@ class ServiceClient:
         return list(self._pages("/api/queue"))
 
     def history(self, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._get("/api/history", {"after": after, "limit": limit})["items"]
-        return items
+        return list(islice(self._pages("/api/history", after, min(limit, PAGE)), limit))
 
     def explain(
         self,
@@ -140,7 +152,7 @@ class ServiceClient:
         **options: Any,
     ) -> dict[str, Any]:
         """As the manager's, with `estimated_start`; the service needs no task id to explain."""
-        query = self._demand(None, required_gpus, required_cpus, prefer_server_id, options)
+        query = self._demand(None, required_gpus, required_cpus, prefer_server_id, **options)
         return self._get("/api/explain", query)
 
     def close(self) -> None:
@@ -151,26 +163,35 @@ class ServiceClient:
         task_id: str | None,
         required_gpus: int,
         required_cpus: int,
-        prefer_server: int | str | None,
-        options: Mapping[str, Any],
+        prefer_server_id: int | str | None = None,
+        required_server: int | str | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         demand = {
             "task_id": task_id,
             "required_gpus": required_gpus,
             "required_cpus": required_cpus,
-            "prefer_server_id": None if prefer_server is None else self._server_id(prefer_server),
+            "prefer_server_id": None
+            if prefer_server_id is None
+            else self._server_id(prefer_server_id, "prefer_server_id"),
+            "required_server": self._server(required_server, "required_server")["server_name"]
+            if isinstance(required_server, int)
+            else required_server,
             **options,
         }
         return {key: value for key, value in demand.items() if value is not None}
 
-    def _server_id(self, server: int | str) -> int:
-        if isinstance(server, int):
+    def _server_id(self, server: int | str, field: str | None = None) -> int:
+        if isinstance(server, int) and server >= 0:
             return server
-        servers = self.get_resource_summary()["servers"]
+        return int(self._server(server, field)["server_id"])
+
+    def _server(self, server: int | str, field: str | None) -> dict[str, Any]:
+        servers: list[dict[str, Any]] = self.get_resource_summary()["servers"]
         for row in servers:
-            if row["server_name"] == server:
-                return int(row["server_id"])
-        raise UnknownNodeError(server, len(servers))
+            if server in (row["server_id"], row["server_name"]):
+                return row
+        raise UnknownNodeError(server, len(servers), field=field)
 
     def _found(self, path: str, body: dict[str, Any]) -> bool:
         try:
@@ -179,12 +200,12 @@ class ServiceClient:
             return False
         return True
 
-    def _pages(self, path: str) -> Iterator[dict[str, Any]]:
-        after: int | None = 0
-        while after is not None:
-            page = self._get(path, {"after": after, "limit": PAGE})
+    def _pages(self, path: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        following: int | None = after
+        while following is not None:
+            page = self._get(path, {"after": following, "limit": PAGE if limit is None else limit})
             yield from page["items"]
-            after = page["next"]
+            following = page["next"]
 
     def _get(self, path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._call("GET", path, params=query)
@@ -199,6 +220,8 @@ class ServiceClient:
             raise InvalidRequestError(f"not a service's address: {self.url!r}", field="url") from error
         except httpx.HTTPError as error:
             raise ServiceUnavailableError(503, f"no answer from {self.url}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(f"cannot be sent to a service: {error}") from error
         try:
             answer = response.json()
         except ValueError:
@@ -210,16 +233,28 @@ class ServiceClient:
             )
         if response.is_success:
             return answer
-        raise _error(response.status_code, str(answer.get("detail") or answer), str(answer.get("type", "")))
+        raise _error(response.status_code, answer)
 
 
-def _error(status: int, detail: str, kind: str) -> ResourceManagerError:
-    if status == 404:
-        error = LeaseNotFoundError("")
-        error.args = (detail,)
-        return error
-    if status in (400, 413, 415, 422):
-        return InvalidRequestError(detail)
-    if status >= 500:
-        return ServiceUnavailableError(status, detail, kind)
-    return ServiceError(status, detail)
+def _error(status: int, problem: dict[str, Any]) -> ResourceManagerError:
+    """What the manager itself would have raised, in the service's words."""
+    kind = str(problem.get("type", ""))
+    error: ResourceManagerError
+    field: str | None = None
+    match problem:
+        case {"errors": [{"field": str(first)}, *_]}:
+            field = first or None
+    if kind == UNKNOWN_SERVER:
+        error = UnknownNodeError(problem.get("server"), 0, field=field)
+    elif kind == TASK_TAKEN:
+        error = DuplicateTaskError(problem.get("task_id", ""), "")
+    elif kind == NO_LEASE:
+        error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
+    elif status in (400, 413, 415, 422):
+        error = InvalidRequestError("", field=field)
+    elif status >= 500:
+        error = ServiceUnavailableError(status, "", kind)
+    else:
+        error = ServiceError(status, "")
+    error.args = (str(problem.get("detail") or problem),)
+    return error

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 NO_ROOM = "urn:gpu-manager:no-room"
-"""The problem type (RFC 9457) by which a service tells that nothing fits from a store that is out."""
+NO_LEASE = "urn:gpu-manager:no-lease"
+TASK_TAKEN = "urn:gpu-manager:task-taken"
+UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
+"""Problem types (RFC 9457): by them a service's client knows which of these errors it was."""
 
 
 class ResourceManagerError(Exception):

@@ -10,6 +10,9 @@ from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
 from resource_manager.errors import (
+    NO_LEASE,
+    TASK_TAKEN,
+    UNKNOWN_SERVER,
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
@@ -18,6 +21,7 @@ from resource_manager.errors import (
     StaleStateError,
     StoreError,
     StoreUnavailableError,
+    UnknownNodeError,
 )
 
 logger = logging.getLogger(__name__)
@@ -105,12 +109,19 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
     """The status of each error of the tree; what the caller cannot mend is 503 with Retry-After."""
     detail = str(error)
     match error:
+        case UnknownNodeError():
+            errors = [{"field": error.field or "", "message": detail}]
+            return ProblemError(400, detail, kind=UNKNOWN_SERVER, errors=errors, server=error.node)
         case DuplicateTaskError():
-            return ProblemError(409, detail)
+            return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.task_id)
+        case DuplicateTaskError():
+            return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.task_id)
         case InvalidRequestError():
             return ProblemError(400, detail, errors=[{"field": error.field or "", "message": detail}])
         case LeaseNotFoundError():
-            return ProblemError(404, detail)
+            return ProblemError(
+                404, detail, kind=NO_LEASE, task_id=error.task_id, fencing_token=error.fencing_token
+            )
         case StoreUnavailableError() | LockTimeoutError() | StaleStateError():
             logger.error("the store did not answer: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})

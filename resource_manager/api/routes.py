@@ -42,7 +42,14 @@ from resource_manager.api.schemas import (
 from resource_manager.api.service import Service
 from resource_manager.api.tokens import Role
 from resource_manager.api.what_if import estimate_view, estimated_starts, what_if
-from resource_manager.errors import NO_ROOM, LeaseNotFoundError, ResourceManagerError, UnknownNodeError
+from resource_manager.errors import (
+    NO_LEASE,
+    NO_ROOM,
+    UNKNOWN_SERVER,
+    LeaseNotFoundError,
+    ResourceManagerError,
+    UnknownNodeError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +153,10 @@ def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
 def cancel(here: Service, caller: Identity, body: TaskBody) -> Any:
     status = here.manager.status_of(body.task_id)
     if status is None or status["state"] != "WAITING":
-        raise ProblemError(404, f"task {body.task_id!r} does not wait")
+        raise ProblemError(404, f"task {body.task_id!r} does not wait", kind=NO_LEASE)
     refuse_foreign(status, caller)
     if not here.manager.cancel(body.task_id):
-        raise ProblemError(404, f"task {body.task_id!r} does not wait any more")
+        raise ProblemError(404, f"task {body.task_id!r} does not wait any more", kind=NO_LEASE)
     return {"success": True, "task_id": body.task_id}
 
 
@@ -243,7 +250,7 @@ def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
 def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
     found = here.manager.status_of(query.task_id)
     if found is None:
-        raise ProblemError(404, f"task {query.task_id!r} neither holds nor waits for anything")
+        raise ProblemError(404, f"task {query.task_id!r} neither holds nor waits for anything", kind=NO_LEASE)
     return found
 
 
@@ -332,4 +339,4 @@ def _server(change: Callable[[], T]) -> T:
     try:
         return change()
     except UnknownNodeError as error:
-        raise ProblemError(404, str(error)) from error
+        raise ProblemError(404, str(error), kind=UNKNOWN_SERVER, server=error.node) from error

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import flask
 import httpx
 import pytest
 from flask.testing import FlaskClient
 
-from resource_manager.client import ServiceClient
-from resource_manager.errors import UnknownNodeError
+from resource_manager import GPUResourceManager
+from resource_manager.client import ServiceClient, ServiceError
+from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
 
 
 @pytest.fixture
@@ -51,3 +53,93 @@ def test_what_is_not_there_is_none_or_false(client: ServiceClient) -> None:
         client.allocate_resources(f"t{number}", 8, 1)
     assert client.allocate_resources("t", 8, 1) is None
     assert client.allocate_batch([{"task_id": "t", "required_gpus": 8, "required_cpus": 1}]) == [None]
+
+
+SMALL = {"required_gpus": 2, "required_cpus": 1}
+TIMES = {"granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "owner"}
+"""What differs between two moments, or between a service's caller and nobody."""
+
+CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("allocate_resources", ("t", 2, 1, "gpu-server-2"), {}),
+    ("allocate_resources", ("t", 2, 1, 99), {}),
+    ("allocate_resources", ("t", 2, 1), {"required_server": 3}),
+    ("allocate_resources", ("t", 2, 1, "nowhere"), {}),
+    ("allocate_resources", ("t", 2, 1), {"required_server": "nowhere"}),
+    ("allocate_resources", ("t", 2, 1), {"required_server": 99}),
+    ("allocate_resources", ("t", 9, 1), {}),
+    ("allocate_resources", ("held", 4, 1), {}),
+    ("allocate_resources", ("held", 2, 1), {}),
+    ("allocate_resources", ("t", 8, 64), {"priority": 1}),
+    ("submit", ("held", 4, 1), {}),
+    ("submit", ("waits", 2, 1), {}),
+    ("submit", ("t", 8, 64), {}),
+    ("allocate_batch", ([],), {}),
+    ("allocate_batch", ([{"task_id": "held", **SMALL, "resources": None}],), {}),
+    ("allocate_batch", ([{"task_id": "t", **SMALL, "prefer_server_id": "gpu-server-1"}],), {}),
+    ("allocate_batch", ([{"task_id": "held", **SMALL, "required_gpus": 3}],), {}),
+    ("release_resources", ("held",), {"fencing_token": 1, "outcome": "SUCCESS"}),
+    ("release_resources", ("held",), {"fencing_token": 9}),
+    ("release_resources", ("waits",), {}),
+    ("renew", ("held",), {}),
+    ("renew", ("held",), {"fencing_token": 9}),
+    ("renew", ("waits",), {}),
+    ("cancel", ("waits",), {}),
+    ("cancel", ("held",), {}),
+    ("drain", ("gpu-server-1",), {"reason": "fans", "failed": True}),
+    ("drain", (99,), {}),
+    ("drain", (-1,), {}),
+    ("drain", ("nowhere",), {}),
+    ("restore", (1,), {}),
+    ("restore", (99,), {}),
+    ("status_of", ("waits",), {}),
+    ("status_of", ("nobody",), {}),
+    ("get_resource_summary", (), {}),
+    ("leases", (), {}),
+    ("queue", (), {}),
+    ("history", (), {"after": 1, "limit": 2}),
+    ("history", (), {"limit": 5000}),
+    ("history", (), {"limit": 0}),
+    ("reset_resources", (), {}),
+]
+
+
+@pytest.mark.parametrize(("method", "args", "options"), CALLS)
+def test_a_call_ends_as_on_the_store(
+    client: ServiceClient, method: str, args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    with GPUResourceManager.from_url("memory://") as manager:
+        assert outcome(client, method, args, options) == outcome(manager, method, args, options)
+
+
+def outcome(manager: Any, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    manager.allocate_resources("held", 2, 1)
+    manager.allocate_batch(
+        [{"task_id": f"full{i}", "required_gpus": 5, "required_cpus": 32} for i in range(4)]
+    )
+    manager.submit("waits", 8, 1)
+    try:
+        return timeless(getattr(manager, method)(*args, **options))
+    except ResourceManagerError as error:
+        return type(error), str(error), vars(error)
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, list):
+        return [timeless(item) for item in value]
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key not in TIMES}
+    return value
+
+
+def test_what_json_cannot_say_is_a_wrong_request(client: ServiceClient) -> None:
+    for wrong in ({"ttl_s": float("inf")}, {"team": "\ud800"}, {"labels": {"a": object()}}):
+        with pytest.raises(InvalidRequestError, match="cannot be sent to a service"):
+            client.submit("t", 2, 1, **wrong)
+
+
+def test_an_address_beside_the_service_does_not_say_that_there_is_no_lease(client: ServiceClient) -> None:
+    client.allocate_resources("t", 2, 1)
+    client._http.base_url = "http://localhost/elsewhere"
+    for call in (client.status_of, client.release_resources, client.cancel, client.renew):
+        with pytest.raises(ServiceError, match="not found"):
+            call("t")

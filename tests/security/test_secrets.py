@@ -20,6 +20,7 @@ from resource_manager.api.tokens import Role, TokenFile
 from resource_manager.cli.commands import main
 from resource_manager.cli.target import Target
 from resource_manager.client import ServiceClient
+from resource_manager.errors import InvalidRequestError
 from resource_manager.redaction import redact
 
 SECRET = "hunter2"  # pragma: allowlist secret
@@ -105,6 +106,13 @@ def test_the_client_keeps_what_its_address_holds() -> None:
     client.close()
     assert SECRET not in str(caught.value)
     assert SECRET not in repr(client)
+
+
+@pytest.mark.parametrize("around", ["{}\n", " {}", "{}\r\nX: y", "{}…"])
+def test_a_token_that_no_header_takes_is_refused_unseen(around: str) -> None:
+    with pytest.raises(InvalidRequestError, match="the token has a space") as caught:
+        ServiceClient("http://127.0.0.1:1", around.format(SECRET))
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", URLS[:-1])
