@@ -147,21 +147,22 @@ def test_float_amounts_come_back_exactly_when_a_node_is_empty() -> None:
     assert cluster.node("n").free["compute_tflops"] == 57.6
 
 
-def test_a_grant_decided_elsewhere_is_not_refused_for_the_rounding_of_floats() -> None:
+@pytest.mark.parametrize("size", [1.0, 7e5 / 9])
+def test_a_grant_decided_elsewhere_is_not_refused_for_the_rounding_of_floats(size: float) -> None:
     """Else every process that saw the first lease come and go could never again follow the store."""
 
     def use(task_id: str, share: float, token: int) -> Granted:
-        return granted(Request(task_id, resources={"share": share}), "n", token=token)
+        return granted(Request(task_id, resources={"share": share * size}), "n", token=token)
 
-    saw_all = ClusterState([Node("n", 0, {"share": 1.0, "cpus": 1})])
+    saw_all = ClusterState([Node("n", 0, {"share": size, "cpus": 1})])
     for change in use("a", 0.3, 1), use("b", 0.2, 2), Released("a", 1, 1.0):
         saw_all.apply(change)
     came_late = ClusterState.from_snapshot(saw_all.snapshot())
-    last = use("c", came_late.node("n").free["share"], 3)
+    last = use("c", came_late.node("n").free["share"] / size, 3)
     for cluster in came_late, saw_all:
         cluster.apply(last)
         allocator.check(cluster)
-        for more in {"share": 1e-6}, {"cpus": 2}:
+        for more in {"share": 1e-6 * size}, {"cpus": 2}:
             with pytest.raises(CapacityError):
                 cluster.apply(granted(Request("d", resources={"cpus": 0, **more}), "n", token=4))
 
