@@ -98,5 +98,6 @@ class CommitPoint:
             what = "stopped" if self._sleep_s else "killed"
             (self._halts / f"{os.getpid()}.{what} at a commit, {point}").touch()
             if self._sleep_s:
-                subprocess.Popen(["sh", "-c", f"sleep {self._sleep_s}; kill -CONT {os.getpid()}"])
+                wake = f"sleep {self._sleep_s}; kill -CONT {os.getpid()} 2> /dev/null"
+                subprocess.Popen(["sh", "-c", wake])
             os.kill(os.getpid(), signal.SIGSTOP if self._sleep_s else signal.SIGKILL)
