@@ -114,8 +114,6 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(400, detail, kind=UNKNOWN_SERVER, errors=errors, server=error.node)
         case DuplicateTaskError():
             return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.task_id)
-        case DuplicateTaskError():
-            return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.task_id)
         case InvalidRequestError():
             return ProblemError(400, detail, errors=[{"field": error.field or "", "message": detail}])
         case LeaseNotFoundError():
