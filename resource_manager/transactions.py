@@ -281,7 +281,7 @@ class Transactions:
         with cluster.trial() if len(group) > 1 else nullcontext():
             for operation in group:
                 operation.decide(cluster, now)
-                if len(group) > 1:
+                if operation is not group[-1]:  # nothing is decided after it; an inventory cannot be tried
                     for change in operation.changes:
                         cluster.apply(change)
         return group

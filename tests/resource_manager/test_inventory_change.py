@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resource_manager import allocator
+from resource_manager import GPUResourceManager, MemoryStore, Settings, allocator
 from resource_manager.cluster import ClusterState
+from resource_manager.inventory import default_inventory
 from resource_manager.models import Drained, InventoryChanged, Node, Request
 from resource_manager.policies import get_policy
 
@@ -57,6 +58,21 @@ def test_an_inventory_that_moves_nodes_is_indexed_anew() -> None:
     assert [(state.name, state.retired) for state in cluster.nodes] == [("b", False), ("a", True)]
     allocator.check(cluster)
     assert same_after_snapshot(cluster)
+
+
+def test_a_manager_starts_with_another_inventory_though_leases_ran_out_meanwhile() -> None:
+    now = [1000.0]
+    store, settings = MemoryStore(clock=lambda: now[0]), Settings(store="memory://")
+    manager = GPUResourceManager(settings, store=store, inventory=default_inventory(2, 8, 64))
+    manager.allocate_resources("over", 8, 1, ttl_s=30)
+    manager.allocate_resources("held", 8, 1)
+    manager.submit("waits", 8, 1)
+    now[0] += 60
+
+    restarted = GPUResourceManager(settings, store=store, inventory=default_inventory(3, 8, 64))
+
+    assert len(restarted.get_resource_summary()["servers"]) == 3
+    assert [lease["task_id"] for lease in restarted.leases()] == ["held", "waits"]
 
 
 def same_after_snapshot(cluster: ClusterState) -> bool:
