@@ -2,7 +2,8 @@
 
 `<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once it ended, and `lock`: every
 process of the job inherits a flock on it, so the lock is free only when the job is really gone, whoever
-of its processes was killed, and whatever process number was used again since.
+of its processes was killed, and whatever process number was used again since. A process that closed what it
+inherited, as Python's subprocesses do, is found by `GPU_JOB_LOCK` in its environment when the job is stopped.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -40,7 +40,7 @@ def start(
     root: str, key: str, command: Sequence[str], environment: Mapping[str, str], working_dir: str = "."
 ) -> None:
     """Starts `command` in a session of its own, unless this job was started before."""
-    directory = os.path.join(os.path.expanduser(root), key)
+    directory = _directory(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     deadline = time.monotonic() + STARTER_PATIENCE_S
     while not os.path.exists(os.path.join(directory, "group")):
@@ -49,7 +49,12 @@ def start(
                 subprocess.run(
                     ["/bin/sh", "-c", WRAPPER, "sh", *command],
                     cwd=directory,
-                    env={**os.environ, **environment, "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir)},
+                    env={
+                        **os.environ,
+                        **environment,
+                        "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
+                        "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+                    },
                     stdin=subprocess.DEVNULL,
                     pass_fds=(lock,),
                     start_new_session=True,
@@ -63,7 +68,7 @@ def start(
 
 def status(root: str, key: str) -> dict[str, Any]:
     """{"state": absent | running | finished, "exit_code": number or None}."""
-    directory = os.path.join(os.path.expanduser(root), key)
+    directory = _directory(root, key)
     if not os.path.isdir(directory):
         return {"state": "absent", "exit_code": None}
     gone = _is_free(directory)
@@ -82,7 +87,7 @@ def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
     """
     over = status(root, key)["state"] != "running"  # before the reading: what is read now is then the last
     try:
-        with open(os.path.join(os.path.expanduser(root), key, "log"), "rb") as log:
+        with open(os.path.join(_directory(root, key), "log"), "rb") as log:
             log.seek(offset)
             data = log.read(LOG_CHUNK_BYTES)
     except FileNotFoundError:
@@ -94,13 +99,15 @@ def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
 
 def stop(root: str, key: str, grace_s: float = 10.0) -> None:
     """Ends every process of the job and removes its directory; raises if one cannot be killed."""
-    directory = os.path.join(os.path.expanduser(root), key)
+    directory = _directory(root, key)
     if not os.path.isdir(directory):
         return
     for signal_number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
         deadline = time.monotonic() + patience_s
-        while not _is_free(directory):
-            _signal(directory, signal_number)
+        signalled = False
+        while not (_is_free(directory) and not any(_processes(directory))):
+            if not signalled or signal_number == signal.SIGKILL:  # two SIGTERM would end the saving of work
+                signalled = _signal(directory, signal_number)
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.1)
@@ -110,24 +117,39 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
     raise RuntimeError(f"the processes of job {key} survive SIGKILL")
 
 
-def _signal(directory: str, signal_number: int) -> None:
-    """Signals the job's group, and those of its processes that left the group (seen on Linux)."""
+def _directory(root: str, key: str) -> str:
+    return os.path.abspath(os.path.join(os.path.expanduser(root), key))
+
+
+def _signal(directory: str, signal_number: int) -> bool:
+    """Signals the job's group, if it is known yet, and kills those of its processes that left the group."""
     group = _number(directory, "group")
     if group is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal_number)
     if signal_number == signal.SIGKILL:
-        for process in _holders(os.path.join(directory, "lock")):
+        for process in _processes(directory):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal_number)
+    return group is not None
 
 
-def _holders(path: str) -> Iterator[int]:
-    wanted = os.stat(path)
+def _processes(directory: str) -> Iterator[int]:
+    """The job's processes, by its lock or their environment; none where there is no /proc to see them in."""
+    path = os.path.join(directory, "lock")
+    try:
+        wanted = os.stat(path)
+    except FileNotFoundError:  # someone else stopped the job just now
+        return
+    mark = os.fsencode(f"GPU_JOB_LOCK={path}")
     for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
         if int(process) == os.getpid():
             continue
         with suppress(OSError):
+            with open(f"/proc/{process}/environ", "rb") as environment:
+                if mark in environment.read().split(b"\0"):
+                    yield int(process)
+                    continue
             for descriptor in os.listdir(f"/proc/{process}/fd"):
                 with suppress(OSError):
                     found = os.stat(f"/proc/{process}/fd/{descriptor}")
@@ -168,6 +190,6 @@ def _number(directory: str, name: str) -> int | None:
 
 
 def answer(call: dict[str, Any]) -> None:
-    """Does what a remote caller asks, {"do": name, ...arguments}, and prints the answer as JSON."""
+    """Does what a remote caller asks, {"do": name, ...arguments}, and prints the answer as JSON, a line."""
     acts: dict[str, Any] = {"start": start, "status": status, "logs": logs, "stop": stop}
-    json.dump(acts[call.pop("do")](**call) or {}, sys.stdout)
+    print("\n" + json.dumps(acts[call.pop("do")](**call) or {}))

@@ -79,6 +79,31 @@ def test_stop_ends_even_what_ignores_signals_and_leaves_the_group(launcher, tmp_
     launcher.stop("j")
 
 
+def test_stop_ends_even_what_ignores_signals_and_closed_the_lock(launcher):
+    """As the workers of Python's launchers do: its subprocesses close what they inherit."""
+    start = f"import subprocess; subprocess.Popen(['/bin/sh', '-c', 'trap \"\" TERM; {SLEEP}']).wait()"
+    launcher.start(Job("j", (sys.executable, "-c", start)))
+    wait_for(lambda: len(sleepers()) == 1)
+    launcher.stop("j", grace_s=1)
+    assert sleepers() == []
+
+
+def test_a_job_has_its_time_to_save_its_work(launcher, tmp_path):
+    """It is told once: a second SIGTERM would raise SystemExit in the middle of its saving."""
+    saved = tmp_path.with_name(f"{tmp_path.name}-saved")
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit())\n"
+        "print('ready', flush=True)\n"
+        "try: time.sleep(60)\n"
+        f"finally: time.sleep(1); pathlib.Path({str(saved)!r}).touch()\n"
+    )
+    launcher.start(Job("j", (sys.executable, "-c", program)))
+    wait_for(lambda: launcher.logs("j")[0])
+    launcher.stop("j", grace_s=20)
+    assert saved.exists()
+
+
 def test_a_job_whose_every_process_was_killed_is_finished_without_an_exit_code(launcher, tmp_path):
     launcher.start(Job("j", ("/bin/sh", "-c", f"{SLEEP}; true")))
     wait_for(lambda: len(sleepers()) == 1)
