@@ -22,6 +22,8 @@ from resource_manager.launchers.devices import device_files, job_environment
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30
 STARTER_PATIENCE_S = 5.0
+LOG_CHUNK_BYTES = 4 * 1024 * 1024
+"""How much of a log is read at once; not less, since the engine looks for each place from the start."""
 
 
 class DockerLauncher:
@@ -58,14 +60,18 @@ class DockerLauncher:
     def start(self, job: Job) -> None:
         if not job.image:
             raise LauncherError("the docker launcher needs an image")
-        with self._reporting(f"job {job.key} could not be started"):
-            try:
-                created = self._create(job)
-            except self._docker.errors.ImageNotFound:
-                self._pull(job.image)
-                created = self._create(job)
-            if created or self._is_left_unstarted(job.key):
-                self._api.start(job.key)
+        failed = f"job {job.key} could not be started"
+        try:
+            with self._reporting(failed):
+                try:
+                    created = self._create(job)
+                except self._docker.errors.ImageNotFound:
+                    self._pull(job.image)
+                    created = self._create(job)
+                if created or self._is_left_unstarted(job.key):
+                    self._api.start(job.key)
+        except (TypeError, ValueError, self._docker.errors.DockerException) as error:  # a wrong container=
+            raise LauncherError(f"{failed} on {self._engine}: {error}") from error
 
     def _is_left_unstarted(self, key: str) -> bool:
         """Whether whoever created the container seems to have died before it started it.
@@ -133,7 +139,7 @@ class DockerLauncher:
 
     def status(self, key: str) -> JobStatus:
         try:
-            with self._reporting(f"job {key} cannot be seen"):
+            with self._reporting(f"job {key} cannot be seen", LauncherUnreachableError):
                 state = self._api.inspect_container(key)["State"]
         except self._docker.errors.NotFound:
             return JobStatus(JobState.ABSENT)
@@ -144,26 +150,65 @@ class DockerLauncher:
         return JobStatus(JobState.RUNNING)
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
-        """`offset` counts nanoseconds: the engine knows the time of every line, not its place."""
+        """Whole lines, unless one is the last; of one longer than `LOG_CHUNK_BYTES` only the beginning.
+
+        `offset` counts nanoseconds: the engine knows the time of every line, not its place.
+        """
+        over = self.status(key).state is not JobState.RUNNING  # before the reading, which then reads the last
+        whole, line = bytearray(), bytearray()
+        following = latest = offset
         try:
-            with self._reporting(f"the log of job {key} cannot be read"):
-                text = self._api.logs(key, timestamps=True, since=offset // 10**9 or None)
+            with self._reporting(f"the log of job {key} cannot be read", LauncherUnreachableError):
+                for at, part in self._log_parts(key, offset):
+                    line += part
+                    latest = max(latest, at)
+                    if part.endswith(b"\n"):
+                        whole += line
+                        line.clear()
+                        following = latest
+                    if len(whole) + len(line) >= LOG_CHUNK_BYTES:
+                        break
         except self._docker.errors.NotFound:
             return "", offset
-        lines = []
-        for line in text.decode("utf-8", "replace").splitlines(keepends=True):
-            stamp, _, content = line.partition(" ")
-            at = _nanoseconds(stamp)
-            if at > offset:
-                lines.append(content)
-                latest = at
-        return "".join(lines), latest if lines else offset
+        if not whole and (over or len(line) >= LOG_CHUNK_BYTES):
+            whole, following = line, latest
+        return whole.decode("utf-8", "replace"), following
+
+    def _log_parts(self, key: str, offset: int) -> Iterator[tuple[int, bytes]]:
+        """Time and text of what was logged at once after `offset`: a line, or 16 KiB of one, all at one time.
+
+        Asked for without the SDK's `logs`, which has all of it in memory, or waits for the rest for ever.
+        """
+        import requests
+
+        url = f"{self._api.base_url}/v{self._api.api_version}/containers/{key}/logs"
+        since = f"{offset // 10**9}.{offset % 10**9:09}"
+        wanted = {"stdout": 1, "stderr": 1, "timestamps": 1, "since": since}
+        with self._api.get(url, params=wanted, timeout=TIMEOUT_S, stream=True) as response:
+            try:
+                response.raise_for_status()
+            except requests.HTTPError as error:
+                self._docker.errors.create_api_error_from_http_exception(error)
+            data = b""
+            for piece in response.iter_content(16 * 1024):
+                data += piece
+                while len(data) >= 8 and len(data) >= (end := 8 + int.from_bytes(data[4:8], "big")):
+                    stamp, _, text = data[8:end].partition(b" ")
+                    data = data[end:]
+                    at = _nanoseconds(stamp.decode())
+                    if at > offset:
+                        yield at, text
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         try:
             with self._reporting(f"job {key} could not be stopped"):
                 self._api.stop(key, timeout=int(grace_s))
-                self._api.remove_container(key, force=True, v=True)
+                try:
+                    self._api.remove_container(key, force=True, v=True)
+                except self._docker.errors.APIError as error:
+                    if error.status_code != 409:
+                        raise
+                    self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # someone else does it
         except self._docker.errors.NotFound:
             return
 
@@ -171,7 +216,8 @@ class DockerLauncher:
         self._api.close()
 
     @contextmanager
-    def _reporting(self, what: str) -> Iterator[None]:
+    def _reporting(self, what: str, refused: type[LauncherError] = LauncherError) -> Iterator[None]:
+        """Raises errors of the launcher; `refused` where the engine answers, but with an error."""
         import requests
 
         try:
@@ -179,7 +225,7 @@ class DockerLauncher:
         except self._docker.errors.NotFound:
             raise
         except self._docker.errors.APIError as error:
-            raise LauncherError(f"{what} on {self._engine}: {error.explanation}") from error
+            raise refused(f"{what} on {self._engine}: {error.explanation}") from error
         except (requests.RequestException, OSError) as error:
             raise LauncherUnreachableError(f"{what}: {self._engine} does not answer: {error}") from error
 

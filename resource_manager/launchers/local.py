@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from resource_manager.launchers import directory_job
 from resource_manager.launchers.base import (
@@ -41,11 +43,13 @@ class LocalLauncher:
             raise LauncherError(f"job {job.key} could not be started here: {error}") from error
 
     def status(self, key: str) -> JobStatus:
-        found = directory_job.status(self.root, key)
+        with self._seeing(key):
+            found = directory_job.status(self.root, key)
         return JobStatus(JobState(found["state"]), found["exit_code"])
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
-        found = directory_job.logs(self.root, key, offset)
+        with self._seeing(key):
+            found = directory_job.logs(self.root, key, offset)
         return found["text"], found["offset"]
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
@@ -53,6 +57,13 @@ class LocalLauncher:
             directory_job.stop(self.root, key, grace_s)
         except (OSError, RuntimeError) as error:
             raise LauncherError(str(error)) from error
+
+    @contextmanager
+    def _seeing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # such as too many open files in the triggerer: the job may still run
+            raise LauncherUnreachableError(f"job {key} cannot be seen here: {error}") from error
 
     def close(self) -> None:
         """There is no connection."""

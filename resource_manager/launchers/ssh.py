@@ -91,7 +91,7 @@ class SSHLauncher:
             )
             given.write(program.encode())
             given.channel.shutdown_write()
-            answer, complaint = output.read().decode(), problems.read().decode()
+            answer, complaint = (stream.read().decode(errors="replace") for stream in (output, problems))
             exit_code = output.channel.recv_exit_status()
         except Exception as error:  # paramiko has several unrelated ones
             self.close()
@@ -101,6 +101,9 @@ class SSHLauncher:
             raise LauncherError(f"server {self._host} has no python3, which the ssh launcher needs there")
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
-            raise LauncherError(f"server {self._host} could not {act} job {arguments['key']}: {last}")
-        found: dict[str, Any] = json.loads(answer)
+            unseen = act in ("status", "logs")  # such as a server without memory: the job may still run
+            raise (LauncherUnreachableError if unseen else LauncherError)(
+                f"server {self._host} could not {act} job {arguments['key']}: {last}"
+            )
+        found: dict[str, Any] = json.loads(answer.splitlines()[-1])  # before it, what a .bashrc prints
         return found

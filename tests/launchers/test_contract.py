@@ -20,7 +20,7 @@ from resource_manager.launchers import (
     open_launcher,
 )
 from resource_manager.launchers.local import LocalLauncher
-from tests.e2e.servers import ssh_server
+from tests.e2e.servers import SSHServer, ssh_server
 from tests.waiting import wait_until_ended
 
 __all__ = ["ssh_server"]
@@ -110,6 +110,32 @@ def test_the_log_can_be_read_as_it_grows(launcher, job):
     assert lines == [f"line {number}" for number in range(1, 6)]
 
 
+def test_output_is_what_the_job_wrote(launcher, job):
+    written = "10%\r20% \r30%\nform\ffeed\x1cs\n\x1b[1mé\u2028\x1b[0m\n" + "x" * 40_000 + "\n\nlast"
+    started = job('printf %s "$WRITTEN"', environment={"WRITTEN": written})
+    launcher.start(started)
+    wait_until_ended(launcher, started.key)
+    text, offset, following = "", 0, -1
+    while offset != following:
+        following = offset
+        piece, offset = launcher.logs(started.key, offset)
+        text += piece
+    assert text == written
+
+
+def test_much_output_comes_in_pieces(launcher, job):
+    started = job("yes $(seq 1000) | head -n 3000")
+    launcher.start(started)
+    wait_until_ended(launcher, started.key)
+    sizes, offset, following = [], 0, -1
+    while offset != following:
+        following = offset
+        text, offset = launcher.logs(started.key, offset)
+        sizes.append(len(text))
+    assert sum(sizes) == 3000 * 3893
+    assert max(sizes) < 5 * 1024**2
+
+
 def test_stop_ends_it_and_forgets_it_however_often(launcher, job):
     started = job("trap '' TERM; while :; do sleep 0.1; done")
     launcher.start(started)
@@ -127,6 +153,65 @@ def test_many_starters_at_once_start_one(launcher, job):
         list(pool.map(lambda _: launcher.start(started), range(6)))
     wait_until_ended(launcher, started.key)
     assert launcher.logs(started.key)[0] == "started\n"
+
+
+def test_many_may_stop_it_at_once(launcher, job):
+    if type(launcher).__name__ == "SSHLauncher":
+        pytest.skip("a connection belongs to one thread; the lock on the server is that of local")
+    started = job("trap '' TERM; sleep 60")
+    launcher.start(started)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: launcher.stop(started.key, grace_s=1), range(4)))
+    assert launcher.status(started.key) == JobStatus(JobState.ABSENT)
+
+
+@pytest.mark.parametrize("launcher", ["local", pytest.param("ssh", marks=pytest.mark.e2e)], indirect=True)
+def test_a_job_that_cannot_be_seen_is_not_said_to_be_gone(launcher, tmp_path):
+    (tmp_path / "j" / "lock").mkdir(parents=True)
+    for look in (launcher.status, launcher.logs):
+        with pytest.raises(LauncherUnreachableError, match="Is a directory"):
+            look("j")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+@pytest.mark.parametrize(
+    ("container", "reason"),
+    [
+        ({"nonsense": 1}, "unexpected keyword argument 'nonsense'"),
+        ({"mem_limit": "many"}, "value for memory"),
+        ({"network_mode": "no-such-network"}, "network no-such-network not found"),
+    ],
+)
+def test_a_container_option_that_is_wrong_is_named(launcher, job, container, reason):
+    with pytest.raises(LauncherError, match=f"could not be started on .*{reason}"):
+        launcher.start(job("true", container=container))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+def test_a_log_that_the_engine_refuses_ends_no_watch(launcher, job):
+    started = job("echo", container={"log_config": {"Type": "none"}})
+    launcher.start(started)
+    with pytest.raises(LauncherUnreachableError, match="does not support reading"):
+        launcher.logs(started.key)
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("ssh_server")
+def test_what_a_server_prints_at_each_login_is_no_answer(tmp_path, monkeypatch):
+    server = SSHServer(tmp_path)
+    with (tmp_path / "config").open("a") as config:
+        config.write("ForceCommand printf 'wel\\377come\\nto'; eval \"$SSH_ORIGINAL_COMMAND\"\n")
+    server.start()
+    monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", server.connection)
+    launcher = open_launcher("ssh", f"127.0.0.1:{server.port}", "test_ssh")
+    launcher.root = str(tmp_path)
+    try:
+        assert launcher.status("j") == JobStatus(JobState.ABSENT)
+    finally:
+        launcher.close()
+        server.stop()
 
 
 @pytest.mark.e2e
