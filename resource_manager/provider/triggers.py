@@ -231,6 +231,7 @@ class JobTrigger(_Trigger):
             for line in text.splitlines():
                 self.log.info("%s", line)
                 self._last_line = line if line.strip() else self._last_line
+                await asyncio.sleep(0)  # a lot of output holds up no other trigger
         return JobStatus(JobState.RUNNING)
 
     async def _recall(self) -> None:

@@ -350,6 +350,28 @@ def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(train
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
 
 
+def test_much_output_holds_up_no_other_trigger(trained, monkeypatch):
+    trigger = trained("seq 1000")
+    turns, turns_at_line = 0, {}
+
+    class Log:
+        def info(self, _, line):
+            turns_at_line[line] = turns
+
+    monkeypatch.setattr(JobTrigger, "log", Log(), raising=False)
+
+    async def run():
+        nonlocal turns
+        watching = asyncio.ensure_future(anext(trigger.run()))
+        while not watching.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return await watching
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)).payload["last_line"] == "1000"
+    assert all(turns_at_line[str(number)] < turns_at_line[str(number + 1)] for number in range(1, 1000))
+
+
 def test_a_restart_of_the_triggerer_is_no_new_start_of_the_job(trained):
     _, arguments = trained("sleep 60", timeout_s=900.0).serialize()
     arguments["started_at"] -= 1000.0
