@@ -195,6 +195,15 @@ def test_axe_finds_nothing_serious(chromium: Any, service: b.Service, scheme: st
     assert {path: items for path, items in found.items() if items} == {}
 
 
+def test_the_longest_reason_makes_no_page_wider(page: Any, service: b.Service) -> None:
+    with service.client("olga") as olga:
+        olga.post("/api/servers/0/drain", json={"reason": "n" * 250}).raise_for_status()
+    b.log_in(page, service, "olga")
+    for width in (390, 1200):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_a_thousand_servers(page: Any, tmp_path: Path) -> None:
     with b.serving(tmp_path, 1000) as service:
         with service.client("olga") as olga:
