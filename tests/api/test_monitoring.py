@@ -40,3 +40,13 @@ def test_the_original_thresholds_are_there() -> None:
     assert found["alert GpuAllocationSlow"].endswith("> 0.5")
     assert found["alert GpuLockWaitLong"].endswith("> 5")
     assert found["alert GpuManyConcurrentRequests"].endswith("> 50")
+
+
+def test_services_of_one_store_are_not_added_up_nor_gpu_types_dropped() -> None:
+    """Each service tells the whole store's leases and GPUs; a server may have GPUs of several types."""
+    found = expressions()
+    assert found["alert GpuLeasesExpire"].startswith("max by (quarantined) (increase(")
+    for where, expression in found.items():
+        for metric in ("gpu_manager_gpus_free", "gpu_manager_gpus_held"):
+            by_type = f"max by (server, gpu_type) ({metric})"
+            assert expression.count(metric) == expression.count(by_type), where
