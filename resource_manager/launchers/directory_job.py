@@ -23,11 +23,12 @@ DEFAULT_ROOT = "~/.gpu-manager/jobs"
 LOG_CHUNK_BYTES = 256 * 1024
 STARTER_PATIENCE_S = 10.0
 
-# The outer shell leaves at once, so that the job has no parent here. The inner one notes how the job ended;
-# it outlives the signals that end the job, since a trapped signal is the default one for its children.
+# The outer shell leaves at once, so that the job has no parent here; on a full disk it starts nothing, since
+# a job without its mark would be started twice. The inner one notes how the job ended; it outlives the
+# signals that end the job, since a trapped signal is the default one for its children.
 WRAPPER = """
+echo $$ > group.new && mv group.new group || exit
 (
-    echo $$ > group.new && mv group.new group
     trap : TERM INT HUP
     directory=$PWD
     cd "$GPU_JOB_WORKING_DIR" && "$@"
@@ -46,7 +47,7 @@ def start(
     while not os.path.exists(os.path.join(directory, "group")):
         with _locked(directory, fcntl.LOCK_EX) as lock:
             if lock is not None:
-                subprocess.run(
+                started = subprocess.run(
                     ["/bin/sh", "-c", WRAPPER, "sh", *command],
                     cwd=directory,
                     env={
@@ -58,8 +59,11 @@ def start(
                     stdin=subprocess.DEVNULL,
                     pass_fds=(lock,),
                     start_new_session=True,
-                    check=True,
+                    stderr=subprocess.PIPE,
                 )
+                if started.returncode != 0:
+                    reason = started.stderr.decode("utf-8", "replace").strip()
+                    raise RuntimeError(f"{directory} cannot be written: {reason}")
                 return
         if time.monotonic() > deadline:
             raise RuntimeError(f"another process holds {directory}/lock and starts nothing")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,7 +38,7 @@ class LocalLauncher:
         environment = job_environment(job)
         try:
             directory_job.start(self.root, job.key, job.command, environment)
-        except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise LauncherError(f"job {job.key} could not be started here: {error}") from error
 
     def status(self, key: str) -> JobStatus:

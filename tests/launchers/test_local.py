@@ -104,6 +104,21 @@ def test_a_job_has_its_time_to_save_its_work(launcher, tmp_path):
     assert saved.exists()
 
 
+def test_a_job_that_cannot_be_marked_as_started_is_not_started(launcher, tmp_path):
+    """As on a full disk: the next start would find no mark of it and start it again."""
+    count = tmp_path / "j" / "count"
+    (tmp_path / "j" / "group.new").mkdir(parents=True)
+    job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}"))
+    with pytest.raises(
+        LauncherError, match=r"j could not be started here: .*/j cannot be written: .*group\.new"
+    ):
+        launcher.start(job)
+    (tmp_path / "j" / "group.new").rmdir()
+    launcher.start(job)
+    wait_until_ended(launcher, "j")
+    assert count.read_text() == "x\n"
+
+
 def test_a_job_whose_every_process_was_killed_is_finished_without_an_exit_code(launcher, tmp_path):
     launcher.start(Job("j", ("/bin/sh", "-c", f"{SLEEP}; true")))
     wait_for(lambda: len(sleepers()) == 1)
