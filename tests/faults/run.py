@@ -225,7 +225,7 @@ class Run:
 
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
-    """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken."""
+    """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken unexpectedly."""
     preload = [main.__module__]
     if options.get("setting") == Variables.name:
         preload += airflow_on_postgres.PRELOAD
@@ -233,7 +233,7 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{seed}-"))
     try:
         outcome = Run(seed, folder, **options).run()  # type: ignore[arg-type]
-        keep = keep or bool(outcome.complaints)
+        keep = keep or bool(outcome.complaints and not options.get("bug"))
         return outcome
     finally:
         print(f"  records are in {folder}") if keep else remove(folder)
