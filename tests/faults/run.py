@@ -225,7 +225,7 @@ class Run:
 
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
-    """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken unexpectedly."""
+    """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken with no bug."""
     preload = [main.__module__]
     if options.get("setting") == Variables.name:
         preload += airflow_on_postgres.PRELOAD
