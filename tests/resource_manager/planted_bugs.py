@@ -234,13 +234,15 @@ BUGS += [
 
 
 def verdict(folder: Path, tests: tuple[str, ...]) -> str:
-    """The first test that fails, or an empty string."""
+    """The first test that fails, or an empty string; ends the program where the tests are skipped."""
     timeout_s = 300 if tests == OF_AIRFLOW else 60  # a test that times out would count as one that found it
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-pno:cacheprovider"]
     command += [f"--timeout={timeout_s}"]
     command += ["-k", f"not {' and not '.join(BUSY)}"]
     done = subprocess.run([*command, *tests], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode == 0:
+        if " passed" not in done.stdout:
+            raise SystemExit(f"{' '.join(tests)} skips its tests here: pytest -rs says why")
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+)(?: - .*)?$", done.stdout, re.MULTILINE)
     return failed[1] if failed else f"exit code {done.returncode}: {done.stdout[-500:]}"
