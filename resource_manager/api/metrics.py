@@ -105,7 +105,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """The exposition format, with everything counted up to now."""
-        self._watch.look(lambda cluster, now: None)
+        self._watch.look(lambda cluster, now: self._forget(cluster))
         return generate_latest(self.registry)
 
     def _count(self, change: Change) -> None:
@@ -123,6 +123,11 @@ class Metrics:
                 self._ended(task_id, at)
             case Quarantined():
                 self._expirations.labels("true").inc()
+
+    def _forget(self, cluster: ClusterState) -> None:
+        """Drops what a reset dropped, which the history does not tell."""
+        if len(self._leases) != len(cluster.leases):
+            self._leases = dict(cluster.leases)
 
     def _ended(self, task_id: str, at: float) -> None:
         lease = self._leases.pop(task_id, None)

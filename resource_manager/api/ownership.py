@@ -25,7 +25,7 @@ def arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
 def own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
     """The view, unless the task id already was somebody else's."""
     if not caller.is_operator and owner_of(view) != caller.name:
-        raise ProblemError(409, f"task {view['task_id']!r} belongs to somebody else")
+        raise _taken(view["task_id"])
     return view
 
 
@@ -39,7 +39,11 @@ def refuse_taken(here: Service, caller: Identity, task_ids: Sequence[str]) -> No
         return [lease.task_id for lease in leases if lease.request.owner != caller.name]
 
     for task_id in here.watch.look(taken):
-        raise ProblemError(409, f"task {task_id!r} belongs to somebody else")
+        raise _taken(task_id)
+
+
+def _taken(task_id: str) -> ProblemError:
+    return ProblemError(409, f"task {task_id!r} belongs to somebody else")
 
 
 def refuse_foreign(view: dict[str, Any], caller: Identity) -> None:

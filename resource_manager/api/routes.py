@@ -46,7 +46,7 @@ from resource_manager.errors import (
     NO_LEASE,
     NO_ROOM,
     UNKNOWN_SERVER,
-    LeaseNotFoundError,
+    LockTimeoutError,
     ResourceManagerError,
     UnknownNodeError,
 )
@@ -121,7 +121,8 @@ def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
 def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
     token = held_by(here, caller, body.task_id, body.fencing_token)
     if not here.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
-        raise LeaseNotFoundError(body.task_id, body.fencing_token)
+        held_by(here, caller, body.task_id, token)  # it may be over; where it is not, the lock was not free
+        raise LockTimeoutError("of the store", here.manager.settings.lock_timeout_s)
     return {"success": True, "task_id": body.task_id}
 
 

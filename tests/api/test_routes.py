@@ -10,7 +10,9 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from resource_manager import GPUResourceManager
+from resource_manager.api.metrics import Metrics
 from resource_manager.api.tokens import Role
+from resource_manager.api.watch import Watch
 from resource_manager.errors import (
     CorruptStateError,
     LockTimeoutError,
@@ -242,6 +244,32 @@ def test_what_the_caller_cannot_mend_is_503(
     assert response.status_code == 503
     assert response.get_json()["detail"] == str(error)
     assert int(response.headers["Retry-After"]) > 0
+
+
+def test_a_lease_that_is_held_is_not_said_to_be_gone_while_the_lock_is_taken(
+    open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_client.post("/api/allocate", json=WISH).status_code == 200
+    monkeypatch.setattr(manager._state, "_lock_timeout_s", 0.05)
+    lock = manager.store.lock()
+    assert lock.acquire(1)
+    refused = open_client.post("/api/release", json={"task_id": "t"})
+    assert refused.status_code == 503
+    assert "was not free" in refused.get_json()["detail"]
+    lock.release()
+    assert open_client.post("/api/release", json={"task_id": "t"}).status_code == 200
+
+
+def test_a_reset_leaves_nothing_behind_in_the_metrics(manager: GPUResourceManager) -> None:
+    watch = Watch(manager.store)
+    metrics = Metrics(watch)
+    manager.allocate_resources("dropped", 2, 1)
+    metrics.text()
+    manager.reset_resources()
+    manager.allocate_resources("another", 2, 1)
+    assert b"gpu_manager_leases 1.0" in metrics.text()
+    assert metrics._leases.keys() == {"another"}
+    watch.close()
 
 
 def test_events_tell_which_servers_changed(open_client: FlaskClient) -> None:
