@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,9 +51,10 @@ class WorkflowTemplate:
             ("parallelism", self.parallelisms, 1),
         ):
             for fn_id, value in enumerate(values):
-                if value < least:
+                if not least <= value < math.inf:
                     raise WorkflowError(
-                        f"workflow {self.name!r}: {what} of function {fn_id} is {value}, below {least}"
+                        f"workflow {self.name!r}: {what} of function {fn_id} is {value}, "
+                        f"not a number from {least}"
                     )
         parents: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         children: list[list[int]] = [[] for _ in range(count)]
@@ -77,7 +79,7 @@ class WorkflowTemplate:
                     f"workflow {self.name!r}: the edge {parent} -> {child} names function {end}, "
                     f"but there are only 0 to {count - 1}"
                 )
-        if size < 0:
+        if not 0 <= size < math.inf:
             raise WorkflowError(f"workflow {self.name!r}: the edge {parent} -> {child} carries {size} bytes")
 
     def __len__(self) -> int:

@@ -271,3 +271,12 @@ def test_a_bad_cluster_is_told_what(tmp_path: Path, text: str, words: str) -> No
         ClusterConfig.from_yaml(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1])
+def test_a_template_made_by_hand_has_amounts_to_count_with(wrong: Any) -> None:
+    for amounts in (((wrong,), (1,), (1,)), ((1,), (wrong,), (1,)), ((1,), (1,), (wrong,))):
+        with pytest.raises(WorkflowError, match=rf"of function 0 is {wrong}, not a number from"):
+            WorkflowTemplate(*amounts)
+    with pytest.raises(WorkflowError, match=f"edge 0 -> 1 carries {wrong} bytes"):
+        WorkflowTemplate((1, 1), (1, 1), (1, 1), ((0, 1, wrong),))
