@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -14,6 +15,12 @@ ROOT = Path(__file__).parent.parent
 _airflow_home = tempfile.TemporaryDirectory(prefix="airflow-home-")
 os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+
+# The gate tries the same examples each time, on a slow machine too; `explore` draws new ones.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", PATIENT, derandomize=True)
+settings.register_profile("explore", PATIENT)
+settings.load_profile("gate")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from resource_manager.launchers import JobState, JobStatus, Launcher
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Asks again and again; fails where the condition is not true within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

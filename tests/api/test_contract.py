@@ -42,7 +42,7 @@ def state(manager: GPUResourceManager) -> dict[str, Any]:
     return {**manager.get_resource_summary(), "all": manager.leases()}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(CHANGES), body=st.dictionaries(keys | st.text(max_size=5), values, max_size=5))
 def test_wrong_bodies_change_nothing(
     open_client: FlaskClient, manager: GPUResourceManager, path: str, body: dict[str, Any]
@@ -58,7 +58,7 @@ def test_wrong_bodies_change_nothing(
     assert state(manager) == before
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(CHANGES), raw=st.binary(min_size=1, max_size=200))
 def test_bytes_that_are_no_json_are_400(
     open_client: FlaskClient, manager: GPUResourceManager, path: str, raw: bytes
@@ -130,7 +130,7 @@ def test_schemathesis_finds_no_server_error(
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app, headers=headers)
     seen: set[str] = set()
 
-    @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def explore(data: st.DataObject) -> None:
         for result in schema.get_all_operations():

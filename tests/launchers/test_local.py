@@ -62,7 +62,7 @@ def test_starting_again_starts_nothing_while_it_runs_or_after(launcher, tmp_path
 
 def test_many_starters_at_once_start_one_job(launcher, tmp_path):
     count = tmp_path / "j" / "count"
-    job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; sleep 1"))
+    job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; {SLEEP}"))
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: launcher.status("j") if number % 2 else launcher.start(job), range(16)))
     assert launcher.status("j").state is JobState.RUNNING

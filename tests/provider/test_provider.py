@@ -1,6 +1,7 @@
 """The provider as Airflow reads it: its description, its hook, its DAGs and its words to the user."""
 
 import asyncio
+import itertools
 import json
 import os
 import queue
@@ -9,7 +10,7 @@ import signal
 import threading
 import time
 import warnings
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -272,11 +273,16 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
 
 
 @pytest.fixture
-def trained(manager, monkeypatch, tmp_path, fast_triggers):
+def notes():
+    """What triggers noted with Airflow."""
+    return {}
+
+
+@pytest.fixture
+def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
     """A lease whose job runs, and the trigger that watches it."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
-    notes = {}
 
     async def note(identity, key, value):
         notes[identity, key] = json.loads(json.dumps(value))
@@ -315,14 +321,18 @@ def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
 
 
-def test_the_next_triggerer_goes_on_in_the_log(trained, capsys):
-    first = trained("echo one; sleep 1; echo two; sleep 0.5", ttl_s=0.05)
+def test_the_next_triggerer_goes_on_in_the_log(trained, notes, tmp_path, capsys):
+    goes_on = tmp_path / "goes-on"
+    first = trained(f"echo one; until [ -e {goes_on} ]; do sleep 0.05; done; echo two", ttl_s=0.05)
 
-    async def begin():
-        with suppress(TimeoutError):
-            await asyncio.wait_for(anext(first.run()), 0.5)
+    async def until_noted():
+        watching = asyncio.ensure_future(anext(first.run()))
+        while not notes:
+            await asyncio.sleep(0.02)
+        watching.cancel()
 
-    asyncio.run(begin())
+    asyncio.run(asyncio.wait_for(until_noted(), 30))
+    goes_on.touch()
     second = JobTrigger(**first.serialize()[1])
     assert "[info     ] one" in capsys.readouterr().out
     assert fire(second)["last_line"] == "two"
@@ -449,15 +459,19 @@ def test_a_process_ends_before_its_lease_even_if_a_renewal_never_returns(manager
 
 
 def test_a_process_that_cannot_renew_for_any_reason_ends(manager, monkeypatch, ends):
-    answers = iter([None])
+    asked, clock = itertools.count(), SimpleNamespace(monotonic=lambda: 0.0)
 
     def renew(*_, **__):
-        if next(answers, "over") == "over":
+        number = next(asked)
+        if number == 2:  # what the renewal before said is known
+            clock.monotonic = lambda: 1.0
+        if number:
             raise OSError("no file is left")
 
+    monkeypatch.setattr(gpu, "time", clock)
     monkeypatch.setattr(manager, "renew", renew)
     with gpu._kept(manager, "t", 1, 0.2):
-        assert ends.get(timeout=10) == "the lease could not be renewed: no file is left"
+        assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
 def test_a_renewal_on_its_way_does_not_end_a_process_that_released_its_lease(manager, monkeypatch, ends):

@@ -87,9 +87,9 @@ def test_who_will_not_wait_long_need_not(make_lock: MakeLock) -> None:
     holder = make_lock()
     assert holder.acquire(1)
     begin = time.monotonic()
-    assert not any(make_lock().acquire(0) for _ in range(10))
-    assert not any(make_lock().acquire(0.02) for _ in range(10))
-    assert time.monotonic() - begin < 8
+    assert not any(make_lock().acquire(0) for _ in range(15))
+    assert not any(make_lock().acquire(0.02) for _ in range(15))
+    assert time.monotonic() - begin < 14
     holder.release()
 
 
@@ -98,7 +98,7 @@ def test_a_time_out_takes_the_time_it_was_given(make_lock: MakeLock) -> None:
     assert holder.acquire(1)
     begin = time.monotonic()
     assert not waiter.acquire(0.3)
-    assert 0.25 < time.monotonic() - begin < 1.5
+    assert 0.25 < time.monotonic() - begin < 5
     holder.release()
 
 
@@ -141,14 +141,14 @@ def test_those_who_gave_up_do_not_hold_up_the_line(claims: Claims) -> None:
     make_lock = claims.make
     holder, patient = make_lock(), make_lock()
     assert holder.acquire(1)
-    gave_up = [make_lock() for _ in range(3)]
+    gave_up = [make_lock() for _ in range(9)]
     assert not any(lock.acquire(0.01) for lock in gave_up)
     got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
     wait_for(claims.waiting)
     holder.release()
-    assert got.wait(1)
+    assert got.wait(5)
     thread.join()
     patient.release()
 

@@ -219,7 +219,6 @@ def run(machine: type[ManagerMachine], examples: int) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
         ),

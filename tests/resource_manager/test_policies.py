@@ -141,7 +141,7 @@ def best_of_all(policy: Scored) -> Policy:
 
 
 @pytest.mark.parametrize("name", SCORED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(script=steps)
 def test_incremental_scores_choose_as_full_ones(name: str, script: list[tuple[str, object]]) -> None:
     policy = SCORED[name]()
@@ -150,7 +150,7 @@ def test_incremental_scores_choose_as_full_ones(name: str, script: list[tuple[st
     assert quick == slow
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(script=steps)
 def test_nodes_with_room_are_listed_as_if_all_were_looked_at(script: list[tuple[str, object]]) -> None:
     def last_with_room(cluster: ClusterState, request: Request) -> Placement | None:
@@ -167,7 +167,7 @@ def test_nodes_with_room_are_listed_as_if_all_were_looked_at(script: list[tuple[
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(script=steps)
 def test_contract(name: str, script: list[tuple[str, object]]) -> None:
     """Capacity holds, what fits somewhere is placed, and the state alone decides."""

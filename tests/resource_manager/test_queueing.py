@@ -188,7 +188,7 @@ asked = st.lists(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(script=asked)
 def test_every_request_starts(name: str, script: list[tuple[int, int | None, int, str, int, int]]) -> None:
     """Whatever is expected and whatever happens, all that fits an empty cluster gets its turn."""
@@ -212,7 +212,7 @@ def test_every_request_starts(name: str, script: list[tuple[int, int | None, int
     assert not cluster.state.leases
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(script=asked)
 def test_backfill_delays_nobody_who_came_before(
     script: list[tuple[int, int | None, int, str, int, int]],

@@ -32,7 +32,7 @@ def client(url: str) -> Iterator[RedisClient]:
 
 
 def soon(happened: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(happened())
@@ -155,9 +155,9 @@ def test_who_lost_the_lock_takes_it_from_nobody(client: RedisClient) -> None:
 def test_renewal_counts_the_life_anew(client: RedisClient) -> None:
     lock = RedisLock(client)
     assert lock.acquire(1)
-    client.driver.pexpire(client.key("lock"), 500)
-    lock._alive_since -= LIFE_S - 0.5
-    assert lock.remaining_s <= 0.5
+    client.driver.pexpire(client.key("lock"), 3000)
+    lock._alive_since -= LIFE_S - 3
+    assert lock.remaining_s <= 3
     lock.renew()
     assert lives_s(client)["lock"] > LIFE_S - 5
     assert lock.remaining_s > LIFE_S - 5
@@ -165,7 +165,7 @@ def test_renewal_counts_the_life_anew(client: RedisClient) -> None:
 
 
 def test_an_abandoned_lock_stays_until_it_runs_out(client: RedisClient) -> None:
-    lock = RedisLock(client, life_s=0.3)
+    lock = RedisLock(client, life_s=1.5)
     assert lock.acquire(1)
     lock.abandon()
     assert (lock.remaining_s, lock.token) == (0, "")
@@ -233,9 +233,9 @@ def test_nobody_waits_for_a_holder_from_before_a_restart(own_redis: RedisServer)
 
 
 def test_a_long_held_lock_is_renewed(client: RedisClient) -> None:
-    lock, other = RedisLock(client, life_s=0.6), RedisLock(client, life_s=0.6)
+    lock, other = RedisLock(client, life_s=1.5), RedisLock(client, life_s=1.5)
     assert lock.acquire(1)
-    assert not other.acquire(1.5)
+    assert not other.acquire(3)
     lock.release()
     assert other.acquire(1)
     other.release()
@@ -254,13 +254,13 @@ def test_a_lost_lock_is_an_error_at_renewal_and_release(client: RedisClient) -> 
 def test_dead_waiters_are_passed_over(client: RedisClient) -> None:
     holder, patient = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
-    client.driver.rpush(client.key("lock:line"), "dead-1", "dead-2")
+    client.driver.rpush(client.key("lock:line"), *(f"dead-{number}" for number in range(9)))
     got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
-    assert soon(lambda: client.driver.llen(client.key("lock:line")) == 3)
+    assert soon(lambda: client.driver.llen(client.key("lock:line")) == 10)
     holder.release()
-    assert got.wait(1)
+    assert got.wait(5), "nine claims would have taken nine seconds"
     thread.join()
     patient.release()
 
@@ -269,15 +269,15 @@ def test_a_waiter_that_dies_at_its_turn_costs_a_claim(client: RedisClient) -> No
     holder, patient = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     client.driver.rpush(client.key("lock:line"), "dead")
-    client.driver.set(client.key("lock:alive:dead"), 1, px=3000)
+    client.driver.set(client.key("lock:alive:dead"), 1, px=60_000)
     got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(5) and got.set())
+    thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
     assert soon(lambda: client.driver.llen(client.key("lock:line")) == 2)
     begin = time.monotonic()
     holder.release()
-    assert got.wait(3)
-    assert 0.5 < time.monotonic() - begin < 2.5
+    assert got.wait(20)
+    assert 0.5 < time.monotonic() - begin < 8
     thread.join()
     patient.release()
 
@@ -294,8 +294,8 @@ os.kill(os.getpid(), 9)
     assert done.returncode == -signal.SIGKILL
     lock = RedisLock(RedisClient.from_url(url))
     begin = time.monotonic()
-    assert lock.acquire(5)
-    assert time.monotonic() - begin < 2
+    assert lock.acquire(20)
+    assert time.monotonic() - begin < LIFE_S - 1
     lock.release()
 
 

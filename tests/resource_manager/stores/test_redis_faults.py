@@ -102,7 +102,7 @@ def test_an_outage_in_the_middle_passes(own_redis: RedisServer) -> None:
 
 
 def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis: RedisServer) -> None:
-    store = opened(own_redis.url, Settings(reconfirm_s=1.0))
+    store = opened(own_redis.url, Settings(reconfirm_s=3.0))
     cluster = started(store)
     add(store, cluster, "a")
     fencing, version = cluster.fencing, cluster.version
@@ -114,19 +114,21 @@ def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis
     assert after is not None
     assert after.version > version + 1000, "no replica from before passes as current"
     assert after.fencing > fencing + 1000, "no number of a lost lease is given out again"
-    with pytest.raises(StateUnconfirmedError, match=r"^Redis at .* another 1 s, in which owners") as caught:
+    with pytest.raises(
+        StateUnconfirmedError, match=r"^Redis at .* another [123] s, in which owners"
+    ) as caught:
         add(store, after, "b")
-    assert 0 < caught.value.rest_s <= 1.0
+    assert 0 < caught.value.rest_s <= 3.0
     released = Released("a", after.leases["a"].fencing_token, store.now())
     store.commit(after.version, [released], now=store.now())
     after.apply(released)
-    time.sleep(1.1)
+    time.sleep(caught.value.rest_s + 0.1)
     add(store, after, "b")
     assert leases(store) == {"b"}
 
 
 def test_a_manager_serves_releases_while_redis_rests(own_redis: RedisServer) -> None:
-    with GPUResourceManager.from_url(own_redis.url, reconfirm_s=1.0) as manager:
+    with GPUResourceManager.from_url(own_redis.url, reconfirm_s=3.0) as manager:
         held = manager.allocate_resources("a", 8, 8)
         assert held is not None
         own_redis.stop()
@@ -135,7 +137,7 @@ def test_a_manager_serves_releases_while_redis_rests(own_redis: RedisServer) -> 
         assert manager.allocate_resources("b", 2, 2) is None
         assert manager.submit("c", 2, 2)["state"] == "WAITING"
         assert manager.release_resources("a")
-        time.sleep(1.1)
+        time.sleep(3.1)
         manager.sweep()
         assert [lease["task_id"] for lease in manager.leases()] == ["c"]
 

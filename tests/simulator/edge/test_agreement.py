@@ -91,7 +91,7 @@ class Monkey:
             self.refused += 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_random_commands_have_the_same_effect(seed: int) -> None:
     monkey = Monkey(Random(seed))

@@ -11,7 +11,7 @@ from simulator.edge.generate import generate
 from simulator.edge.tables import read_dataset, write_dataset
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 3), st.integers(0, 3), st.integers(0, 10))
 def test_what_is_generated_reads_back(
     tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: int, hosts: int, stations: int, ues: int

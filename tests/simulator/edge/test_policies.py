@@ -45,7 +45,7 @@ class Watched(Environment):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dataset=datasets, tiers=st.sampled_from(list(TIERS)))
 def test_every_plan_is_sound_and_scored_as_planned(
     policy: str, dataset: Dataset, tiers: str, monkeypatch: pytest.MonkeyPatch

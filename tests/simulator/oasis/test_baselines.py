@@ -36,7 +36,7 @@ def play(instance: Instance, name: str, seed: int = 0) -> tuple[Run, dict[int, d
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "oasis"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(instance=instances(jobs=6, slots=8), seed=st.integers(0, 5))
 def test_every_constraint_holds_and_the_same_seed_gives_the_same_run(
     name: str, instance: Instance, seed: int

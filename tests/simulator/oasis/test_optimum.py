@@ -78,7 +78,7 @@ def place_all(free: list[Units], wanted: list[tuple[Units, int]]) -> bool:
     return False
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(instances(jobs=3, slots=3, most_servers=2))
 def test_the_optimum_is_what_brute_force_finds(instance: Instance) -> None:
     optimum = find_optimum(instance, 60)
@@ -104,7 +104,7 @@ def test_what_fits_by_type_but_not_by_server_is_cut_off() -> None:
     assert optimum.utility == pytest.approx(brute_force(instance), rel=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(instances(jobs=4))
 def test_rounded_capacity_rows_cut_off_nothing_that_packs(instance: Instance) -> None:
     demands = [job.worker_units for job in instance.jobs]

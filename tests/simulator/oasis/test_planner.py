@@ -24,7 +24,7 @@ from .literal import LiteralPlanner
 from .small import a_job, instances
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(instances())
 def test_the_fast_form_equals_the_literal_one(instance: Instance) -> None:
     ledger = Ledger(instance)
@@ -48,7 +48,7 @@ def per_slot(deployment: dict[tuple[int, str, int], int]) -> Counter[tuple[int, 
     return counts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(instances(jobs=8, slots=8))
 def test_plans_keep_every_constraint_and_are_never_revised(instance: Instance) -> None:
     """`run` itself raises where leases break a constraint, so a run to the end is the check."""
@@ -80,7 +80,7 @@ def test_plans_keep_every_constraint_and_are_never_revised(instance: Instance) -
     assert all(not state.leases for state in watched[0].ledger.states)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(instances(jobs=8, slots=8))
 def test_an_accepted_job_pays_and_prices_rise_with_use(instance: Instance) -> None:
     ledger = Ledger(instance)

@@ -6,7 +6,7 @@ import math
 import pickle
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from resource_manager.allocator import check
 from simulator.serverless.config import ClusterConfig, NumaNodes, ServerType
@@ -16,8 +16,8 @@ from simulator.serverless.template import WorkflowTemplate
 from tests.simulator.serverless.cases import CORE_SPEED, Case, cases
 from tests.simulator.serverless.reference import simulate
 
-many = settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-some = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=1200)
+some = settings(max_examples=150)
 
 
 @some

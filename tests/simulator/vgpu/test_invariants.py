@@ -56,7 +56,7 @@ def hasty(slow: Scenario) -> Scenario:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(where=scenarios(), seed=st.integers(0, 2**31))
 def test_every_tick_keeps_the_rules(where: Scenario, seed: int) -> None:
     granted: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
@@ -86,7 +86,7 @@ def test_every_tick_keeps_the_rules(where: Scenario, seed: int) -> None:
     assert simulate(where, seed, use_numba=False) == run  # unobserved, in long spans of ticks
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(where=scenarios(), seed=st.integers(0, 2**31))
 def test_leases_add_up_after_every_span(where: Scenario, seed: int) -> None:
     tasks = generate(where.profiles, where.tasks, where.duration_s, where.arrival, seed)
@@ -111,7 +111,7 @@ def test_compiled_equals_plain_to_the_bit(name: str) -> None:
     assert simulate(where, 11, use_numba=True) == simulate(where, 11, use_numba=False)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(where=scenarios(), seed=st.integers(0, 2**31))
 def test_compiled_equals_plain_whatever_the_switches(where: Scenario, seed: int) -> None:
     assert repr(simulate(where, seed, use_numba=True)) == repr(simulate(where, seed, use_numba=False))
