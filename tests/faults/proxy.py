@@ -27,7 +27,8 @@ class Proxy:
         self._guard = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def url(self, namespace: str) -> str:
         return f"redis://127.0.0.1:{self.port}/0?namespace={namespace}"
@@ -35,11 +36,13 @@ class Proxy:
     def cut(self) -> None:
         """Ends every connection there is."""
         with self._guard:
-            pairs = list(self._pairs)
-        for pair in pairs:
-            self._end(pair)
+            for pair in self._pairs:
+                _hang_up(*pair)
 
     def close(self) -> None:
+        """Ends all; a thread left in `accept` could take the connections of a later proxy's listener."""
+        _hang_up(self._listener)
+        self._accepting.join()
         self._listener.close()
         self.cut()
 
@@ -49,27 +52,26 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        """Serves one connection until one of its ends closes."""
+        with client, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
             try:
                 server.connect(self.target)
             except OSError:
-                client.close()
-                server.close()
-                continue
+                return
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            pair = (client, server)
             with self._guard:
-                self._pairs.add(pair)
-            for source, sink, answers in ((client, server, False), (server, client, True)):
-                threading.Thread(target=self._pump, args=(pair, source, sink, answers), daemon=True).start()
+                self._pairs.add((client, server))
+            answers = threading.Thread(target=self._pump, args=(server, client, True), daemon=True)
+            answers.start()
+            self._pump(client, server, False)
+            answers.join()
+            with self._guard:
+                self._pairs.discard((client, server))
 
-    def _pump(
-        self,
-        pair: tuple[socket.socket, socket.socket],
-        source: socket.socket,
-        sink: socket.socket,
-        answers: bool,
-    ) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if self.delay_s:
@@ -85,7 +87,7 @@ class Proxy:
                     self.repeat -= 1
                     threading.Timer(0.5 * random.random(), self._send_again, (data,)).start()
                 sink.sendall(data)
-        self._end(pair)
+        _hang_up(source, sink)
 
     def _send_again(self, data: bytes) -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late:
@@ -94,10 +96,9 @@ class Proxy:
             late.sendall(data)
             late.recv(65536)
 
-    def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        with self._guard:
-            self._pairs.discard(pair)
-        for end in pair:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+
+def _hang_up(*ends: socket.socket) -> None:
+    """Wakes whoever waits at these sockets; they are closed by the thread that owns them."""
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

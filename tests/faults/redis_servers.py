@@ -91,6 +91,17 @@ class SentinelGroup:
             time.sleep(0.1)
         raise RuntimeError("the sentinel did not find the replica")
 
+    def wait_until_led(self) -> None:
+        """Until the sentinel is content with a primary; on a busy machine a slow one looks dead to it."""
+        sentinel = redis.sentinel.Sentinel([("127.0.0.1", self.sentinel.port)], socket_timeout=5)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with contextlib.suppress(redis.exceptions.ConnectionError):
+                sentinel.discover_master(self.SERVICE)
+                return
+            time.sleep(0.1)
+        raise RuntimeError("the sentinel found no primary")
+
     def stop(self) -> None:
         for server in (self.sentinel, self.replica, self.primary):
             server.kill()

@@ -152,6 +152,7 @@ class Sentinels(OneRedis):
         return {"store": self.group.url()}
 
     def manager(self) -> GPUResourceManager:
+        self.group.wait_until_led()
         return self._manager(self.group.url())
 
     def stop(self) -> None:
