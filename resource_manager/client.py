@@ -153,7 +153,8 @@ class ServiceClient:
     ) -> dict[str, Any]:
         """As the manager's, with `estimated_start`; the service needs no task id to explain."""
         query = self._demand(None, required_gpus, required_cpus, prefer_server_id, **options)
-        return self._get("/api/explain", query)
+        query["resources"] = [f"{name}={amount}" for name, amount in query.get("resources", {}).items()]
+        return {**self._get("/api/explain", query), "task_id": task_id}
 
     def close(self) -> None:
         self._http.close()

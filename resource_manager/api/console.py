@@ -156,7 +156,7 @@ def what_if(here: Service, caller: Identity) -> Any:
         types = [item.strip() for item in given.pop("gpu_types", "").split(",") if item.strip()]
         try:
             asked = ExplainQuery.model_validate({**given, "gpu_types": types})
-            answer = answer_what_if(here, asked.model_dump(exclude_none=True))
+            answer = answer_what_if(here, asked.demand())
         except (ValueError, ResourceManagerError) as wrong:
             error = _plain(wrong)
     now = here.watch.look(lambda cluster, now: now)

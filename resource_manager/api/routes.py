@@ -298,7 +298,7 @@ def history(here: Service, caller: Identity, query: PageQuery) -> Any:
     tags=("queue",),
 )
 def explain(here: Service, caller: Identity, query: ExplainQuery) -> Any:
-    return what_if(here, query.model_dump(exclude_none=True))
+    return what_if(here, query.demand())
 
 
 @routes.add(

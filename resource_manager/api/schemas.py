@@ -17,6 +17,9 @@ TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern
 Text = Annotated[str, StringConstraints(max_length=250, pattern=f"^[^{UNPRINTABLE}]*$")]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+NamedAmount = Annotated[
+    str, StringConstraints(pattern=f"^[^={UNPRINTABLE}]{{1,250}}=[0-9]{{1,15}}(\\.[0-9]{{1,15}})?$")
+]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -146,7 +149,10 @@ class TaskQuery(Body):
 
 
 class ExplainQuery(Body):
-    """`GET /api/explain`; in a query, lists repeat their key: `gpu_types=A100&gpu_types=H100`."""
+    """`GET /api/explain`; in a query, lists repeat their key: `gpu_types=A100&gpu_types=H100`.
+
+    What makes no difference to the answer (an owner, labels, a time to live) is not asked for.
+    """
 
     required_gpus: Annotated[int, Field(ge=0, le=MAX_COUNT)]
     required_cpus: Annotated[int, Field(ge=0, le=MAX_COUNT)]
@@ -154,11 +160,32 @@ class ExplainQuery(Body):
     gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
     gpu_types: list[Name] = Field(default=[], max_length=50)
     vendor: Text = ""
+    resources: list[NamedAmount] = Field(
+        default=[], max_length=50, description="Further amounts, such as memory_mib=4096."
+    )
     required_server: Name | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    team: Text = ""
     expected_runtime_s: Seconds | None = None
     utility: Worth | None = None
     target_s: Seconds | None = None
     sensitivity_per_s: Worth = 0.0
+
+    @field_validator("resources")
+    @classmethod
+    def _each_once(cls, value: list[str]) -> list[str]:
+        names = [item.partition("=")[0] for item in value]
+        if "cpus" in names:
+            raise ValueError("cpus are named by required_cpus")
+        if len(set(names)) != len(names):
+            raise ValueError("a name is given twice")
+        return value
+
+    def demand(self) -> dict[str, Any]:
+        """The manager's arguments."""
+        pairs = (item.partition("=") for item in self.resources)
+        amounts = {name: float(amount) if "." in amount else int(amount) for name, _, amount in pairs}
+        return {**self.model_dump(exclude_none=True), "resources": amounts}
 
 
 class TrendsQuery(Body):

@@ -15,7 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def demand_options(command: F) -> F:
     """What a request asks for."""
     for option in (
-        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
+        click.option("--team"),
+        click.option("--priority", type=int),
         click.option(
             "--sensitivity", "sensitivity_per_s", type=float, help="How fast the utility falls, per second."
         ),
@@ -42,11 +43,10 @@ def demand_options(command: F) -> F:
 def lease_options(command: F) -> F:
     """What the lease is to be."""
     for option in (
+        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
         click.option("--quarantine", is_flag=True, help="Keep the GPUs held after expiry."),
         click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Life without renewal."),
         click.option("--owner"),
-        click.option("--team"),
-        click.option("--priority", type=int),
     ):
         command = option(command)
     return command

@@ -35,6 +35,27 @@ def test_the_server_to_try_first_goes_by_its_number_or_its_name(client: ServiceC
         client.submit("e", 2, 1, "nowhere")
 
 
+def test_what_matters_to_an_explanation_is_asked_for(
+    client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wish = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
+    expected, explain = manager.explain("e", 2, 1, **wish), manager.explain  # type: ignore[typeddict-item]
+    asked: list[dict[str, Any]] = []
+
+    def note(*arguments: Any, **options: Any) -> dict[str, Any]:
+        asked.append(options)
+        return explain(*arguments, **options)
+
+    monkeypatch.setattr(manager, "explain", note)
+    assert client.explain("e", 2, 1, **wish) == expected
+    assert "licences" in expected["servers"][0]["reasons"][0]
+    assert asked[0].items() >= wish.items()
+    assert client.explain("e", 2, 1)["would_be_granted"]
+    for wrong in (["memory_mib"], ["memory_mib=-1"], ["a=1", "a=2"], ["cpus=1"], ["a=1e3"]):
+        with pytest.raises(InvalidRequestError, match=r"^resources"):
+            client._get("/api/explain", {"required_gpus": 2, "required_cpus": 1, "resources": wrong})
+
+
 def test_lists_are_read_to_their_end(client: ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource_manager.client.PAGE", 3)
     for number in range(16):
