@@ -110,9 +110,9 @@ class ServiceClient:
         """The lease with its new end; raises `LeaseNotFoundError`."""
         return self._post("/api/renew", {"task_id": task_id, "fencing_token": fencing_token})
 
-    def cancel(self, task_id: str) -> bool:
+    def cancel(self, task_id: str, *, reason: str = "") -> bool:
         """Whether the task was waiting."""
-        return self._found("/api/cancel", {"task_id": task_id})
+        return self._found("/api/cancel", {"task_id": task_id, "reason": reason})
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
         body = {"reason": reason, "failed": failed}

@@ -17,11 +17,11 @@ from resource_manager.api.problems import ProblemError, from_validation
 from resource_manager.api.routing import Routes
 from resource_manager.api.schemas import (
     Body,
+    CancelBody,
     DrainBody,
     ExplainQuery,
     NoBody,
     ReleaseBody,
-    TaskBody,
     TaskId,
     Text,
 )
@@ -208,7 +208,7 @@ def act_release(here: Service, caller: Identity) -> Any:
 @routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
 def act_cancel(here: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
-    rest.cancel(here, caller, TaskBody(task_id=form.task_id))
+    rest.cancel(here, caller, CancelBody(task_id=form.task_id))
     return _back("gpu.page_queue", f"{form.task_id} does not wait any more.")
 
 

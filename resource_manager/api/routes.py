@@ -19,6 +19,7 @@ from resource_manager.api.schemas import (
     Allocation,
     BatchAnswer,
     BatchBody,
+    CancelBody,
     Done,
     DrainBody,
     ExplainQuery,
@@ -34,7 +35,6 @@ from resource_manager.api.schemas import (
     Status,
     StatusQuery,
     Submission,
-    TaskBody,
     TaskQuery,
     Trend,
     TrendsQuery,
@@ -146,17 +146,17 @@ def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
     "/api/cancel",
     Role.USER,
     "Take a waiting request out of the queue",
-    body=TaskBody,
+    body=CancelBody,
     answer=Done,
     failures=(404,),
     tags=("queue",),
 )
-def cancel(here: Service, caller: Identity, body: TaskBody) -> Any:
+def cancel(here: Service, caller: Identity, body: CancelBody) -> Any:
     status = here.manager.status_of(body.task_id)
     if status is None or status["state"] != "WAITING":
         raise ProblemError(404, f"task {body.task_id!r} does not wait", kind=NO_LEASE)
     refuse_foreign(status, caller)
-    if not here.manager.cancel(body.task_id):
+    if not here.manager.cancel(body.task_id, reason=body.reason):
         raise ProblemError(404, f"task {body.task_id!r} does not wait any more", kind=NO_LEASE)
     return {"success": True, "task_id": body.task_id}
 

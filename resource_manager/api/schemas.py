@@ -105,10 +105,11 @@ class ReleaseBody(LeaseBody):
     outcome: Text = Field(default="", description="How the task ended, for the history.")
 
 
-class TaskBody(Body):
+class CancelBody(Body):
     """`POST /api/cancel`."""
 
     task_id: TaskId
+    reason: Text = Field(default="", description="Why, for the history.")
 
 
 class DrainBody(Body):

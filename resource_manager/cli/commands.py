@@ -188,12 +188,14 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 
 @main.command()
 @click.argument("task_id")
+@click.option("--reason", default="", help="For the history.")
 @json_option
 @click.pass_obj
 @exit_codes
-def cancel(target: Target, task_id: str, as_json: bool) -> None:
+def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
     """Take a waiting request out of the queue."""
-    _done(target.manager.cancel(task_id), as_json, task_id, "cancelled", f"{task_id!r} does not wait")
+    done = target.manager.cancel(task_id, reason=reason)
+    _done(done, as_json, task_id, "cancelled", f"{task_id!r} does not wait")
 
 
 @main.command()

@@ -105,7 +105,10 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("renew", ("held",), {"fencing_token": 9}),
     ("renew", ("waits",), {}),
     ("cancel", ("waits",), {}),
+    ("cancel", ("waits",), {"reason": "no longer wanted"}),
     ("cancel", ("held",), {}),
+    ("explain", ("t", 2, 1), {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "x"}),
+    ("explain", ("t", 8, 1, "gpu-server-9"), {}),
     ("drain", ("gpu-server-1",), {"reason": "fans", "failed": True}),
     ("drain", (99,), {}),
     ("drain", (-1,), {}),
@@ -139,7 +142,8 @@ def outcome(manager: Any, method: str, args: tuple[Any, ...], options: dict[str,
     )
     manager.submit("waits", 8, 1)
     try:
-        return timeless(getattr(manager, method)(*args, **options))
+        answer = getattr(manager, method)(*args, **options)
+        return timeless(answer), timeless(manager.history())
     except ResourceManagerError as error:
         return type(error), str(error), vars(error)
 
