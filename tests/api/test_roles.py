@@ -116,13 +116,13 @@ def test_wrong_and_revoked_tokens_are_strangers(
 def test_guessing_is_limited_by_address(as_role: AsRole) -> None:
     client = as_role(None)
     client.environ_base["HTTP_AUTHORIZATION"] = "Bearer gpm_1_2"
-    statuses = [client.get("/api/status").status_code for _ in range(25)]
+    statuses = [client.get("/api/status").status_code for _ in range(45)]  # more than two minutes allow
     assert statuses[0] == 401
-    assert statuses[-1] == 429
+    assert 429 in statuses
 
 
 def test_rate_limit(manager: GPUResourceManager, kept: Keeping) -> None:
-    service = standalone(manager, kept, open_to="loopback", rate="3/minute")
+    service = standalone(manager, kept, open_to="loopback", rate="3/hour")
     client = create_app(service).test_client()
     responses = [client.get("/healthz") for _ in range(4)]
     service.watch.close()

@@ -256,10 +256,12 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
 
     async def wait():
         watchers = [asyncio.create_task(anext(GrantTrigger(asdict(task)).run())) for task in tasks]
+        while len(server.client_list()) == before:
+            await asyncio.sleep(0.1)
         await asyncio.sleep(2.5)
         connections = len(server.client_list()) - before
         manager.release_resources("holds0")
-        done, _ = await asyncio.wait(watchers, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(watchers, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         for watcher in watchers:
             watcher.cancel()
         return connections, [watcher.result().payload for watcher in done]
@@ -480,15 +482,15 @@ def test_a_renewal_on_its_way_does_not_end_a_process_that_released_its_lease(man
     def renew(*_, **__):
         if next(answers, "over") == "over":
             asked.set()
-            released.wait(10)
+            released.wait(30)
             answered.set()
             raise LeaseNotFoundError("t")
 
     monkeypatch.setattr(manager, "renew", renew)
-    with gpu._kept(manager, "t", 1, 1.0):
-        assert asked.wait(10)
+    with gpu._kept(manager, "t", 1, 4.0):
+        assert asked.wait(30)
     released.set()
-    assert answered.wait(10)
+    assert answered.wait(30)
     time.sleep(0.1)
     assert ends.empty()
 
