@@ -48,10 +48,15 @@ def test_a_seed_of_the_matrix_breaks_no_promise(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("halt", ["killed", "stopped"])
 def test_a_process_halted_at_any_point_of_a_commit_loses_and_doubles_nothing(halt: str) -> None:
-    outcome = run_seed(5, kinds=("repeat requests",), halting=1.0, halts=(halt,))
-    assert outcome.complaints == []
-    assert {f"{halt} at a commit, {point}" for point in POINTS["redis"]} <= set(outcome.faults)
-    assert outcome.lost_leases == 0
+    not_yet = {f"{halt} at a commit, {point}" for point in POINTS["redis"]}
+    for seed in range(5, 10):  # the first is enough, unless the machine does little in its seconds
+        outcome = run_seed(seed, kinds=("repeat requests",), halting=1.0, halts=(halt,))
+        assert outcome.complaints == []
+        assert outcome.lost_leases == 0
+        not_yet -= set(outcome.faults)
+        if not not_yet:
+            break
+    assert not not_yet
 
 
 @pytest.mark.slow
@@ -82,7 +87,7 @@ def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock"}))
 def test_a_planted_bug_is_found(bug: str, door: str) -> None:
-    assert any(run_seed(seed, bug=bug, doors=(door,), seconds=3.0).complaints for seed in range(3))
+    assert any(run_seed(seed, bug=bug, doors=(door,), seconds=3.0).complaints for seed in range(8))
 
 
 def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_nothing() -> None:
