@@ -9,6 +9,7 @@ import flask
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
+from resource_manager.api.schemas import MISMATCHES
 from resource_manager.errors import (
     NO_LEASE,
     TASK_TAKEN,
@@ -91,9 +92,10 @@ def from_validation(error: ValidationError) -> ProblemError:
     """400 with the first complaints; `Missing required parameters` if that is one of them."""
     complaints: list[dict[str, str]] = []
     missing: list[str] = []
-    for entry in error.errors(include_url=False, include_context=False)[:MAX_COMPLAINTS]:
+    for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
         field = ".".join(str(part) for part in entry["loc"])
-        complaints.append({"field": field, "message": entry["msg"]})
+        message = MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), entry["msg"])
+        complaints.append({"field": field, "message": message})
         if entry["type"] == "missing" or (entry["input"] is None and field):
             missing.append(field)
     if missing:

@@ -12,14 +12,20 @@ MAX_BATCH = 1000
 PAGE_LIMIT = 1000
 MAX_COUNT = 1_000_000
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=f"^[^{UNPRINTABLE}]+$")]
-TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=f"^[^{UNPRINTABLE}]+$")]
-Text = Annotated[str, StringConstraints(max_length=250, pattern=f"^[^{UNPRINTABLE}]*$")]
+PRINTABLE = f"^[^{UNPRINTABLE}]*$"
+NAMED_AMOUNT = f"^[^={UNPRINTABLE}]{{1,250}}=[0-9]{{1,15}}(\\.[0-9]{{1,15}})?$"
+MISMATCHES = {
+    PRINTABLE: "has a control or an invisible character",
+    NAMED_AMOUNT: "is not NAME=AMOUNT, the amount a number from 0",
+}
+"""Pattern -> what is wrong with a text that does not match it."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=PRINTABLE)]
+TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=PRINTABLE)]
+Text = Annotated[str, StringConstraints(max_length=250, pattern=PRINTABLE)]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
-NamedAmount = Annotated[
-    str, StringConstraints(pattern=f"^[^={UNPRINTABLE}]{{1,250}}=[0-9]{{1,15}}(\\.[0-9]{{1,15}})?$")
-]
+NamedAmount = Annotated[str, StringConstraints(pattern=NAMED_AMOUNT)]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]

@@ -102,6 +102,15 @@ def test_odd_requests(
     assert state(manager) == before
 
 
+def test_a_wrong_text_is_told_in_words(open_client: FlaskClient) -> None:
+    wish = {"task_id": "a\nb", "required_gpus": 2, "required_cpus": 1}
+    problem = open_client.post("/api/allocate", json=wish).get_json()
+    assert problem["detail"] == "task_id: has a control or an invisible character"
+    query = {"required_gpus": 2, "required_cpus": 1, "resources": "memory_mib=-1"}
+    problem = open_client.get("/api/explain", query_string=query).get_json()
+    assert problem["detail"] == "resources.0: is not NAME=AMOUNT, the amount a number from 0"
+
+
 def test_odd_headers_and_methods(open_client: FlaskClient, manager: GPUResourceManager) -> None:
     before = state(manager)
     draw = random.Random(7)
