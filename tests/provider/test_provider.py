@@ -486,8 +486,9 @@ def test_a_renewal_on_its_way_does_not_end_a_process_that_released_its_lease(man
             answered.set()
             raise LeaseNotFoundError("t")
 
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: 0.0))  # the lease does not run out
     monkeypatch.setattr(manager, "renew", renew)
-    with gpu._kept(manager, "t", 1, 4.0):
+    with gpu._kept(manager, "t", 1, 0.2):
         assert asked.wait(30)
     released.set()
     assert answered.wait(30)
