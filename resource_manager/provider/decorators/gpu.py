@@ -140,6 +140,7 @@ def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[
             except LeaseNotFoundError:
                 if not over.is_set():  # else this process released it in the meantime
                     _end_this_process("the lease was ended by someone else")
+                    return
             except Exception as error:  # whatever it is, the lease runs out
                 problem = str(error)
 
@@ -148,13 +149,16 @@ def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[
         while not over.wait(max(renewed_at + 0.75 * ttl_s - time.monotonic(), 0.0)):
             if time.monotonic() - renewed_at >= 0.75 * ttl_s:
                 _end_this_process(f"the lease could not be renewed: {problem}")
+                return
 
-    for act in (keep, end_in_time):
-        threading.Thread(target=act, name="gpu-lease", daemon=True).start()
+    guard = threading.Thread(target=end_in_time, name="gpu-lease-end", daemon=True)
+    guard.start()
+    threading.Thread(target=keep, name="gpu-lease", daemon=True).start()
     try:
         yield
     finally:
         over.set()
+        guard.join()  # once the block is over, it ends nobody any more
 
 
 def _end_this_process(reason: str) -> None:
