@@ -20,7 +20,7 @@ from simulator.serverless import ClusterConfig, RawEnv, ServerlessEnv, WorkflowT
 from simulator.serverless.config import NumaNodes, ServerType
 from simulator.serverless.generate import cybershake, montage
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, run_episode, scheduler_policy
-from simulator.serverless.template import read_workflows
+from simulator.serverless.workflow_files import read_workflows
 
 MEMORY_MIB = 128
 TARGETS = {"spread": 50_000, "congested": 15_000, "environment": 10_000}

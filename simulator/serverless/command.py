@@ -18,7 +18,8 @@ from simulator.serverless.generate import SHAPES, generate_workflow
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import Episode, as_row, run
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
-from simulator.serverless.template import WorkflowTemplate, read_workflows
+from simulator.serverless.template import WorkflowTemplate
+from simulator.serverless.workflow_files import read_workflows
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from simulator.errors import SimulationError
+from simulator.serverless.container import Container
 from simulator.serverless.records import thread_speed
 
-if TYPE_CHECKING:
-    from simulator.serverless.numa_node import NumaNode
+
+class NodeLoad(Protocol):
+    """The part of a NUMA node that decides when its containers end."""
+
+    name: str
+    cpu: int
+    single_core_speed: int
+
+    @property
+    def current_time(self) -> float: ...
+
+    @property
+    def running_containers(self) -> tuple[Container, ...]: ...
+
+    @property
+    def scheduled_containers(self) -> tuple[Container, ...]: ...
+
+    @property
+    def waiting_count(self) -> int: ...
+
+    @property
+    def free_memory(self) -> int: ...
+
+    @property
+    def total_parallelism(self) -> int: ...
 
 
-def predict_ends(node: NumaNode) -> dict[str, float]:
+def predict_ends(node: NodeLoad) -> dict[str, float]:
     """Task id -> end in seconds, for running and scheduled containers.
 
     A container that waits, or would have to, is left out: nobody knows when it starts. Raises

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from simulator.serverless.errors import WorkflowError
 
@@ -84,47 +83,6 @@ class WorkflowTemplate:
 
     def __len__(self) -> int:
         return len(self.computations)
-
-    @classmethod
-    def from_file(
-        cls, path: str | Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED
-    ) -> WorkflowTemplate:
-        """Reads a Pegasus DAX (`.dax`, `.xml`) or a WfCommons file (`.json`); raises `InputError`."""
-        from simulator.serverless.dax import read_dax
-        from simulator.serverless.wfcommons import read_wfcommons
-
-        path = Path(path)
-        if not path.exists():
-            raise WorkflowError("no such file or folder", path=path)
-        if path.suffix in {".dax", ".xml"}:
-            return read_dax(path, single_core_speed)
-        if path.suffix == ".json":
-            return read_wfcommons(path, single_core_speed)
-        raise WorkflowError("not a workflow: expected .dax, .xml or .json", path=path)
-
-
-NOT_WORKFLOWS = (".dag.json", ".memory.json", ".parallelism.json")
-"""Companion files of a DAX in the data sets of the original; they are not workflows of their own."""
-
-
-def read_workflows(
-    paths: Iterable[str | Path], single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED
-) -> list[WorkflowTemplate]:
-    """Templates from files and folders, a folder's by name; raises `InputError` where there are none."""
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            found = sorted(
-                entry
-                for entry in path.iterdir()
-                if entry.suffix in {".dax", ".xml", ".json"} and not entry.name.endswith(NOT_WORKFLOWS)
-            )
-            if not found:
-                raise WorkflowError("no .dax, .xml or .json workflow in this folder", path=path)
-            files += found
-        else:
-            files.append(path)
-    return [WorkflowTemplate.from_file(path, single_core_speed) for path in files]
 
 
 def find_cycle(successors: Sequence[Sequence[int]]) -> list[int]:

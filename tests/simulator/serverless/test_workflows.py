@@ -12,8 +12,9 @@ from simulator.errors import InputError
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import ClusterConfigError, UnitError, WorkflowError
 from simulator.serverless.generate import SHAPES, generate_workflow
-from simulator.serverless.template import WorkflowTemplate, read_workflows
+from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow import Workflow
+from simulator.serverless.workflow_files import read_workflow, read_workflows
 
 JOBS = """<adag xmlns="http://pegasus.isi.edu/schema/DAX">
 <job id="ID0" runtime="{runtime}"><uses file="a" link="output" size="{size}"/></job>
@@ -33,7 +34,7 @@ def dax(folder: Path, runtime: str = "2.5", size: str = "1000", more: str = "") 
 @pytest.mark.parametrize("name", ["MONTAGE.n.200.0", "CYBERSHAKE.n.200.0"])
 def test_public_dax_files_agree_with_the_published_graphs(shared_data: Path, name: str) -> None:
     folder = shared_data / "serverless"
-    template = WorkflowTemplate.from_file(folder / f"{name}.dax", 1000)
+    template = read_workflow(folder / f"{name}.dax", 1000)
     graph = json.loads((folder / f"{name}.dag.json").read_text())
     edges = {(edge["parent"], edge["child"], edge["size_bytes"]) for edge in graph["edges"]}
     assert set(template.edges) == edges
@@ -48,7 +49,7 @@ def test_a_folder_gives_its_workflows_but_not_their_companions(shared_data: Path
 
 
 def test_units_are_understood(tmp_path: Path) -> None:
-    template = WorkflowTemplate.from_file(dax(tmp_path, "1.5 min", "2KiB"), 100)
+    template = read_workflow(dax(tmp_path, "1.5 min", "2KiB"), 100)
     assert template.computations[0] == 9000
     assert template.edges == ((0, 1, 2048),)
 
@@ -58,12 +59,12 @@ def test_companions_give_memory_and_threads(tmp_path: Path) -> None:
     rows = [{"id": fn_id, "value": fn_id + 2} for fn_id in range(3)]
     (tmp_path / "flow.memory.json").write_text(json.dumps({"memory_reqs": rows}))
     (tmp_path / "flow.parallelism.json").write_text(json.dumps({"parallelisms": rows}))
-    template = WorkflowTemplate.from_file(path, 10)
+    template = read_workflow(path, 10)
     assert template.memory_reqs == (2, 3, 4)
     assert template.computations == (50, 30, 0)
     (tmp_path / "flow.memory.json").write_text(json.dumps({"memory_reqs": rows[1:]}))
     with pytest.raises(WorkflowError, match="expected the ids 0 to 2"):
-        WorkflowTemplate.from_file(path)
+        read_workflow(path)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_bad_dax_is_told_what_and_where(
     tmp_path: Path, changed: dict[str, str], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        WorkflowTemplate.from_file(dax(tmp_path, **changed))
+        read_workflow(dax(tmp_path, **changed))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def instance() -> dict[str, Any]:
 def wfcommons(folder: Path, content: dict[str, Any]) -> WorkflowTemplate:
     path = folder / "two.json"
     path.write_text(json.dumps(content))
-    return WorkflowTemplate.from_file(path, 1000)
+    return read_workflow(path, 1000)
 
 
 def test_a_wfcommons_instance(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
         wfcommons(tmp_path, content)
     (tmp_path / "two.json").write_text("{")
     with pytest.raises(WorkflowError, match="no WfCommons"):
-        WorkflowTemplate.from_file(tmp_path / "two.json")
+        read_workflow(tmp_path / "two.json")
 
 
 def test_a_workflow_tells_where_each_function_is() -> None:
