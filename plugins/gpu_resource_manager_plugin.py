@@ -2,7 +2,7 @@
 
 from airflow.plugins_manager import AirflowPlugin
 
-from resource_manager.api.airflow_plugin import FASTAPI_APP, PAGE
+from resource_manager.api.airflow_plugin import AT_START, FASTAPI_APP, PAGE
 from resource_manager.launchers import build_docker_cmd
 from resource_manager.provider import listener
 
@@ -12,6 +12,7 @@ class GPUResourceManagerPlugin(AirflowPlugin):
 
     name = "gpu_resource_manager"
     fastapi_apps = [FASTAPI_APP]  # noqa: RUF012 - declared so by Airflow
+    fastapi_root_middlewares = [AT_START]  # noqa: RUF012
     external_views = [PAGE]  # noqa: RUF012
     listeners = [listener]  # noqa: RUF012
     macros = [build_docker_cmd]  # noqa: RUF012

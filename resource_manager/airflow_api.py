@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
+from resource_manager.airflow_instance import VARIABLE, instance_in_variable
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.task_identity import TaskIdentity
 
@@ -52,19 +53,24 @@ class AirflowTaskStates:
                 found.add(identity)
         return found
 
+    def instance(self) -> str | None:
+        """Return the instance id that this Airflow tells; None if it has none, or not for this user."""
+        variable = self._call("GET", f"/api/v2/variables/{VARIABLE}", none_for=(403, 404))
+        return None if variable is None else instance_in_variable(str(variable["value"]))
+
     def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
         run = self._call("GET", _run(dag_id, run_id))
         return run is not None and run["state"] not in ENDED_RUN_STATES
 
-    def _call(self, method: str, path: str) -> Any:
-        """The answer, or None where there is no such thing."""
+    def _call(self, method: str, path: str, none_for: Collection[int] = (404,)) -> Any:
+        """The answer, or None where there is no such thing, or for another of these status codes."""
         answer = self._request(method, path)
         if answer.status_code == 401 and self._login is not None:  # the token ran out
             self._log_in()
             answer = self._request(method, path)
         # A proxy's or a wrong address' 404 must not look like a task that is gone.
         is_json = answer.headers.get("content-type", "").startswith("application/json")
-        if answer.status_code == 404 and is_json:
+        if answer.status_code in none_for and is_json:
             return None
         if answer.is_error:
             raise AirflowUnavailableError(

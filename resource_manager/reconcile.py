@@ -108,18 +108,28 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: str = "CANCELLED") 
     return Action(task_id, "released" if released else "gone before", detail)
 
 
-def reconcile(manager: Manager, states: TaskStates) -> list[Action]:
-    """Compares what is held and waits with Airflow's task instances; returns what was done.
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """The actions of one comparison, and how many leases and requests of other Airflows were left alone."""
+
+    actions: list[Action]
+    other_instances: int
+
+
+def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconciliation:
+    """Compare what the Airflow with that instance id holds and waits for with its task instances.
 
     Reads the leases before the tasks: a task seen as over after its lease was seen will not use it again.
-    Leases of nobody in Airflow (asked for through REST or Python) are left to their time to live.
+    Leases of other Airflows, whose tasks `states` cannot know, are only counted. Leases of nobody in Airflow
+    (asked for through REST or Python) are left to their time to live.
     """
     entries = [*manager.leases(), *manager.queue()]
-    owned = [
+    of_tasks = [
         (entry, identity)
         for entry in entries
         if (identity := TaskIdentity.from_labels(entry["labels"])) is not None
     ]
+    owned = [(entry, identity) for entry, identity in of_tasks if identity.instance == instance]
     unfinished = states.unfinished({identity for _, identity in owned})
     run_is_unfinished = _once(states.run_is_unfinished)
     actions = []
@@ -140,7 +150,7 @@ def reconcile(manager: Manager, states: TaskStates) -> list[Action]:
             actions.append(Action(entry["task_id"], "kept", str(error)))
     for action in actions:
         logger.info("%s %s: %s", action.action, action.task_id, action.detail)
-    return actions
+    return Reconciliation(actions, len(of_tasks) - len(owned))
 
 
 def _once(ask: Callable[[str, str], bool]) -> Callable[[str, str], bool]:

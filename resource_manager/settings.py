@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,17 @@ from resource_manager.redaction import redact
 
 PREFIX = "GPU_MANAGER_"
 FILE_VARIABLE = "GPU_MANAGER_SETTINGS"
+INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+
+
+def valid_instance(text: str) -> str:
+    """Return the text if it can be the instance id of an Airflow; raises `ValueError`."""
+    if INSTANCE.fullmatch(text) is None:
+        raise ValueError(
+            "an instance is 1 to 40 letters, digits, '.', '_' or '-', the first a letter or digit, "
+            f"not {text[:60]!r}"
+        )
+    return text
 
 
 class Settings(BaseModel):
@@ -82,6 +94,12 @@ class Settings(BaseModel):
         "leases renew them or learn that they are gone; longer than the time between two renewals.",
     )
 
+    instance: str | None = Field(
+        default=None,
+        description="Names this Airflow in the ids of its leases, as several may use one store; without it, "
+        "the API server makes up a random id.",
+    )
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Without the passwords of the URLs."""
         for name, value in super().__repr_args__():
@@ -102,6 +120,11 @@ class Settings(BaseModel):
             if not 0 <= share <= 1:
                 raise ValueError(f"the share of {team!r} is {share}, not 0 to 1")
         return shares
+
+    @field_validator("instance")
+    @classmethod
+    def _name_of_an_instance(cls, value: str | None) -> str | None:
+        return None if value is None else valid_instance(value)
 
     @model_validator(mode="after")
     def _range_of_gpus(self) -> Settings:

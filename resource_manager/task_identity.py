@@ -1,4 +1,4 @@
-"""Whose lease it is: one name for a dag, run, task and map index, the same on every try."""
+"""Whose lease it is: one name for an Airflow's dag, run, task and map index, the same on every try."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """A task instance without its tries; `map_index` is -1 for a task that is not mapped."""
+    """A task instance without its tries; `map_index` is -1 for a task that is not mapped.
 
+    `instance` is the id of its Airflow: two Airflows on one store may have equal names for the rest.
+    """
+
+    instance: str
     dag_id: str
     run_id: str
     task_id: str
     map_index: int = -1
 
     @classmethod
-    def of(cls, task_instance: Any) -> Self:
-        """The identity of any of Airflow's task instance classes."""
+    def of(cls, task_instance: Any, instance: str) -> Self:
+        """The identity of any of Airflow's task instance classes, in the Airflow with that id."""
         map_index = task_instance.map_index
         return cls(
+            instance,
             task_instance.dag_id,
             task_instance.run_id,
             task_instance.task_id,
@@ -31,21 +36,33 @@ class TaskIdentity:
     def from_labels(cls, labels: Mapping[str, str]) -> Self | None:
         """The identity that `labels` wrote, or None for a lease that belongs to no task of Airflow."""
         try:
-            return cls(labels["dag_id"], labels["run_id"], labels["task_id"], int(labels["map_index"]))
+            instance, dag_id, run_id = labels["instance"], labels["dag_id"], labels["run_id"]
+            return cls(instance, dag_id, run_id, labels["task_id"], int(labels["map_index"]))
         except (KeyError, ValueError):
             return None
 
     @property
     def lease_id(self) -> str:
-        """The task id under which the manager knows it."""
-        suffix = "" if self.map_index < 0 else f"[{self.map_index}]"
-        return f"{self.dag_id}/{self.run_id}/{self.task_id}{suffix}"
+        """The id under which the manager knows it: `instance:dag/run/task`, with `/index` if it is mapped.
+
+        No two task instances have the same one: an instance has no colon, and a slash within a name, which
+        Airflow can be set to allow in ids of runs, is written as `%2F`.
+        """
+        parts = [_without_slash(name) for name in (self.dag_id, self.run_id, self.task_id)]
+        if self.map_index >= 0:
+            parts.append(str(self.map_index))
+        return f"{self.instance}:{'/'.join(parts)}"
 
     @property
     def labels(self) -> dict[str, str]:
         return {
+            "instance": self.instance,
             "dag_id": self.dag_id,
             "run_id": self.run_id,
             "task_id": self.task_id,
             "map_index": str(self.map_index),
         }
+
+
+def _without_slash(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F")

@@ -23,6 +23,7 @@ LAYERS = (
     ("transactions", "requests"),
     ("manager", "aio"),
     ("launchers", "task_identity"),
+    ("airflow_instance",),
     ("client", "reconcile", "airflow_api"),
     ("api", "provider", "cli", "bench", "command_line"),
 )

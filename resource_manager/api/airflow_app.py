@@ -20,6 +20,7 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from resource_manager.airflow_instance import publish_instance
 from resource_manager.api.app import create_app
 from resource_manager.api.assemble import build, replies_for
 from resource_manager.api.auth import Identity
@@ -102,6 +103,7 @@ class Gate:
         """The Flask app behind a WSGI bridge; raises if the store cannot be reached."""
         with self._lock:
             if self._bridge is None:
+                instance = publish_instance()  # again where the start of the API server could not
                 manager = manager_of_tasks()
                 secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
                 service = build(
@@ -110,6 +112,7 @@ class Gate:
                     replies_for(manager.settings),
                     secret,
                     airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
+                    instance=instance,
                     embedded=True,
                     max_streams=MAX_STREAMS,
                 )

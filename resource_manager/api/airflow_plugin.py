@@ -5,10 +5,13 @@ Airflow loads plugins in every process, tasks included, so nothing heavy is impo
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from urllib.parse import urlsplit
 
 from airflow.configuration import conf
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "/gpu"
 
@@ -26,6 +29,22 @@ class LazyService:
             self._gate = Gate()
         await self._gate(scope, receive, send)
 
+
+def publish_at_start(app: Any) -> Any:
+    """Return the API server's app as it is, after this Airflow's instance id was written down for its tasks.
+
+    The API server calls this once as it starts, before it answers anybody.
+    """
+    from resource_manager.airflow_instance import publish_instance
+
+    try:
+        logger.info("this Airflow's GPU leases are those of instance %s", publish_instance())
+    except Exception as error:  # no reason for Airflow not to start
+        logger.error("this Airflow has no instance id, so tasks get no GPUs: %s", error)
+    return app
+
+
+AT_START = {"middleware": publish_at_start, "name": "GPU resource manager"}
 
 FASTAPI_APP = {"app": LazyService(), "url_prefix": PREFIX, "name": "GPU resource manager"}
 

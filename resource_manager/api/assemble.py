@@ -83,6 +83,7 @@ def standalone(
         kept.secret,
         rate=rate,
         airflow_url=airflow_url,
+        instance=manager.settings.instance,
         max_streams=max_streams,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from resource_manager.api.auth import Identity
+from resource_manager.api.service import Service
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.views import server_state
@@ -117,7 +118,7 @@ def level(state: NodeState) -> int:
     return math.ceil(LEVELS * (total - state.free_milli) / total) if total else LEVELS
 
 
-def lease_row(lease: Lease, caller: Identity, airflow_url: str | None) -> LeaseRow:
+def lease_row(lease: Lease, caller: Identity, here: Service) -> LeaseRow:
     request = lease.request
     share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli} milli)"
     return LeaseRow(
@@ -132,20 +133,22 @@ def lease_row(lease: Lease, caller: Identity, airflow_url: str | None) -> LeaseR
         lease.fencing_token,
         lease.quarantined,
         hue(lease.task_id),
-        task_link(request, airflow_url),
+        task_link(request, here),
         caller.is_operator or request.owner == caller.name,
     )
 
 
-def task_link(request: Request, airflow_url: str | None) -> str | None:
+def task_link(request: Request, here: Service) -> str | None:
     """The page of the Airflow task that holds the lease, where it can be known."""
     labels = request.labels
-    if airflow_url is None or not all(labels.get(key) for key in ("dag_id", "run_id", "task_id")):
+    if here.airflow_url is None or not all(labels.get(key) for key in ("dag_id", "run_id", "task_id")):
         return None
+    if here.instance is not None and labels.get("instance", here.instance) != here.instance:
+        return None  # another Airflow's, whose pages are elsewhere
     dag, run, task = (quote(labels[key], safe="") for key in ("dag_id", "run_id", "task_id"))
     mapped = labels.get("map_index", "-1")
     suffix = f"/mapped/{quote(mapped)}" if mapped not in ("", "-1") else ""
-    return f"{airflow_url.rstrip('/')}/dags/{dag}/runs/{run}/tasks/{task}{suffix}"
+    return f"{here.airflow_url.rstrip('/')}/dags/{dag}/runs/{run}/tasks/{task}{suffix}"
 
 
 def totals(cluster: ClusterState) -> dict[str, Any]:

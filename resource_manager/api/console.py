@@ -122,7 +122,7 @@ def leases(here: Service, caller: Identity, query: ListQuery) -> Any:
         ]
         found.sort(key=lambda lease: lease.fencing_token)
         shown, paging = _paged(found, query.page)
-        rows = [cells.lease_row(lease, caller, here.airflow_url) for lease in shown]
+        rows = [cells.lease_row(lease, caller, here) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
     return _page("leases.html", here, caller, query=query, **here.watch.look(look))
@@ -284,7 +284,7 @@ def _waiting(
         "queued_at": entry.queued_at,
         "reason": "no server has room yet" if position == 1 else f"{position - 1} ahead",
         "start": None if start is None else estimate_view(start),
-        "link": cells.task_link(request, here.airflow_url),
+        "link": cells.task_link(request, here),
         "may_cancel": caller.is_operator or request.owner == caller.name,
     }
 

@@ -22,7 +22,8 @@ class Service:
     """The manager and everything around it; `secret` signs sessions and CSRF tokens.
 
     `airflow_url` is where Airflow's pages are, for links to tasks: None if unknown, empty if they are on
-    this very server. `embedded` says that the console is shown inside Airflow's frame.
+    this very server. `instance` is the id of that Airflow, or None if unknown. `embedded` says that the
+    console is shown inside Airflow's frame.
     """
 
     manager: GPUResourceManager
@@ -33,6 +34,7 @@ class Service:
     metrics: Metrics
     secret: str = field(repr=False)
     airflow_url: str | None = None
+    instance: str | None = None
     embedded: bool = False
     max_streams: int = 64
 

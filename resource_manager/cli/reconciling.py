@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from resource_manager.airflow_instance import VARIABLE
 from resource_manager.cli.commands import check_interval, json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import UNREACHABLE, Failure, print_json
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
+from resource_manager.settings import valid_instance
 
 if TYPE_CHECKING:
-    from resource_manager.reconcile import Action
+    from resource_manager.airflow_api import AirflowTaskStates
+    from resource_manager.reconcile import Reconciliation
 
 
 @main.command()
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 @click.option("--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or:")
 @click.option("--airflow-user", envvar="GPU_MANAGER_AIRFLOW_USER", help="Who may read task instances.")
 @click.option("--airflow-password", envvar="GPU_MANAGER_AIRFLOW_PASSWORD")
+@click.option(
+    "--instance",
+    metavar="ID",
+    help="Whose leases, by the Airflow's instance id. Default: GPU_MANAGER_INSTANCE, else what the Airflow "
+    "itself tells.",
+)
 @click.option("--every", "interval_s", type=float, metavar="SECONDS", help="Again and again, until Ctrl-C.")
 @json_option
 @click.pass_obj
@@ -35,18 +43,20 @@ def reconcile(
     airflow_token: str | None,
     airflow_user: str | None,
     airflow_password: str | None,
+    instance: str | None,
     interval_s: float | None,
     as_json: bool,
 ) -> None:
-    """Stop the jobs and end the leases of Airflow tasks that are over.
+    """Stop the jobs and end the leases of an Airflow's tasks that are over.
 
-    A lease whose job cannot be reached is kept. The jobs' own connections (ssh, docker) are Airflow's, so
-    run this where Airflow is installed.
+    Leases of other Airflows on the same store are only counted. A lease whose job cannot be reached is kept.
+    The jobs' own connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
     """
     from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
     from resource_manager.reconcile import reconcile as reconcile_once
 
     check_interval("--every", interval_s)
+    instance = _valid(instance) if instance is not None else target.settings().instance
     states = None
     while True:
         try:
@@ -54,8 +64,9 @@ def reconcile(
                 states = AirflowTaskStates(
                     airflow_url, token=airflow_token, user=airflow_user, password=airflow_password
                 )
-            _show(reconcile_once(target.manager, states), as_json, once=interval_s is None)
-        except InvalidRequestError:
+            of = _instance_of(states, airflow_url, instance)
+            _show(reconcile_once(target.manager, states, of), as_json, once=interval_s is None)
+        except (InvalidRequestError, WrongInstanceError):
             raise
         except ResourceManagerError as error:
             if interval_s is None and isinstance(error, AirflowUnavailableError):
@@ -71,11 +82,43 @@ def reconcile(
             return
 
 
-def _show(actions: Sequence[Action], as_json: bool, *, once: bool) -> None:
+class WrongInstanceError(ResourceManagerError, ValueError):
+    """The Airflow that is asked is not, or not known to be, the one whose leases are meant."""
+
+
+def _valid(instance: str) -> str:
+    try:
+        return valid_instance(instance)
+    except ValueError as error:
+        raise WrongInstanceError(f"--instance: {error}") from None
+
+
+def _instance_of(states: AirflowTaskStates, airflow_url: str, wanted: str | None) -> str:
+    """The id of the Airflow at that address; raises `WrongInstanceError` where it would be a guess.
+
+    An Airflow knows no task of another, which would look as if all of those were over.
+    """
+    told = states.instance()
+    if wanted is None and told is None:
+        raise WrongInstanceError(
+            f"the Airflow at {airflow_url} does not tell its instance id: its API server runs without the "
+            f"plugin, or this user may not read the Variable {VARIABLE!r}; name it with --instance"
+        )
+    if None not in (wanted, told) and wanted != told:
+        raise WrongInstanceError(
+            f"the Airflow at {airflow_url} is {told!r}, not {wanted!r}: correct --instance "
+            "(or GPU_MANAGER_INSTANCE) or --airflow-url"
+        )
+    return str(wanted or told)
+
+
+def _show(done: Reconciliation, as_json: bool, *, once: bool) -> None:
     if as_json:
-        print_json([asdict(action) for action in actions])
+        print_json(asdict(done))
         return
-    for action in actions:
+    for action in done.actions:
         click.echo(f"{action.action:12}{action.task_id}: {action.detail}")
-    if once and not actions:
-        click.echo("nothing to do: every lease belongs to a task that goes on")
+    if once and not done.actions:
+        click.echo("nothing to do: every lease of this Airflow belongs to a task that goes on")
+    if once and done.other_instances:
+        click.echo(f"left alone: {done.other_instances} leases and requests of other Airflows")

@@ -63,7 +63,8 @@ def hash_of(text: str) -> int:
 
 def leases_table(leases: Sequence[Row], now: float) -> Table:
     table = Table(title=f"{len(leases)} leases")
-    for name in ("task", "server", "GPUs", "CPUs", "owner", "team", "age", "ends in"):
+    table.add_column("task", overflow="fold")  # an id's end tells most, so none is cut
+    for name in ("server", "GPUs", "CPUs", "owner", "team", "age", "ends in"):
         table.add_column(name)
     for lease in leases:
         ends = lease.get("expires_at")
@@ -83,7 +84,7 @@ def leases_table(leases: Sequence[Row], now: float) -> Table:
 def queue_table(queue: Sequence[Row]) -> Table:
     table = Table(title=f"{len(queue)} waiting")
     for name in ("#", "task", "GPUs", "CPUs", "waits", "reason", "should start"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for entry in queue:
         table.add_row(
             str(entry["position"]),

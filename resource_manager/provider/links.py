@@ -8,6 +8,7 @@ from urllib.parse import quote
 from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 
+from resource_manager.airflow_instance import instance_id
 from resource_manager.task_identity import TaskIdentity
 
 if TYPE_CHECKING:
@@ -22,4 +23,4 @@ class ConsoleLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         base_url = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
-        return f"{base_url}/gpu/leases?q={quote(TaskIdentity.of(ti_key).lease_id, safe='')}"
+        return f"{base_url}/gpu/leases?q={quote(TaskIdentity.of(ti_key, instance_id()).lease_id, safe='')}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from airflow.listeners import hookimpl
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from resource_manager import reconcile
+from resource_manager.airflow_instance import instance_id
 from resource_manager.provider.hook import GPUManagerHook, Manager
 from resource_manager.task_identity import TaskIdentity
 
@@ -52,10 +54,11 @@ def _task_ended(task_instance: Any) -> None:
     """For a task ended from outside: one that ends by itself, in its worker, has released its GPUs."""
     if isinstance(task_instance, RuntimeTaskInstance):
         return
-    lease_id = TaskIdentity.of(task_instance).lease_id
+    # The id of this Airflow is read in the thread: a hook's own may be in a session of the scheduler.
+    identity = TaskIdentity.of(task_instance, "")
 
     def end(manager: Manager) -> None:
-        entry = manager.status_of(lease_id)
+        entry = manager.status_of(replace(identity, instance=instance_id()).lease_id)
         if entry is not None and entry["labels"].get("scope") != reconcile.RUN_SCOPE:
             _end(manager, entry)
 
@@ -68,8 +71,8 @@ def _run_ended(dag_run: Any) -> None:
     def end(manager: Manager) -> None:
         for entry in [*manager.leases(), *manager.queue()]:
             labels = entry["labels"]
-            of_run = (labels.get("dag_id"), labels.get("run_id")) == (dag_id, run_id)
-            if of_run and labels.get("scope") == reconcile.RUN_SCOPE:
+            names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
+            if names == (instance_id(), dag_id, run_id) and labels.get("scope") == reconcile.RUN_SCOPE:
                 _end(manager, entry)
 
     _thread().submit(_safely, end)

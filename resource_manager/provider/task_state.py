@@ -44,9 +44,16 @@ def is_wanted(identity: TaskIdentity) -> bool:
 
 async def note(identity: TaskIdentity, key: str, value: Any) -> None:
     """Keeps a JSON value beside the task for the rest of this try, for the next triggerer."""
-    await XCom.aset(key, value, **asdict(identity))
+    await XCom.aset(key, value, **_place(identity))
 
 
 async def noted(identity: TaskIdentity, key: str) -> Any:
     """What `note` kept in this try, or None."""
-    return await XCom.aget_one(key=key, **asdict(identity))
+    return await XCom.aget_one(key=key, **_place(identity))
+
+
+def _place(identity: TaskIdentity) -> dict[str, Any]:
+    """The task instance as Airflow's own functions name it."""
+    place = asdict(identity)
+    del place["instance"]
+    return place

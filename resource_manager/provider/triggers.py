@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from resource_manager import reconcile
+from resource_manager.airflow_instance import instance_id
 from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
 from resource_manager.provider.demand import describe_waiting
@@ -301,6 +302,9 @@ def log_place(job: RunningJob, offset: int = 0, last_line: str = "") -> dict[str
 
 
 def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:
-    """The identity of the task that runs, as it is and as a trigger takes it."""
-    identity = TaskIdentity.of(context["ti"])
+    """The identity of the task that runs, as it is and as a trigger takes it; raises `AirflowException`."""
+    try:
+        identity = TaskIdentity.of(context["ti"], instance_id())
+    except ResourceManagerError as error:
+        raise AirflowException(str(error)) from error
     return identity, asdict(identity)

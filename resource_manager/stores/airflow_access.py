@@ -109,7 +109,7 @@ class DatabaseAccess:
             )
         return text
 
-    def set(self, key: str, text: str, before: str | None) -> bool:
+    def set(self, key: str, text: str, before: str | None, description: str = DESCRIPTION) -> bool:
         with _reporting(key, "database"):
             from airflow.models.variable import Variable
             from airflow.utils.session import create_session
@@ -122,9 +122,9 @@ class DatabaseAccess:
                 if (None if row is None else row.get_val()) != before:
                     return False
                 if row is None:
-                    session.add(Variable(key=key, val=text, description=DESCRIPTION))
+                    session.add(Variable(key=key, val=text, description=description))
                 else:
-                    Variable.set(key, text, description=DESCRIPTION, session=session)
+                    Variable.set(key, text, description=description, session=session)
                 return True
             return False  # somebody else was the first to make it
 

@@ -96,6 +96,11 @@ class Bench(Stack):
     def manager(self):
         return GPUResourceManager.from_url(self.redis_url, inventory=self.inventory)
 
+    @cached_property
+    def instance(self):
+        """The id of this Airflow, as its API server wrote it down."""
+        return self.api.call("GET", "/variables/gpu_manager_instance")["value"]
+
     def stop(self):
         if "manager" in self.__dict__:
             self.manager.close()
@@ -216,7 +221,7 @@ class Run:
 
     def __init__(self, bench, dag_id, run_id):
         self.bench, self.dag_id, self.run_id = bench, dag_id, run_id
-        self.lease_id = f"{dag_id}/{run_id}/job"
+        self.lease_id = f"{bench.instance}:{dag_id}/{run_id}/job"
         self.path = f"/dags/{dag_id}/dagRuns/{run_id}"
 
     def processes(self):

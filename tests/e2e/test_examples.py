@@ -28,7 +28,7 @@ def test_sweep_digits_maps_a_grid(bench):
     run_id = run(bench, "sweep_digits")
     assert bench.api.xcom("sweep_digits", run_id, "best")["accuracy"] > 0.9
     seen = {request["task_id"] for request in bench.grants()}
-    assert {f"sweep_digits/{run_id}/train[{point}]" for point in range(6)} <= seen
+    assert {f"{bench.instance}:sweep_digits/{run_id}/train/{point}" for point in range(6)} <= seen
 
 
 def test_pipeline_digits_shares_a_lease(bench):
@@ -60,4 +60,4 @@ def test_docker_step_runs_between_setup_and_teardown(bench):
 
 def test_gpu_reconcile_reports(bench):
     run_id = run(bench, "gpu_reconcile")
-    assert bench.api.xcom("gpu_reconcile", run_id, "reconcile") == []
+    assert bench.api.xcom("gpu_reconcile", run_id, "reconcile") == {"actions": [], "other_instances": 0}

@@ -11,6 +11,8 @@ from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableEr
 from resource_manager.cli import main, reconciling
 from resource_manager.task_identity import TaskIdentity
 
+NOTHING = {"actions": [], "other_instances": 0}
+
 
 class Airflow(BaseHTTPRequestHandler):
     """Answers as Airflow 3.3 does."""
@@ -36,6 +38,8 @@ class Airflow(BaseHTTPRequestHandler):
             f"{self.TASKS}/mapped/3": {"state": "running"},
             "/api/v2/dags/d/dagRuns/r%2B1": {"state": "running"},
         }
+        if self.path == "/api/v2/variables/gpu_manager_instance":
+            return self.answer(*self.server.variable)
         if self.path in answers:
             return self.answer(200, answers[self.path])
         if self.path.startswith("/proxy"):
@@ -56,6 +60,7 @@ class Airflow(BaseHTTPRequestHandler):
 def airflow():
     with HTTPServer(("127.0.0.1", 0), Airflow) as server:
         server.logins, server.token = 0, "token-1"
+        server.variable = 200, {"key": "gpu_manager_instance", "value": "staging"}
         threading.Thread(target=server.serve_forever, daemon=True).start()
         server.url = f"http://127.0.0.1:{server.server_port}"
         yield server
@@ -63,7 +68,9 @@ def airflow():
 
 
 def tasks(*names):
-    return {TaskIdentity("d", "r+1", name) for name in names} | {TaskIdentity("d", "r+1", "mapped", 3)}
+    return {TaskIdentity("staging", "d", "r+1", name) for name in names} | {
+        TaskIdentity("staging", "d", "r+1", "mapped", 3)
+    }
 
 
 def test_tasks_that_go_on_are_told_from_those_that_ended_or_never_were(airflow):
@@ -94,7 +101,7 @@ def test_the_command_goes_on_where_airflow_does_not_answer(airflow, monkeypatch)
 
     def nap(seconds):
         naps.append(seconds)
-        airflow.token = "token-1"
+        airflow.token = f"token-{airflow.logins + 1}"
         if len(naps) == 2:
             raise KeyboardInterrupt
 
@@ -103,7 +110,7 @@ def test_the_command_goes_on_where_airflow_does_not_answer(airflow, monkeypatch)
     words = ["--airflow-url", airflow.url, "--airflow-user", "u", "--airflow-password", "p"]
     done = CliRunner().invoke(main, ["--store", "memory://", "reconcile", *words, "--every", "7", "--json"])
     assert (done.exit_code, naps) == (0, [7.0, 7.0])
-    assert done.stdout == "[]\n", "the first time nothing is known"
+    assert json.loads(done.stdout) == NOTHING, "the first time nothing is known"
     assert done.stderr.endswith("refused the login: 503; trying again\n")
     assert done.stderr.count("\n") == 1
 
@@ -113,10 +120,39 @@ def test_the_command_says_what_it_did_or_why_not(airflow):
         return CliRunner().invoke(main, ["--store", "memory://", "reconcile", *words])
 
     done = run("--airflow-url", airflow.url, "--airflow-user", "u", "--airflow-password", "p")
-    assert (done.exit_code, done.stdout) == (0, "nothing to do: every lease belongs to a task that goes on\n")
+    said = "nothing to do: every lease of this Airflow belongs to a task that goes on\n"
+    assert (done.exit_code, done.stdout) == (0, said)
     done = run("--airflow-url", airflow.url, "--airflow-token", "token-1", "--json")
-    assert (done.exit_code, json.loads(done.stdout)) == (0, [])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, NOTHING)
     for words, exit_code in ((["gpus"], 2), (["http://127.0.0.1:1", "--airflow-user", "u"], 3)):
         done = run("--airflow-url", *words)
         assert done.exit_code == exit_code
         assert done.stderr.count("\n") == 1
+
+
+def test_the_command_ends_no_jobs_of_an_airflow_that_it_did_not_ask(airflow, monkeypatch):
+    """An Airflow answers "not found" for each task of another, as for one that is over."""
+    monkeypatch.delenv("GPU_MANAGER_INSTANCE", raising=False)
+
+    def run(*words):
+        options = ["--airflow-url", airflow.url, "--airflow-token", "token-1", "--json"]
+        return CliRunner().invoke(main, ["--store", "memory://", "reconcile", *options, *words])
+
+    def refused(*words):
+        done = run(*words)
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        return done.stderr
+
+    assert run("--instance", "staging").exit_code == 0
+    assert "is 'staging', not 'production'" in refused("--instance", "production")
+    assert "is 'staging', not 'production'" in refused("--instance", "production", "--every", "5")
+    assert "--instance: an instance is 1 to 40 letters" in refused("--instance", "a:b")
+    monkeypatch.setenv("GPU_MANAGER_INSTANCE", "production")
+    assert "is 'staging', not 'production'" in refused()
+    assert run("--instance", "staging").exit_code == 0, "what is said counts before what is set"
+    monkeypatch.delenv("GPU_MANAGER_INSTANCE")
+    for airflow.variable in ((404, {"detail": "no such Variable"}), (403, {"detail": "Forbidden"})):
+        assert "does not tell its instance id" in refused()
+        assert run("--instance", "production").exit_code == 0, "it may be set where no Variable tells it"
+    airflow.variable = 200, {"value": "a/b"}
+    assert "Airflow Variable 'gpu_manager_instance': an instance is" in refused()

@@ -56,7 +56,7 @@ from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
 
 REPOSITORY = Path(__file__).parents[2]
-TASK = TaskIdentity("d", "r", "t")
+TASK = TaskIdentity("production", "d", "r", "t")
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
     manager = GPUResourceManager.from_url(url)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    tasks = [TaskIdentity("d", "r", "t", number) for number in range(200)]
+    tasks = [TaskIdentity("production", "d", "r", "t", number) for number in range(200)]
     for task in tasks:
         Demand(8).submit(manager, task)
     before = len(server.client_list())
@@ -527,7 +527,7 @@ def test_a_mapped_task_is_not_taken_for_one_whose_name_looks_like_it(monkeypatch
         return {run_ids[0]: answer}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", get_task_states)
-    asked = [TaskIdentity("d", "r", *key) for key in states]
+    asked = [TaskIdentity("production", "d", "r", *key) for key in states]
     assert ExecutionTaskStates().unfinished(asked) == {asked[0]}
 
 

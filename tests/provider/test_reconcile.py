@@ -7,7 +7,8 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.launchers import Job, JobState
 from resource_manager.launchers.local import LocalLauncher
-from resource_manager.reconcile import RunningJob, reconcile
+from resource_manager.reconcile import RunningJob
+from resource_manager.reconcile import reconcile as reconcile_instance
 from resource_manager.task_identity import TaskIdentity
 
 
@@ -30,8 +31,15 @@ def manager(tmp_path, monkeypatch):
     return GPUResourceManager.from_url("memory://")
 
 
-def identity(task_id, map_index=-1):
-    return TaskIdentity("d", "r", task_id, map_index)
+def identity(task_id, map_index=-1, instance="production"):
+    return TaskIdentity(instance, "d", "r", task_id, map_index)
+
+
+def reconcile(manager, states):
+    """What the reconciler of production does, where nothing is another's."""
+    done = reconcile_instance(manager, states, "production")
+    assert done.other_instances == 0
+    return done.actions
 
 
 def submit(manager, task, gpus=8, **labels):
@@ -51,11 +59,11 @@ def test_the_job_of_a_task_that_is_over_is_stopped_before_its_gpus_are_free(mana
     orphan, alive = start_job(manager, over, "sleep 60"), start_job(manager, goes_on, "sleep 60")
     actions = reconcile(manager, States(unfinished=[goes_on]))
     assert [(action.task_id, action.action, action.detail) for action in actions] == [
-        ("d/r/over", "released", "its job was stopped")
+        ("production:d/r/over", "released", "its job was stopped")
     ]
     assert LocalLauncher().status(orphan).state is JobState.ABSENT
     assert LocalLauncher().status(alive).state is JobState.RUNNING
-    assert [lease["task_id"] for lease in manager.leases()] == ["d/r/goes_on[3]"]
+    assert [lease["task_id"] for lease in manager.leases()] == ["production:d/r/goes_on/3"]
     LocalLauncher().stop(alive, 0)
 
 
@@ -109,4 +117,3 @@ def test_identities_come_back_from_their_labels():
     for task in (identity("a"), identity("a/b c", 0), identity("a", 12)):
         assert TaskIdentity.from_labels(task.labels) == task
     assert TaskIdentity.from_labels({}) is None
-    assert identity("a", 0).lease_id != identity("a").lease_id

@@ -104,7 +104,7 @@ def test_a_number_from_a_form_is_a_number(gpus: str) -> None:
 
 def test_a_task_does_not_go_on_with_a_lease_that_somebody_made_in_its_name() -> None:
     """Whoever guesses a task's lease id could otherwise release its GPUs while it trains."""
-    identity = TaskIdentity("d", "r", "t")
+    identity = TaskIdentity("production", "d", "r", "t")
     with GPUResourceManager.from_url("memory://") as manager:
         mine = Demand(2, owner="airflow")
         shape = mine.shape()

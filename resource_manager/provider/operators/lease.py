@@ -9,11 +9,13 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup
+from airflow.sdk.exceptions import AirflowFailException
 
 from resource_manager.launchers.devices import device_environment
 from resource_manager.provider.demand import end_lease
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.provider.operators.base import GPUOperator
+from resource_manager.provider.triggers import identity_of
 from resource_manager.reconcile import RUN_SCOPE
 
 
@@ -59,6 +61,13 @@ class GPUReleaseOperator(BaseOperator):
         if entry is None or entry.get("fencing_token") != self.lease["fencing_token"]:
             self.log.info("the lease was over before")
             return
+        identity, _ = identity_of(context)
+        instance = entry["labels"].get("instance", identity.instance)
+        if instance != identity.instance:
+            raise AirflowFailException(
+                f"the lease {entry['task_id']!r} belongs to the Airflow {instance!r}, this is "
+                f"{identity.instance!r}: release it there"
+            )
         end_lease(manager, self.lease["task_id"], "SUCCESS")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
+from resource_manager.airflow_instance import instance_id
 from resource_manager.errors import ResourceManagerError
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.provider.task_state import ExecutionTaskStates
@@ -15,7 +16,11 @@ from resource_manager.reconcile import reconcile
 
 
 class GPUReconcileOperator(BaseOperator):
-    """Compares leases with task instances and jobs; returns what it did, as a list of actions."""
+    """Compares this Airflow's leases with its task instances and jobs.
+
+    Returns the `actions` it took, and as `other_instances` how many leases and requests of other Airflows
+    on the store it left alone.
+    """
 
     ui_color = "#f4cccc"
 
@@ -23,14 +28,16 @@ class GPUReconcileOperator(BaseOperator):
         super().__init__(**kwargs)
         self.gpu_conn_id = gpu_conn_id
 
-    def execute(self, context: Any) -> list[dict[str, Any]]:
+    def execute(self, context: Any) -> dict[str, Any]:
         manager = GPUManagerHook(self.gpu_conn_id).get_conn()
         try:
-            actions = reconcile(manager, ExecutionTaskStates())
+            done = reconcile(manager, ExecutionTaskStates(), instance_id())
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error
-        for action in actions:
+        for action in done.actions:
             self.log.info("%s %s: %s", action.action, action.task_id, action.detail)
-        if not actions:
-            self.log.info("every lease belongs to a task that goes on")
-        return [asdict(action) for action in actions]
+        if not done.actions:
+            self.log.info("every lease of this Airflow belongs to a task that goes on")
+        if done.other_instances:
+            self.log.info("%d leases and requests of other Airflows were left alone", done.other_instances)
+        return asdict(done)

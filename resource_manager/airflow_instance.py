@@ -1,0 +1,67 @@
+"""The id that tells one Airflow's leases from those of other Airflows on the same store.
+
+It is the setting `GPU_MANAGER_INSTANCE`, or else a random id that the API server creates once. Tasks see
+neither Airflow's database nor the API server's environment, so they read it from an Airflow Variable.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import cache
+
+from resource_manager.errors import SettingsError
+from resource_manager.settings import Settings, valid_instance
+from resource_manager.stores.airflow_access import CurrentAccess, DatabaseAccess
+
+VARIABLE = "gpu_manager_instance"
+DESCRIPTION = "Tells this Airflow's GPU leases from other Airflows' on the same store; keep it."
+ID_BYTES = 4
+PUBLISH_ATTEMPTS = 5
+
+
+@cache
+def instance_id() -> str:
+    """Return this Airflow's instance id, which the process keeps from then on.
+
+    Raises `SettingsError` where it is wrong or not there yet, `StoreUnavailableError` where Airflow does not
+    answer.
+    """
+    configured = Settings.load().instance
+    if configured is not None:
+        return configured
+    text = CurrentAccess().get(VARIABLE)
+    if text is None:
+        raise SettingsError(
+            "this Airflow has no instance id yet: start its API server with the plugin gpu_resource_manager, "
+            f"which writes it into the Variable {VARIABLE!r}, or set GPU_MANAGER_INSTANCE in all components"
+        )
+    return instance_in_variable(text)
+
+
+def instance_in_variable(text: str) -> str:
+    """Return the text of the Variable if it is an instance id; raises `SettingsError`."""
+    try:
+        return valid_instance(text)
+    except ValueError as error:
+        raise SettingsError(f"Airflow Variable {VARIABLE!r}: {error}") from error
+
+
+def publish_instance() -> str:
+    """Write the instance id into the Variable, for processes without the setting; return it.
+
+    For the API server, which has the database. Of several that start at once all end with the same id: the
+    first one's if it is random. A configured id replaces what was there, such as in a copy of a database.
+    """
+    configured = Settings.load().instance
+    database = DatabaseAccess()
+    for _ in range(PUBLISH_ATTEMPTS):
+        before = database.get(VARIABLE)
+        if before is not None and configured in (None, before):
+            return instance_in_variable(before)
+        wanted = configured or secrets.token_hex(ID_BYTES)
+        if database.set(VARIABLE, wanted, before, DESCRIPTION):
+            return wanted
+    raise SettingsError(
+        f"Airflow Variable {VARIABLE!r} is written by others all the time: "
+        "is GPU_MANAGER_INSTANCE the same in all API servers?"
+    )

@@ -1,0 +1,97 @@
+"""Two real Airflows, production and staging, on one store: neither touches what is the other's."""
+
+import pytest
+
+from tests.e2e.bench import PATIENCE, Bench, Run, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500 * PATIENCE)]
+
+NO_SSH = 1
+"""A port for the inventory's server by ssh, which nobody asks for here."""
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory):
+    """An Airflow whose API server makes up its id."""
+    with Bench(tmp_path_factory.mktemp("production"), NO_SSH) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def staging(tmp_path_factory, production):
+    """An Airflow with a name, on production's store, whose jobs write into the same ledger."""
+    settings = {
+        "GPU_MANAGER_STORE": production.redis_url,
+        "GPU_MANAGER_REDIS_URL": production.redis_url,
+        "GPU_MANAGER_INVENTORY": str(production.inventory),
+        "GPU_MANAGER_INSTANCE": "staging",
+        "LEDGER": str(production.ledger),
+    }
+    with Bench(tmp_path_factory.mktemp("staging"), NO_SSH, **settings) as bench:
+        bench.ledger = production.ledger
+        yield bench
+
+
+def train(bench, run_id, gpus):
+    """A run of `local_job` of that id, once its job runs."""
+    path = "/dags/local_job"
+    wait_for(lambda: bench.api.knows("local_job"), what="the reading of local_job")
+    bench.api.call("PATCH", path, {"is_paused": False})
+    body = {"dag_run_id": run_id, "logical_date": None, "conf": {"gpus": gpus, "seconds": 3600}}
+    bench.api.call("POST", f"{path}/dagRuns", body)
+    run = Run(bench, "local_job", run_id)
+    run.wait_until_training()
+    return run
+
+
+def goes_on(run, lease):
+    """The job still writes, under the lease that it had."""
+    before = len(run.beats())
+    wait_for(lambda: len(run.beats()) > before + 2, what=f"more of {run.lease_id}")
+    held = run.bench.manager.status_of(run.lease_id)
+    assert held is not None
+    assert held["fencing_token"] == lease["fencing_token"]
+    assert len(run.processes()) == 1
+
+
+def test_what_one_airflow_ends_is_never_the_others(production, staging):
+    assert staging.instance == "staging"
+    assert production.instance not in ("", "staging")
+
+    # Tasks of the same names hold different GPUs at once.
+    ours, theirs = train(production, "nightly", 2), train(staging, "nightly", 2)
+    unknown_to_staging = train(production, "ours-alone", 2)
+    leases = {lease["task_id"]: lease for lease in production.manager.leases()}
+    assert set(leases) == {
+        f"{production.instance}:local_job/nightly/job",
+        f"{production.instance}:local_job/ours-alone/job",
+        "staging:local_job/nightly/job",
+    }
+    held = [gpu for lease in leases.values() for gpu in lease["gpu_ids"]]
+    assert len(held) == len(set(held)) == 6
+    assert leases[theirs.lease_id]["labels"]["instance"] == "staging"
+
+    # Staging's reconciler counts production's, also the run that no table of staging has.
+    run_id = staging.api.trigger("gpu_reconcile")
+    wait_for(lambda: staging.api.run_state("gpu_reconcile", run_id) == "success", 300, "staging's reconciler")
+    done = staging.api.xcom("gpu_reconcile", run_id, "reconcile")
+    assert done == {"actions": [], "other_instances": 2}
+    for run in (ours, unknown_to_staging):
+        goes_on(run, leases[run.lease_id])
+
+    # Ending, clearing and deleting in staging ends staging's only; the listener and the trigger do it.
+    theirs.mark("failed")
+    wait_for(lambda: production.manager.status_of(theirs.lease_id) is None, 120, "the end in staging")
+    theirs.clear()
+    wait_for(lambda: len(theirs.processes()) == 2, 200, "the cleared job in staging")
+    theirs.mark_run("failed")
+    wait_for(lambda: production.manager.status_of(theirs.lease_id) is None, 120, "the end of staging's run")
+    theirs.delete()
+    for run in (ours, unknown_to_staging):
+        goes_on(run, leases[run.lease_id])
+
+    for run in (ours, unknown_to_staging):
+        run.finish()
+        run.wait_until("success")
+    production.check_ledger()
+    production.check_free()
