@@ -46,8 +46,9 @@ def instance_in_variable(text: str) -> str:
         raise SettingsError(f"Airflow Variable {VARIABLE!r}: {error}") from error
 
 
+@cache
 def publish_instance() -> str:
-    """Write the instance id into the Variable, for processes without the setting; return it.
+    """Write the instance id into the Variable, once a process, for those without the setting; return it.
 
     For the API server, which has the database. Of several that start at once all end with the same id: the
     first one's if it is random. A configured id replaces what was there, such as in a copy of a database.

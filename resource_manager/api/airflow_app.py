@@ -103,7 +103,7 @@ class Gate:
         """The Flask app behind a WSGI bridge; raises if the store cannot be reached."""
         with self._lock:
             if self._bridge is None:
-                instance = publish_instance()  # again where the start of the API server could not
+                instance = publish_instance()  # written now if it could not be at the start
                 manager = manager_of_tasks()
                 secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
                 service = build(

@@ -1,5 +1,10 @@
 """Two real Airflows, production and staging, on one store: neither touches what is the other's."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tests.e2e.bench import PATIENCE, Bench, Run, wait_for
@@ -44,6 +49,16 @@ def train(bench, run_id, gpus):
     return run
 
 
+def reconcile_by_command(bench, *words):
+    """`gpu-manager reconcile` beside that Airflow, without its environment."""
+    user, password = bench.api.login
+    login = ("--airflow-url", bench.url, "--airflow-user", user, "--airflow-password", password)
+    store = bench.environment["GPU_MANAGER_STORE"]
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", store, "reconcile", *login, "--json"]
+    inventory = {"GPU_MANAGER_INVENTORY": str(bench.inventory)}
+    return subprocess.run([*command, *words], env={**os.environ, **inventory}, capture_output=True, text=True)
+
+
 def goes_on(run, lease):
     """The job still writes, under the lease that it had."""
     before = len(run.beats())
@@ -76,12 +91,19 @@ def test_what_one_airflow_ends_is_never_the_others(production, staging):
     wait_for(lambda: staging.api.run_state("gpu_reconcile", run_id) == "success", 300, "staging's reconciler")
     done = staging.api.xcom("gpu_reconcile", run_id, "reconcile")
     assert done == {"actions": [], "other_instances": 2}
+    # So does the command, which asks the Airflow at the address who it is.
+    done = reconcile_by_command(staging)
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"actions": [], "other_instances": 2})
+    done = reconcile_by_command(staging, "--instance", production.instance)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is 'staging', not '{production.instance}': correct --instance" in done.stderr
     for run in (ours, unknown_to_staging):
         goes_on(run, leases[run.lease_id])
 
     # Ending, clearing and deleting in staging ends staging's only; the listener and the trigger do it.
     theirs.mark("failed")
     wait_for(lambda: production.manager.status_of(theirs.lease_id) is None, 120, "the end in staging")
+    theirs.wait_until("failed")  # else the scheduler may end the run after it was cleared
     theirs.clear()
     wait_for(lambda: len(theirs.processes()) == 2, 200, "the cleared job in staging")
     theirs.mark_run("failed")

@@ -1,5 +1,6 @@
 """Two Airflows, production and staging, on one real Redis: neither can touch what is the other's."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -23,8 +24,9 @@ with warnings.catch_warnings():
     from airflow.models.team import Team
     from airflow.models.variable import Variable
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
+    from fastapi import FastAPI
 
-    from resource_manager.api.airflow_plugin import publish_at_start
+    from resource_manager.api.airflow_plugin import AT_START, publish_at_start
     from resource_manager.provider import listener
     from resource_manager.provider.demand import Demand
     from resource_manager.provider.links import ConsoleLink
@@ -93,9 +95,13 @@ def instance(monkeypatch):
                 patch.delenv("GPU_MANAGER_INSTANCE", raising=False)
             else:
                 patch.setenv("GPU_MANAGER_INSTANCE", name)
-            instance_id.cache_clear()
+            forget()
             yield
+        forget()
+
+    def forget():
         instance_id.cache_clear()
+        publish_instance.cache_clear()
 
     return process
 
@@ -341,6 +347,7 @@ def test_api_servers_that_start_at_once_agree(database, instance):
     with instance(None), ThreadPoolExecutor(4) as pool:
         made = set(pool.map(start, range(4)))
         assert made == {database.get(VARIABLE)}
+    with instance(None):
         assert publish_instance() in made, "a restart keeps it"
 
 
@@ -362,6 +369,26 @@ def test_a_configured_id_takes_the_place_of_one_that_a_copied_database_brought(d
         assert publish_instance() == "staging"
     with instance(None):
         assert instance_id() == "staging" != production
+
+
+def test_the_id_is_there_before_the_api_server_answers(database, instance):
+    async def start():
+        app = FastAPI()
+        app.add_middleware(AT_START["middleware"])
+        said = asyncio.Queue()
+        server = asyncio.create_task(app({"type": "lifespan"}, told.get, said.put))
+        await told.put({"type": "lifespan.startup"})
+        assert (await said.get())["type"] == "lifespan.startup.complete"
+        made = database.get(VARIABLE)
+        await told.put({"type": "lifespan.shutdown"})
+        await server
+        return made
+
+    told = asyncio.Queue()
+    with instance(None):
+        made = asyncio.run(start())
+        assert made is not None
+        assert made == instance_id()
 
 
 def test_airflow_starts_where_there_can_be_no_id(database, instance, caplog):
