@@ -34,13 +34,14 @@ def fill(client: Any) -> None:
         client.post("/api/submit", json=wish).raise_for_status()
     for name, gpus, cpus, minutes in TASKS:
         labels = {
+            "instance": "production",
             "dag_id": "train_digits",
             "run_id": "manual__2026-01-05",
             "task_id": name,
             "map_index": "-1",
         }
         wish = {
-            "task_id": f"train_digits/manual__2026-01-05/{name}",
+            "task_id": f"production:train_digits/manual__2026-01-05/{name}",
             "required_gpus": gpus,
             "required_cpus": cpus,
             "expected_runtime_s": 60 * minutes,
