@@ -32,5 +32,5 @@ with DAG(
         cpus="{{ params.cpus }}",
         command="{{ params.command }}",
         image="{{ params.image or '' }}",
-        server="{{ params.server or '' }}",
+        prefer_server="{{ params.server or '' }}",
     )

@@ -70,7 +70,13 @@ class ServiceClient:
         **options: Any,
     ) -> dict[str, Any] | None:
         """A lease, or None if nothing fits."""
-        demand = self._demand(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        demand = _given(
+            task_id=task_id,
+            required_gpus=required_gpus,
+            required_cpus=required_cpus,
+            prefer_server_id=prefer_server_id,
+            **options,
+        )
         try:
             return self._post("/api/allocate", demand)
         except ServiceUnavailableError as error:
@@ -81,19 +87,18 @@ class ServiceClient:
     def submit(
         self,
         task_id: str,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """A lease (`state` RUNNING) or a place in the queue (WAITING)."""
-        return self._post(
-            "/api/submit", self._demand(task_id, required_gpus, required_cpus, prefer_server_id, **options)
-        )
+        demand = _given(task_id=task_id, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
+        return self._post("/api/submit", demand)
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
         """One entry for each request, None where nothing fitted."""
-        demands = [self._demand(**request) for request in requests]
+        demands = [_given(**request) for request in requests]
         if not demands:
             return []
         results: list[dict[str, Any] | None] = self._post("/api/allocate/batch", {"requests": demands})[
@@ -146,53 +151,27 @@ class ServiceClient:
     def explain(
         self,
         task_id: str,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """As the manager's, with `estimated_start`; the service needs no task id to explain."""
-        query = self._demand(None, required_gpus, required_cpus, prefer_server_id, **options)
+        query = _given(gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
         query["resources"] = [f"{name}={amount}" for name, amount in query.get("resources", {}).items()]
         return {**self._get("/api/explain", query), "task_id": task_id}
 
     def close(self) -> None:
         self._http.close()
 
-    def _demand(
-        self,
-        task_id: str | None,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
-        required_server: int | str | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
-        demand = {
-            "task_id": task_id,
-            "required_gpus": required_gpus,
-            "required_cpus": required_cpus,
-            "prefer_server_id": None
-            if prefer_server_id is None
-            else self._server_id(prefer_server_id, "prefer_server_id"),
-            "required_server": self._server(required_server, "required_server")["server_name"]
-            if isinstance(required_server, int)
-            else required_server,
-            **options,
-        }
-        return {key: value for key, value in demand.items() if value is not None}
-
-    def _server_id(self, server: int | str, field: str | None = None) -> int:
+    def _server_id(self, server: int | str) -> int:
         if isinstance(server, int) and server >= 0:
             return server
-        return int(self._server(server, field)["server_id"])
-
-    def _server(self, server: int | str, field: str | None) -> dict[str, Any]:
         servers: list[dict[str, Any]] = self.get_resource_summary()["servers"]
         for row in servers:
             if server in (row["server_id"], row["server_name"]):
-                return row
-        raise UnknownNodeError(server, len(servers), field=field)
+                return int(row["server_id"])
+        raise UnknownNodeError(server, len(servers))
 
     def _found(self, path: str, body: dict[str, Any]) -> bool:
         try:
@@ -235,6 +214,11 @@ class ServiceClient:
         if response.is_success:
             return answer
         raise _error(response.status_code, answer)
+
+
+def _given(**demand: Any) -> dict[str, Any]:
+    """What was said of a demand; the service knows the rest."""
+    return {key: value for key, value in demand.items() if value is not None}
 
 
 def _error(status: int, problem: dict[str, Any]) -> ResourceManagerError:

@@ -27,7 +27,9 @@ class UnknownNodeError(InvalidRequestError):
     """A node name or server id that is not in the inventory."""
 
     def __init__(self, node: object, known: int, *, field: str | None = None) -> None:
-        super().__init__(f"server {node!r} is not in the inventory of {known} servers", field=field)
+        super().__init__(
+            f"{field or 'server'} {node!r} is not in the inventory of {known} servers", field=field
+        )
         self.node = node
 
 

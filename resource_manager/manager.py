@@ -32,9 +32,11 @@ from resource_manager.models import (
 from resource_manager.policies import Policy, get_policy
 from resource_manager.queueing import Order, get_order
 from resource_manager.requests import (
+    AliasedOptions,
     RequestOptions,
     build_request,
     checked,
+    gpu_range,
     same_as_before,
     server_name,
 )
@@ -96,7 +98,7 @@ class GPUResourceManager:
         *,
         inventory: Iterable[Node] | str | Path | None = None,
         policy: str = "first_fit",
-        order: str = "fifo",
+        order: str = "priority",
         observer: Observer | None = None,
         **settings: Any,
     ) -> GPUResourceManager:
@@ -148,7 +150,13 @@ class GPUResourceManager:
         holds returns the same lease. `options` are the keywords of `build_request`. Raises `ValueError`
         (`InvalidRequestError`) for a request that makes no sense, and `StoreError` if the store is out.
         """
-        request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        request = self.build_request(
+            task_id,
+            required_gpus=required_gpus,
+            required_cpus=required_cpus,
+            prefer_server_id=prefer_server_id,
+            **options,
+        )
         return self._allocate([request])[0]
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
@@ -194,7 +202,7 @@ class GPUResourceManager:
     def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Request]) -> list[dict[str, Any] | None]:
         """As `allocate_resources` for each, in one commit; each is granted or None on its own.
 
-        A mapping has the argument names of `allocate_resources`.
+        A mapping has the argument names of `allocate_resources` or of `submit`.
         """
         return self._allocate(
             [checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests]
@@ -205,17 +213,17 @@ class GPUResourceManager:
     def submit(
         self,
         task_id: str,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
-        **options: Unpack[RequestOptions],
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[AliasedOptions],
     ) -> dict[str, Any]:
         """Queues the request; returns an allocation (`state` RUNNING) or a queue entry (WAITING).
 
-        Submitting the same again returns what the task holds or where it waits. Raises as
-        `allocate_resources` does, and `LockTimeoutError`.
+        `cpus` is 1 if not said. Submitting the same again returns what the task holds or where it waits.
+        Raises as `allocate_resources` does, and `LockTimeoutError`.
         """
-        request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if same_as_before(cluster, request):
@@ -271,13 +279,13 @@ class GPUResourceManager:
     def explain(
         self,
         task_id: str,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
-        **options: Unpack[RequestOptions],
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[AliasedOptions],
     ) -> dict[str, Any]:
         """Whether the request would be granted now, where, and per server why not; changes nothing."""
-        request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
 
         return self._state.read(
             lambda cluster, now: views.explanation(
@@ -333,17 +341,21 @@ class GPUResourceManager:
     def build_request(
         self,
         task_id: str,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
-        **options: Unpack[RequestOptions],
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[AliasedOptions],
     ) -> Request:
         """The request these arguments name, as `requests.build_request` makes it on the servers as known."""
         return self._state.known(
             lambda cluster: build_request(
-                cluster, self.settings, task_id, required_gpus, required_cpus, prefer_server_id, **options
+                cluster, self.settings, task_id, gpus, cpus, prefer_server, **options
             )
         )
+
+    def gpu_range(self) -> tuple[int, int]:
+        """Fewest and most whole GPUs one task may ask for, on the servers as known."""
+        return self._state.known(lambda cluster: gpu_range(cluster, self.settings))
 
     # ---- the one way to change and to read ----
 

@@ -61,13 +61,18 @@ def by_arrival(cluster: ClusterState, now: float) -> list[Waiting]:
 
 
 def by_priority(cluster: ClusterState, now: float) -> list[Waiting]:
-    """Highest priority first, growing by one step each `PRIORITY_AGEING_S` of waiting; then first come."""
+    """Highest priority first, growing by one step each `PRIORITY_AGEING_S` of waiting; then first come.
 
-    def key(waiting: Waiting) -> tuple[float, int]:
-        aged = waiting.request.priority + (now - waiting.queued_at) / PRIORITY_AGEING_S
-        return (-aged, waiting.sequence)
-
-    return sorted(cluster.waiting.values(), key=key)
+    Whoever came before another has waited at least as long, whatever the clock said then: so requests of
+    equal priority are served in the order in which they came even where a clock was set back.
+    """
+    arrived = by_arrival(cluster, now)
+    keys: dict[str, float] = {}
+    queued_at = math.inf
+    for waiting in reversed(arrived):
+        queued_at = min(queued_at, waiting.queued_at)
+        keys[waiting.task_id] = (queued_at - now) / PRIORITY_AGEING_S - waiting.request.priority
+    return sorted(arrived, key=lambda waiting: keys[waiting.task_id])
 
 
 def runtime_s(request: Request) -> float:

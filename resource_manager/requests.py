@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
+from resource_manager.inventory import default_inventory
 from resource_manager.models import MAX_PRIORITY, MILLI_PER_GPU, Amount, Request, Utility, check_printable
 from resource_manager.schemas import as_stored
 from resource_manager.settings import Settings
+
+BUILT_IN = default_inventory()
+BUILT_IN_GPUS = (2, 8)
+"""The original's servers, and how few and how many GPUs one task may ask for there."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -26,7 +31,7 @@ class RequestOptions(TypedDict, total=False):
     team: str
     owner: str
     ttl_s: float | None
-    required_server: int | str | None
+    server: int | str | None
     quarantine: bool
     labels: Mapping[str, str] | None
     expected_runtime_s: float | None
@@ -35,14 +40,25 @@ class RequestOptions(TypedDict, total=False):
     sensitivity_per_s: float
 
 
+class AliasedOptions(RequestOptions, total=False):
+    """The original's names of `gpus`, `cpus` and `prefer_server` too."""
+
+    required_gpus: int | None
+    required_cpus: int | None
+    prefer_server_id: int | str | None
+
+
 def build_request(
     cluster: ClusterState,
     settings: Settings,
     task_id: str,
-    required_gpus: int,
-    required_cpus: int,
-    prefer_server_id: int | str | None = None,
+    gpus: int | None = None,
+    cpus: int | None = None,
+    prefer_server: int | str | None = None,
     *,
+    required_gpus: int | None = None,
+    required_cpus: int | None = None,
+    prefer_server_id: int | str | None = None,
     gpu_milli: int = MILLI_PER_GPU,
     gpu_types: Sequence[str] = (),
     vendor: str = "",
@@ -51,7 +67,7 @@ def build_request(
     team: str = "",
     owner: str = "",
     ttl_s: float | None = None,
-    required_server: int | str | None = None,
+    server: int | str | None = None,
     quarantine: bool = False,
     labels: Mapping[str, str] | None = None,
     expected_runtime_s: float | None = None,
@@ -61,34 +77,40 @@ def build_request(
 ) -> Request:
     """The request these arguments name; raises `InvalidRequestError` (a `ValueError`) if out of range.
 
-    `required_gpus` lies in the settings' range (2 to 8), or is 1 with a share `gpu_milli` below 1000;
-    `required_cpus` is at least 1 and at most what the largest server has. `utility` (with `target_s`,
+    `gpus` lies in `gpu_range`, or is 1 with a share `gpu_milli` below 1000; `cpus` is at least 1, the
+    default, and at most what the largest server has. `required_gpus`, `required_cpus` and `prefer_server_id`
+    are the original's names of the same; errors say the one that was used. `utility` (with `target_s`,
     `sensitivity_per_s` and `expected_runtime_s`) is what finishing in good time is worth, see
     `models.Utility`; it matters under admission by price.
     """
-    _check_whole(
-        required_gpus=required_gpus, required_cpus=required_cpus, gpu_milli=gpu_milli, priority=priority
-    )
-    if gpu_milli == MILLI_PER_GPU and not settings.min_gpus <= required_gpus <= settings.max_gpus:
+    gpus_name, gpus = _either("gpus", gpus, "required_gpus", required_gpus)
+    cpus_name, cpus = _either("cpus", cpus, "required_cpus", required_cpus)
+    prefer_name, prefer_server = _either("prefer_server", prefer_server, "prefer_server_id", prefer_server_id)
+    if gpus is None:
+        raise InvalidRequestError("gpus is missing", field="gpus")
+    if cpus is None:
+        cpus = 1
+    if not isinstance(gpus, int) or isinstance(gpus, bool):
         raise InvalidRequestError(
-            f"required_gpus must be between {settings.min_gpus} and {settings.max_gpus}, got {required_gpus}",
-            field="required_gpus",
+            f"{gpus_name} must be a whole number, got {gpus!r}{share_advice(gpus, gpus_name)}",
+            field=gpus_name,
         )
+    _check_whole(**{cpus_name: cpus, "gpu_milli": gpu_milli, "priority": priority})
+    if gpu_milli == MILLI_PER_GPU:
+        _check_gpus(cluster, settings, gpus_name, gpus)
     most_cpus = cluster.largest.get("cpus", 0)
-    if not 1 <= required_cpus <= most_cpus:
+    if not 1 <= cpus <= most_cpus:
         raise InvalidRequestError(
-            f"required_cpus must be between 1 and {most_cpus:g}, got {required_cpus}",
-            field="required_cpus",
+            f"{cpus_name} must be between 1 and {most_cpus:g} (what the largest server has), got {cpus}",
+            field=cpus_name,
         )
-    preferred_node, required_node = (
-        None if server is None else server_name(cluster, server, field)
-        for field, server in (("prefer_server_id", prefer_server_id), ("required_server", required_server))
-    )
+    preferred_node = None if prefer_server is None else server_name(cluster, prefer_server, prefer_name)
+    required_node = None if server is None else server_name(cluster, server, "server")
     request = Request(
         task_id=task_id,
-        gpus=required_gpus,
+        gpus=gpus,
         gpu_milli=gpu_milli,
-        resources={**(resources or {}), "cpus": required_cpus},
+        resources={**(resources or {}), "cpus": cpus},
         gpu_types=tuple(gpu_types),
         vendor=vendor,
         preferred_node=preferred_node,
@@ -103,6 +125,70 @@ def build_request(
         utility=_utility(utility, target_s, sensitivity_per_s),
     )
     return checked(request)
+
+
+def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
+    """Fewest and most whole GPUs one task may ask for: by the stored inventory, or as the settings say."""
+    is_built_in, largest = _offered(cluster)
+    least, most = BUILT_IN_GPUS if is_built_in else (1, max(largest, 1))
+    if settings.max_gpus is not None:
+        most = settings.max_gpus
+        least = min(least, most)
+    if settings.min_gpus is not None:
+        least = settings.min_gpus
+        most = max(least, most)
+    return least, most
+
+
+def _offered(cluster: ClusterState) -> tuple[bool, int]:
+    """Whether the inventory is the built-in one, and how many GPUs its largest server has.
+
+    Decided once for each inventory: a cluster makes `largest` anew with every one.
+    """
+    known = cluster.derived.get(_offered)
+    if known is None or known[0] is not cluster.largest:
+        nodes = tuple(state.node for state in cluster.nodes if not state.retired)
+        largest = max((len(node.gpus) for node in nodes), default=0)
+        known = cluster.derived[_offered] = (cluster.largest, nodes == BUILT_IN, largest)
+    return known[1], known[2]
+
+
+def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int) -> None:
+    least, most = gpu_range(cluster, settings)
+    if least <= gpus <= most:
+        return
+    if gpus < least:
+        setting, is_set = "GPU_MANAGER_MIN_GPUS", settings.min_gpus is not None
+    else:
+        setting, is_set = "GPU_MANAGER_MAX_GPUS", settings.max_gpus is not None
+    is_built_in, largest = _offered(cluster)
+    if is_set:
+        why = f"as {setting} says"
+    else:
+        why = "the inventory is the built-in one" if is_built_in else f"the largest server has {largest}"
+        why += f"; {setting} sets another limit"
+    raise InvalidRequestError(f"{name} must be between {least} and {most} ({why}), got {gpus}", field=name)
+
+
+def share_advice(wanted: object, name: str = "gpus") -> str:
+    """How to ask for that part of a GPU, as the end of a complaint; empty for what is no part of one."""
+    try:
+        milli = round(MILLI_PER_GPU * float(wanted))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return ""
+    return f"; that share of one GPU is {name}=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
+
+
+def _either(name: str, value: Any, original: str, original_value: Any) -> tuple[str, Any]:
+    """The value under the name that was used; raises `InvalidRequestError` where both were and differ."""
+    if original_value is None:
+        return name, value
+    if value is not None and value != original_value:
+        raise InvalidRequestError(
+            f"{name}={value!r} and {original}={original_value!r} are two values of one thing: give one",
+            field=name,
+        )
+    return original, original_value
 
 
 def checked(request: Request) -> Request:
@@ -138,14 +224,17 @@ def _check_whole(**numbers: object) -> None:
 
 
 def server_name(cluster: ClusterState, server: int | str, field: str | None = None) -> str:
-    """The name of the server with this name or number; raises `UnknownNodeError`, about that field."""
-    state = (
-        cluster.by_name.get(server)
-        if isinstance(server, str)
-        else None
-        if isinstance(server, bool)
-        else cluster.by_server_id.get(server)
-    )
+    """The name of the server with this name or number; raises `UnknownNodeError`, about that field.
+
+    A number may be text, as templates, forms and options give it.
+    """
+    state = None
+    if isinstance(server, str):
+        state = cluster.by_name.get(server)
+        if state is None and server.isascii() and server.isdecimal() and len(server) < 10:
+            state = cluster.by_server_id.get(int(server))
+    elif not isinstance(server, bool):
+        state = cluster.by_server_id.get(server)
     if state is None:
         raise UnknownNodeError(server, len(cluster.nodes), field=field)
     return state.name

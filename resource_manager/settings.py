@@ -46,9 +46,10 @@ class Settings(BaseModel):
     )
     policy: str = Field(default="first_fit", description="Placement policy.")
     order: str = Field(
-        default="fifo",
-        description="Order of the waiting requests: fifo, priority, srtf, srsf or fair_share; with +backfill "
-        "at its end, later requests may fill gaps where they delay nobody.",
+        default="priority",
+        description="Order of the waiting requests: priority (equal ones first come, first served), fifo, "
+        "srtf, srsf or fair_share; with +backfill at its end, later requests may fill gaps where they delay "
+        "nobody.",
     )
     team_quotas: dict[str, float] = Field(
         default_factory=dict,
@@ -75,8 +76,17 @@ class Settings(BaseModel):
     inventory: Path | None = Field(
         default=None, description="TOML file with the servers; without one, 4 servers x 8 GPUs x 64 CPUs."
     )
-    min_gpus: int = Field(default=2, ge=0, description="Fewest whole GPUs one task may ask for.")
-    max_gpus: int = Field(default=8, ge=1, description="Most whole GPUs one task may ask for.")
+    min_gpus: int | None = Field(
+        default=None,
+        ge=0,
+        description="Fewest whole GPUs one task may ask for; unset: 1, or 2 while the stored inventory is "
+        "the built-in one.",
+    )
+    max_gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most whole GPUs one task may ask for; unset: what the largest server has.",
+    )
     lease_ttl_s: float = Field(
         default=86_400.0, gt=0, description="Life of a lease nobody renews, where the caller names none."
     )
@@ -128,7 +138,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _range_of_gpus(self) -> Settings:
-        if self.min_gpus > self.max_gpus:
+        if self.min_gpus is not None and self.max_gpus is not None and self.min_gpus > self.max_gpus:
             raise ValueError(f"min_gpus ({self.min_gpus}) is above max_gpus ({self.max_gpus})")
         return self
 

@@ -160,12 +160,15 @@ def what_if(here: Service, caller: Identity) -> Any:
         except (ValueError, ResourceManagerError) as wrong:
             error = _plain(wrong)
     now = here.watch.look(lambda cluster, now: now)
-    return _page("what_if.html", here, caller, given=flask.request.args, answer=answer, error=error, now=now)
+    least, most = here.manager.gpu_range()
+    shown = {"gpus": str(least), "cpus": "1", **flask.request.args}
+    answered = {"answer": answer, "error": error, "now": now}
+    return _page("what_if.html", here, caller, given=shown, gpus=(min(least, 1), most), **answered)
 
 
 @routes.add("GET", "/docs", Role.READER, "The REST interface, to read and try", page=True)
 def docs(here: Service, caller: Identity) -> Any:
-    described = document(rest.routes.all, flask.request.script_root)
+    described = document(rest.routes.all, here.manager.gpu_range(), flask.request.script_root)
     roles = {(route.method.lower(), route.handler.__name__): route.role for route in rest.routes.all}
     return _page("docs.html", here, caller, document=described, roles=roles, pretty=_pretty)
 

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 REFERENCE = "#/components/schemas/{model}"
 
 
-def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
-    """OpenAPI 3.1 of all routes that are not pages; `prefix` is where the service is mounted."""
+def document(routes: Sequence[Route], gpus: tuple[int, int], prefix: str = "") -> dict[str, Any]:
+    """OpenAPI 3.1 of all routes that are not pages.
+
+    `gpus` are the fewest and the most whole ones that a task may ask for; `prefix` is where the service is
+    mounted.
+    """
     routes = [route for route in routes if not route.page]
     models = {model for route in routes for model in (route.body, route.answer) if model is not None}
     ordered: list[type[BaseModel]] = sorted({*models, Problem}, key=lambda model: model.__name__)
@@ -27,7 +31,11 @@ def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route)
+        operation = paths.setdefault(path, {})[route.method.lower()] = _operation(route)
+        for parameter in operation["parameters"]:
+            _state_range({parameter["name"]: parameter["schema"]}, gpus)
+    for schema in schemas["$defs"].values():
+        _state_range(schema.get("properties", {}), gpus)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -73,6 +81,18 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
+def _state_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
+    """Says in the schemas of `gpus` how many they may be; one may always be asked for a share of it."""
+    least, most = gpus
+    for name in ("gpus", "required_gpus"):
+        if name in properties:
+            schema = properties[name]
+            for choice in (schema, *schema.get("anyOf", [])):
+                if choice.get("type") == "integer":
+                    choice.update(minimum=min(least, 1), maximum=max(most, 1))
+            schema["description"] += f" From {least} to {most} on these servers."
+
+
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
@@ -88,9 +108,9 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
     parameters = []
     for name, value in schema["properties"].items():
         nullable = [choice for choice in value.get("anyOf", []) if choice.get("type") != "null"]
-        if len(nullable) == 1:  # in a query a parameter is left out, not null
+        if nullable:  # in a query a parameter is left out, not null
             rest = {key: item for key, item in value.items() if key not in ("anyOf", "default")}
-            value = {**rest, **nullable[0]}
+            value = {**rest, **(nullable[0] if len(nullable) == 1 else {"anyOf": nullable})}
         parameters.append({"name": name, "in": "query", "required": name in required, "schema": value})
     return parameters
 

@@ -68,7 +68,7 @@ routes = Routes()
     tags=("leases",),
 )
 def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
-    result = here.manager.allocate_resources(**arguments(body, caller))
+    result = here.manager.allocate_batch([arguments(body, caller)])[0]
     if result is None:
         raise ProblemError(
             503,
@@ -333,7 +333,7 @@ def metrics(here: Service, caller: Identity) -> Any:
 
 @routes.add("GET", "/openapi.json", Role.READER, "This interface, as OpenAPI 3.1")
 def openapi(here: Service, caller: Identity) -> Any:
-    return document(routes.all, flask.request.script_root)
+    return document(routes.all, here.manager.gpu_range(), flask.request.script_root)
 
 
 def _server(change: Callable[[], T]) -> T:

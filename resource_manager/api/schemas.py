@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from resource_manager.models import MAX_PRIORITY, UNPRINTABLE
+from resource_manager.requests import share_advice
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -25,12 +27,16 @@ TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern
 Text = Annotated[str, StringConstraints(max_length=250, pattern=PRINTABLE)]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
 NamedAmount = Annotated[str, StringConstraints(pattern=NAMED_AMOUNT)]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
 )
+
+OTHER_NAME = {"gpus": "required_gpus", "required_cpus": "cpus", "prefer_server": "prefer_server_id"}
+"""Of each pair of names of one thing: the one that `Sizes` declares later, and the other."""
 
 
 class Body(BaseModel):
@@ -39,23 +45,70 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Demand(Body):
+class Sizes(Body):
+    """How much of one server, and which, in today's names or the original's."""
+
+    required_gpus: Count | None = Field(default=None, description="The original's name of `gpus`.")
+    gpus: Count | None = Field(
+        default=None,
+        validate_default=True,
+        description="Whole GPUs of one server, or 1 with a share gpu_milli.",
+    )
+    cpus: Count | None = Field(default=None, description="CPUs of the same server; 1 if not said.")
+    required_cpus: Count | None = Field(
+        default=None,
+        validate_default=True,
+        description="The original's name of `cpus`; goes with required_gpus.",
+    )
+    prefer_server_id: ServerRef | None = Field(
+        default=None, description="The original's name of `prefer_server`."
+    )
+    prefer_server: ServerRef | None = Field(default=None, description="Server to try first: name or id.")
+    server: ServerRef | None = Field(default=None, description="The only server that will do: name or id.")
+
+    @field_validator("gpus", "required_gpus", mode="before")
+    @classmethod
+    def _no_share(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, float | str) and (advice := share_advice(value, info.field_name or "")):
+            raise PydanticCustomError(
+                "whole_gpus",
+                "must be a whole number, got {got}{advice}",
+                {"got": repr(value), "advice": advice},
+            )
+        return value
+
+    @field_validator("gpus", "required_cpus", "prefer_server")
+    @classmethod
+    def _in_one_name(cls, value: Any, info: ValidationInfo) -> Any:
+        """Looks at the later field of each pair, when the other one is known."""
+        name, data = info.field_name, info.data
+        other = OTHER_NAME[name or ""]
+        if other not in data:  # it is wrong, which is complaint enough
+            return value
+        if value is None and data[other] is None:
+            originals = data.get("gpus", 0) is None and data.get("required_gpus") is not None
+            if name == "gpus" or (name == "required_cpus" and originals):
+                raise PydanticKnownError("missing")
+        elif value is not None and data[other] is not None and value != data[other]:
+            raise PydanticCustomError(
+                "two_values",
+                "is {mine}, and {other} is {others}: give one of them",
+                {"mine": repr(value), "other": other, "others": repr(data[other])},
+            )
+        return value
+
+
+class Demand(Sizes):
     """What is asked of one server."""
 
-    required_gpus: Count = Field(description="Whole GPUs (2 to 8 unless set otherwise), or 1 with gpu_milli.")
-    required_cpus: Count = Field(description="CPUs, 1 up to what a server has.")
-    prefer_server_id: Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | None = Field(
-        default=None, description="Server to try first."
-    )
     gpu_milli: Annotated[int, Field(strict=True, ge=1, le=1000)] = Field(
-        default=1000, description="Thousandths of one GPU; below 1000 required_gpus must be 1."
+        default=1000, description="Thousandths of one GPU; below 1000 gpus must be 1."
     )
     gpu_types: list[Name] = Field(default=[], max_length=50, description="Types that will do; none: any.")
     vendor: Text = Field(default="", description="Vendor of the GPUs; empty: any.")
     resources: dict[Name, Quantity] = Field(
         default={}, max_length=50, description="Further amounts by name, such as memory_mib."
     )
-    required_server: Name | None = Field(default=None, description="The only server that will do.")
     expected_runtime_s: Seconds | None = Field(default=None, description="How long the task should run.")
     utility: Worth | None = Field(
         default=None, description="What finishing in good time is worth; counts under admission by price."
@@ -67,7 +120,7 @@ class Demand(Body):
     @classmethod
     def _not_the_cpus(cls, value: dict[str, Any]) -> dict[str, Any]:
         if "cpus" in value:
-            raise ValueError("cpus are named by required_cpus")
+            raise ValueError("cpus are named by a field of their own")
         return value
 
 
@@ -76,7 +129,7 @@ class AllocateBody(Demand):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"example": {"task_id": "test_001", "required_gpus": 4, "required_cpus": 32}},
+        json_schema_extra={"example": {"task_id": "test_001", "gpus": 4, "cpus": 32}},
     )
 
     task_id: TaskId = Field(description="Names the lease; the same id and shape again gives the same lease.")
@@ -155,22 +208,18 @@ class TaskQuery(Body):
     task_id: TaskId
 
 
-class ExplainQuery(Body):
+class ExplainQuery(Sizes):
     """`GET /api/explain`; in a query, lists repeat their key: `gpu_types=A100&gpu_types=H100`.
 
     What makes no difference to the answer (an owner, labels, a time to live) is not asked for.
     """
 
-    required_gpus: Annotated[int, Field(ge=0, le=MAX_COUNT)]
-    required_cpus: Annotated[int, Field(ge=0, le=MAX_COUNT)]
-    prefer_server_id: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
     gpu_types: list[Name] = Field(default=[], max_length=50)
     vendor: Text = ""
     resources: list[NamedAmount] = Field(
         default=[], max_length=50, description="Further amounts, such as memory_mib=4096."
     )
-    required_server: Name | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     team: Text = ""
     expected_runtime_s: Seconds | None = None
@@ -178,12 +227,17 @@ class ExplainQuery(Body):
     target_s: Seconds | None = None
     sensitivity_per_s: Worth = 0.0
 
+    @field_validator("gpus", "cpus", "required_gpus", "required_cpus", mode="before")
+    @classmethod
+    def _number_of_text(cls, value: object) -> object:
+        return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
+
     @field_validator("resources")
     @classmethod
     def _each_once(cls, value: list[str]) -> list[str]:
         names = [item.partition("=")[0] for item in value]
         if "cpus" in names:
-            raise ValueError("cpus are named by required_cpus")
+            raise ValueError("cpus are named by a field of their own")
         if len(set(names)) != len(names):
             raise ValueError("a name is given twice")
         return value

@@ -8,8 +8,24 @@ from typing import Any, TypeVar
 import click
 
 from resource_manager.command_line import BAD_INPUT, Failure
+from resource_manager.requests import share_advice
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class WholeGpus(click.ParamType[int]):
+    """A whole number; says how to ask for a share where one is given."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(value)
+        except ValueError:
+            advice = share_advice(value)
+            for word, option in (("gpus=", "--gpus "), ("gpu_milli=", "--gpu-milli "), (",", "")):
+                advice = advice.replace(word, option)
+            self.fail(f"{value!r} is not a whole number{advice}", param, ctx)
 
 
 def demand_options(command: F) -> F:
@@ -25,16 +41,22 @@ def demand_options(command: F) -> F:
         ),
         click.option("--utility", type=float, help="What finishing in good time is worth."),
         click.option("--expected-runtime", "expected_runtime_s", type=float, metavar="SECONDS"),
-        click.option("--required-server", help="The only server that will do, by name."),
-        click.option("--prefer-server", "prefer_server_id", type=int, help="Server id to try first."),
+        click.option("--server", help="The only server that will do: name or id."),
+        click.option("--prefer-server", "prefer_server_id", help="Server to try first: name or id."),
         click.option(
             "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Such as memory_mib."
         ),
         click.option("--vendor", help="Vendor of the GPUs."),
         click.option("--gpu-type", "gpu_types", multiple=True, help="May be repeated; any of them will do."),
         click.option("--gpu-milli", type=int, help="A share: thousandths of one GPU, with --gpus 1."),
-        click.option("--cpus", "required_cpus", type=int, required=True),
-        click.option("--gpus", "required_gpus", type=int, required=True),
+        click.option("--cpus", "required_cpus", type=int, default=1, show_default=True),
+        click.option(
+            "--gpus",
+            "required_gpus",
+            type=WholeGpus(),
+            required=True,
+            help="Whole GPUs of one server, up to what the largest has; 1 with --gpu-milli.",
+        ),
     ):
         command = option(command)
     return command

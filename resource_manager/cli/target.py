@@ -60,11 +60,28 @@ def exit_codes(command: F) -> F:
         try:
             return command(*args, **kwargs)
         except ResourceManagerError as error:
-            raise Failure(str(error), code_of(error)) from error
+            raise Failure(_in_options(error), code_of(error)) from error
         except (ValueError, OSError) as error:
             raise Failure(str(error), BAD_INPUT) from error
 
     return run  # type: ignore[return-value]
+
+
+OPTIONS = {
+    "gpus": "--gpus",
+    "required_gpus": "--gpus",
+    "cpus": "--cpus",
+    "required_cpus": "--cpus",
+    "prefer_server": "--prefer-server",
+    "prefer_server_id": "--prefer-server",
+    "server": "--server",
+}
+
+
+def _in_options(error: ResourceManagerError) -> str:
+    """The error's text, with the option in place of the field that it begins with."""
+    text, name = str(error), getattr(error, "field", None)
+    return OPTIONS[name] + text.removeprefix(name) if name in OPTIONS and text.startswith(name) else text
 
 
 def code_of(error: ResourceManagerError) -> int:

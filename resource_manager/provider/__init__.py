@@ -24,7 +24,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-class-name": "resource_manager.provider.hook.GPUManagerHook",
                 "conn-fields": {
                     "policy": field("Policy", "string", "Placement policy; first_fit if empty. Store only."),
-                    "order": field("Order", "string", "Order of the queue; fifo if empty. Store only."),
+                    "order": field("Order", "string", "Order of the queue; priority if empty. Store only."),
                     "inventory": field("Inventory", "string", "TOML file with the servers. Store only."),
                 },
                 "ui-field-behaviour": {

@@ -15,6 +15,7 @@ from resource_manager.client import ServiceClient, ServiceError
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
 from resource_manager.models import MILLI_PER_GPU
 from resource_manager.provider.hook import Manager
+from resource_manager.requests import share_advice
 from resource_manager.task_identity import TaskIdentity
 
 DEFAULT_POOL = "default_pool"
@@ -26,7 +27,7 @@ class Demand:
 
     gpus: int | str
     cpus: int | str = 1
-    server: int | str | None = None
+    prefer_server: int | str | None = None
     gpu_type: str | Sequence[str] = ()
     gpu_milli: int = MILLI_PER_GPU
     priority: int = 0
@@ -36,7 +37,7 @@ class Demand:
     expected_runtime: timedelta | None = None
     quarantine: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
-    required_server: str | None = None
+    server: int | str | None = None
 
     def submit(self, manager: Manager, identity: TaskIdentity) -> dict[str, Any]:
         """The task's lease (state RUNNING) or place in the queue (WAITING); the one it has, if it has one.
@@ -72,9 +73,10 @@ class Demand:
     def shape(self) -> dict[str, Any]:
         """What decides where it fits, as arguments of the manager; raises `InvalidRequestError`."""
         return {
-            "required_gpus": _whole("gpus", self.gpus),
-            "required_cpus": _whole("cpus", self.cpus),
-            "prefer_server_id": _server(self.server),
+            "gpus": _whole("gpus", self.gpus),
+            "cpus": _whole("cpus", self.cpus),
+            "prefer_server": as_server(self.prefer_server),
+            "server": as_server(self.server),
             "gpu_milli": self.gpu_milli,
             "gpu_types": _names(self.gpu_type),
         }
@@ -88,7 +90,6 @@ class Demand:
             "ttl_s": self.ttl.total_seconds(),
             "expected_runtime_s": self.expected_runtime.total_seconds() if self.expected_runtime else None,
             "quarantine": self.quarantine,
-            "required_server": self.required_server,
             "labels": {**identity.labels, **self.labels},
         }
 
@@ -137,17 +138,16 @@ def _whole(name: str, value: int | str) -> int:
     except (TypeError, ValueError):
         number = None
     if number is None or (number != value and not isinstance(value, str)):
-        raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
+        advice = share_advice(value) if name == "gpus" else ""
+        raise InvalidRequestError(f"{name} must be a whole number, got {value!r}{advice}", field=name)
     return number
 
 
-def _server(server: int | str | None) -> int | str | None:
+def as_server(server: int | str | None) -> int | str | None:
     """A template gives text: no server, its id, or its name."""
     if isinstance(server, str):
         server = server.strip()
-        if server in ("", "None"):
-            return None
-        return int(server) if server.isdecimal() else server
+        return None if server in ("", "None") else server
     return server
 
 

@@ -53,3 +53,9 @@ def test_same_task_again_gets_the_same_lease(open_client: FlaskClient) -> None:
     first = open_client.post("/api/allocate", json=REQUEST).json
     assert open_client.post("/api/allocate", json=REQUEST).json == first
     assert open_client.post("/api/allocate", json={**REQUEST, "required_gpus": 2}).status_code == 409
+
+
+def test_one_spelling_of_the_original_without_the_other_is_missing_too(open_client: FlaskClient) -> None:
+    for body in ({"required_gpus": 4}, {"required_cpus": 32}, {"cpus": 32}, {"gpu_milli": 500}):
+        response = open_client.post("/api/allocate", json={"task_id": "t", **body})
+        assert (response.status_code, response.json["error"]) == (400, "Missing required parameters")  # type: ignore[index]

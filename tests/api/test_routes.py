@@ -182,7 +182,7 @@ def test_unknown_paths_are_problems(open_client: FlaskClient, path: str) -> None
     assert response.content_type == "application/problem+json"
 
 
-@pytest.mark.parametrize("field", ["prefer_server_id", "required_server"])
+@pytest.mark.parametrize("field", ["prefer_server_id", "server"])
 def test_an_unknown_server_is_told_by_the_field_that_named_it(open_client: FlaskClient, field: str) -> None:
     answer = open_client.post("/api/allocate", json={**WISH, field: 77})
     assert (answer.status_code, answer.get_json()["errors"][0]["field"]) == (400, field)

@@ -94,7 +94,9 @@ def test_servers(run: Run) -> None:
         ("allocate", "t", "--gpus", "1", "--cpus", "1"),
         ("allocate", "t", "--gpus", "9", "--cpus", "1"),
         ("allocate", "t", "--gpus", "two", "--cpus", "1"),
-        ("allocate", "t", "--gpus", "2"),
+        ("allocate", "t", "--gpus", "0.5"),
+        ("allocate", "t", "--cpus", "2"),
+        ("allocate", "t", "--gpus", "2", "--server", "nowhere"),
         ("allocate", "t", "--gpus", "2", "--cpus", "65"),
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--label", "x"),
         ("allocate", "t", "--gpus", "2", "--cpus", "1", "--resource", "memory_mib=much"),
@@ -121,6 +123,40 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
     assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1
     assert parsed(run("leases", "--json")) == []
+
+
+@pytest.mark.parametrize("command", ["allocate", "submit", "explain"])
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            ("--gpus", "9"),
+            "--gpus must be between 2 and 8 (the inventory is the built-in one; GPU_MANAGER_MAX_GPUS sets "
+            "another limit), got 9",
+        ),
+        (
+            ("--gpus", "2", "--cpus", "65"),
+            "--cpus must be between 1 and 64 (what the",
+        ),
+        (("--gpus", "2", "--server", "x"), "--server 'x' is not in the inventory of 4 servers"),
+        (("--gpus", "2", "--prefer-server", "x"), "--prefer-server 'x' is not in the inventory of 4 servers"),
+        (
+            ("--gpus", "0.5"),
+            "'0.5' is not a whole number; that share of one GPU is --gpus 1 --gpu-milli 500",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named(run: Run, command: str, options: tuple[str, ...], line: str) -> None:
+    result = run(command, *([] if command == "explain" else ["t"]), *options)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert line in result.stderr
+
+
+def test_a_share_and_a_server_are_asked_for_in_options(run: Run) -> None:
+    wish = ("--gpus", "1", "--gpu-milli", "500", "--server", "gpu-server-3", "--json")
+    for command in ("allocate", "submit"):
+        lease = parsed(run(command, command, *wish))
+        assert (lease["server_id"], lease["cpu_count"]) == (3, 1)
 
 
 def test_server_0_can_be_preferred(run: Run) -> None:

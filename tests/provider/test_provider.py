@@ -7,6 +7,8 @@ import os
 import queue
 import shlex
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -48,6 +50,7 @@ with warnings.catch_warnings():
     from resource_manager.provider.watch import Watch
 
 from resource_manager import GPUResourceManager, reconcile
+from resource_manager.bench import redis_server
 from resource_manager.client import ServiceClient
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers import Job, JobState, build_docker_cmd
@@ -154,15 +157,24 @@ def test_a_missing_connection_is_one_line(monkeypatch):
 
 def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
     for demand, words in (
-        (Demand(9), "9"),
+        (
+            Demand(9),
+            r"^gpus must be between 2 and 8 \(the inventory is the built-in one; GPU_MANAGER_MAX_GPUS",
+        ),
         (Demand("many"), "gpus must be a whole number, got 'many'"),
         (Demand(2.5), r"gpus must be a whole number, got 2\.5"),
         (Demand(2, [8]), r"cpus must be a whole number, got \[8\]"),
-        (Demand(2, 100), "100"),
+        (Demand(2, 100), r"^cpus must be between 1 and 64 \(what the largest server has\), got 100$"),
         (Demand(1, gpu_milli=1000 / 3), r"gpu_milli must be a whole number, got 333\."),
         (Demand(2, priority=0.5), r"priority must be a whole number, got 0\.5"),
         (Demand(2, server="nowhere"), "nowhere"),
         (Demand(2, server="²"), "²"),
+        (Demand(2, prefer_server="nowhere"), "prefer_server 'nowhere' is not in"),
+        (
+            Demand(0.5),
+            r"gpus must be a whole number, got 0\.5; that share of one GPU is gpus=1, gpu_milli=500$",
+        ),
+        (Demand("0.25"), "got '0.25'; that share of one GPU is gpus=1, gpu_milli=250$"),
         (Demand(2, gpu_type="H900"), "H900"),
     ):
         with pytest.raises(AirflowFailException, match=words):
@@ -170,8 +182,54 @@ def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
     assert manager.leases() == []
 
 
+def test_a_server_that_is_required_is_waited_for_and_one_preferred_is_not(manager):
+    manager.allocate_resources("holds", 8, 1, prefer_server_id=2)
+    assert Demand(2, prefer_server=2).submit(manager, TASK)["server_id"] == 0
+    other = replace(TASK, task_id="pinned")
+    assert Demand(2, server="gpu-server-2").submit(manager, other)["state"] == "WAITING"
+    manager.release_resources("holds")
+    assert Demand(2, server="2").submit(manager, other)["server_name"] == "gpu-server-2"
+
+
+def test_one_gpu_is_granted_wherever_an_inventory_is_stored(monkeypatch, tmp_path):
+    """One process stores the inventory; the connections know a URL only, of the store or of a service."""
+    servers = tmp_path / "servers.toml"
+    servers.write_text('[[servers]]\nname = "box"\ngpus = 2\ncpus = 8\n')
+    with redis_server(None) as url:
+        command = [sys.executable, "-m", "resource_manager.cli", "--store", url]
+        subprocess.run([*command, "--inventory", str(servers), "status"], check=True, timeout=60)
+        environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
+        service = subprocess.Popen(
+            [*command, "serve", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            for name, host in (("STORE", url), ("SERVICE", json.loads(service.stderr.readline())["address"])):
+                connection = {"conn_type": "gpu_manager", "host": host}
+                monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+                with closing(GPUManagerHook(name.lower()).get_conn()) as manager:
+                    status = Demand(1).submit(manager, replace(TASK, task_id=name))
+                    assert (status["state"], status["server_name"]) == ("RUNNING", "box")
+                    with pytest.raises(AirflowFailException, match=r"^gpus must be between 1 and 2 \(the"):
+                        Demand(3).submit(manager, TASK)
+        finally:
+            service.terminate()
+            service.communicate(timeout=30)
+
+
+def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypatch, manager):
+    def server_of(wanted):
+        task = gpu.GPUDecoratedOperator(task_id="t", python_callable=print, gpus=2, server=wanted)
+        return task._server_of_worker(manager)
+
+    assert server_of("gpu-server-2") is None
+    monkeypatch.setenv(gpu.SERVER_VARIABLE, "gpu-server-2")
+    assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
+    with pytest.raises(AirflowFailException, match="is for server 1, but this worker is on 'gpu-server-2'"):
+        server_of(1)
+
+
 def test_templates_give_texts(manager):
-    status = Demand("4", "8", server=" 2 ").submit(manager, TASK)
+    status = Demand("4", "8", prefer_server=" 2 ").submit(manager, TASK)
     assert (status["server_id"], status["gpu_devices"], status["cpu_count"]) == (2, "0,1,2,3", 8)
 
 
@@ -535,7 +593,7 @@ def test_room_and_the_end_of_a_lease_are_noticed(manager, monkeypatch, fast_trig
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    room = VacancyTrigger({"task_id": "x", "required_gpus": 8, "required_cpus": 8}, poke_interval_s=0.01)
+    room = VacancyTrigger({"task_id": "x", "gpus": 8, "cpus": 8}, poke_interval_s=0.01)
     assert fire(room, lambda: manager.release_resources("holds2")) == {"server_name": "gpu-server-2"}
     lease = Demand(8).submit(manager, TASK)
     monkeypatch.setattr(triggers, "OUTAGE_POLL_S", 0.01)
@@ -561,7 +619,7 @@ def test_triggers_come_back_from_what_they_serialize():
     job = {"key": "k", "task_id": "d/r/t", "fencing_token": 1, "launcher": "local"}
     for trigger in (
         GrantTrigger(asdict(TASK), "c", 5.0),
-        VacancyTrigger({"task_id": "x", "required_gpus": 2, "required_cpus": 1}),
+        VacancyTrigger({"task_id": "x", "gpus": 2, "cpus": 1}),
         LeaseEndTrigger(asdict(TASK), 3),
         JobTrigger(asdict(TASK), job, 60.0),
     ):

@@ -327,11 +327,11 @@ class TestQueue:
         with pytest.raises(InvalidRequestError, match="no server could ever"):
             manager.submit("a", 8, 8, gpu_types=["H100"])
         with pytest.raises(UnknownNodeError):
-            manager.submit("a", 8, 8, required_server="elsewhere")
+            manager.submit("a", 8, 8, server="elsewhere")
 
     def test_a_wait_for_a_drained_server_does_not_stop_the_others(self, manager: GPUResourceManager) -> None:
         manager.drain(1)
-        assert manager.submit("pinned", 2, 8, required_server=1)["state"] == "WAITING"
+        assert manager.submit("pinned", 2, 8, server=1)["state"] == "WAITING"
         assert manager.submit("free", 2, 8)["state"] == "RUNNING"
         manager.restore(1)
         status = manager.status_of("pinned")
@@ -434,7 +434,7 @@ class TestServersAndHistory:
         other.apply_inventory(default_inventory(5, cpus=128))
         assert manager.drain("gpu-server-4")["state"] == "DRAINED"
         other.apply_inventory(default_inventory(6, cpus=256))
-        result = manager.allocate_resources("a", 2, 256, required_server=5)
+        result = manager.allocate_resources("a", 2, 256, server=5)
         assert result is not None
         assert result["server_name"] == "gpu-server-5"
 

@@ -75,6 +75,42 @@ def served(order: Order, *requests: Request, now: float = 0.0) -> list[str]:
     return [waiting.task_id for waiting in order(cluster, now)]
 
 
+def test_the_default_is_priority_and_equal_ones_go_by_arrival() -> None:
+    order = get_order(Settings().order)
+    equal = [ask(name, 1) for name in "dacb"]
+    assert served(order, *equal, now=10 * PRIORITY_AGEING_S) == ["d", "a", "c", "b"]
+    assert served(order, *equal, ask("weighty", 1, priority=2)) == ["weighty", "d", "a", "c", "b"]
+
+
+@settings(max_examples=200)
+@given(
+    moments=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
+    priority=st.sampled_from([0, 1, -7, 2**31 - 1]),
+    now=st.floats(-1e6, 1e6),
+)
+def test_equal_priorities_go_by_arrival_whatever_the_clock_did(
+    moments: list[float], priority: int, now: float
+) -> None:
+    cluster = ClusterState([node("a", 8, 64)])
+    for number, moment in enumerate(moments):
+        cluster.apply(Queued(ask(str(number), 1, priority=priority), moment))
+    assert [waiting.sequence for waiting in get_order("priority")(cluster, now)] == list(
+        range(1, len(moments) + 1)
+    )
+
+
+def test_one_moment_of_a_clock_far_ahead_costs_no_one_their_place_for_long() -> None:
+    cluster = ClusterState([node("a", 8, 64)])
+    cluster.apply(Queued(ask("ahead", 1), 1e6))  # the clock was wrong, and was set right after
+    cluster.apply(Queued(ask("urgent", 1, priority=5), 100.0))
+    cluster.apply(Queued(ask("late", 1), 200.0))
+    assert [waiting.task_id for waiting in get_order("priority")(cluster, 300.0)] == [
+        "urgent",
+        "ahead",
+        "late",
+    ]
+
+
 def test_fifo_goes_by_arrival() -> None:
     assert served(get_order("fifo"), ask("b", 1), ask("a", 1)) == ["b", "a"]
 

@@ -21,7 +21,7 @@ def test_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
         "memory://",
         "random",
         90.0,
-        "fifo",
+        "priority",
     )
 
 
@@ -30,7 +30,11 @@ def test_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
     [
         ({"GPU_MANAGER_LEASE_TTL_S": "soon"}, "GPU_MANAGER_LEASE_TTL_S"),
         ({"GPU_MANAGER_LEASE_TTL_S": "-1"}, "GPU_MANAGER_LEASE_TTL_S"),
-        ({"GPU_MANAGER_MIN_GPUS": "9"}, "min_gpus"),
+        (
+            {"GPU_MANAGER_MIN_GPUS": "9", "GPU_MANAGER_MAX_GPUS": "8"},
+            r"min_gpus \(9\) is above max_gpus \(8\)",
+        ),
+        ({"GPU_MANAGER_MAX_GPUS": "0"}, "GPU_MANAGER_MAX_GPUS"),
         ({"GPU_MANAGER_SETTINGS": "/no/such/file.toml"}, "GPU_MANAGER_SETTINGS"),
         ({"GPU_MANAGER_TEAM_QUOTAS": "a=2"}, "GPU_MANAGER_TEAM_QUOTAS: the share of 'a' is 2.0, not 0 to 1$"),
         ({"GPU_MANAGER_TEAM_QUOTAS": "a"}, "GPU_MANAGER_TEAM_QUOTAS: shares are written as vision=0.5"),

@@ -44,7 +44,7 @@ def test_no_request_makes_the_service_connect_anywhere(as_role: AsRole, no_conne
     }
     assert user.post("/api/submit", json=wish).status_code == 200
     assert user.post("/api/submit", json={**wish, "address": evil}).status_code == 400
-    assert user.post("/api/allocate", json={**wish, "required_server": evil}).status_code == 400
+    assert user.post("/api/allocate", json={**wish, "server": evil}).status_code == 400
     for path in ("/", "/leases", "/queue", "/api/leases", f"/api/task?task_id={evil}", "/metrics"):
         user.get(path, headers={"X-Forwarded-Host": "evil.example", "Referer": evil}).close()
     assert user.post("/api/release", json={"task_id": evil}).status_code == 200

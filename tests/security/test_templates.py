@@ -47,13 +47,15 @@ def test_what_a_form_gives_is_rendered_once(text: str) -> None:
             env={"NAME": "{{ params.name }}"},
             image="{{ params.name }}",
             server="{{ params.name }}",
+            prefer_server="{{ params.name }}",
             team="{{ params.name }}",
             gpu_type="{{ params.name }}",
         )
     found = rendered(operator, name=text, gpus=2)
     assert found.command == ["train", "--name", text]
     assert found.env == {"NAME": text}
-    assert (found.image, found.server, found.team, found.gpu_type) == (text,) * 4
+    fields = (found.image, found.server, found.prefer_server, found.team, found.gpu_type)
+    assert fields == (text,) * 5
     assert found.gpus == "2"
 
 
@@ -69,7 +71,7 @@ def test_the_example_form_passes_a_template_on_as_text() -> None:
         "server": "{{ 8 }}",
     }
     found = rendered(dag.get_task("train"), **params)
-    assert (found.command, found.image, found.server) == ("echo {{ 7 * 7 }}", "{{ 7 * 7 }}", "{{ 8 }}")
+    assert (found.command, found.image, found.prefer_server) == ("echo {{ 7 * 7 }}", "{{ 7 * 7 }}", "{{ 8 }}")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_what_is_no_number_in_a_form_is_refused_in_one_line(gpus: str) -> None:
 
 @pytest.mark.parametrize("gpus", ["2", " 2\n", "٢"])
 def test_a_number_from_a_form_is_a_number(gpus: str) -> None:
-    assert Demand(gpus).shape()["required_gpus"] == 2
+    assert Demand(gpus).shape()["gpus"] == 2
 
 
 def test_a_task_does_not_go_on_with_a_lease_that_somebody_made_in_its_name() -> None:

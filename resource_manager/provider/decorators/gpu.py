@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers.devices import device_environment
+from resource_manager.provider.demand import as_server
 from resource_manager.provider.hook import Manager
 from resource_manager.provider.operators.base import GPUOperator
 from resource_manager.provider.triggers import LeaseEndTrigger, identity_of
@@ -65,7 +66,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             manager,
             labels={"try_number": this_try, "scope": PROCESS_SCOPE},
             quarantine=False,
-            required_server=os.environ.get(SERVER_VARIABLE),
+            server=self._server_of_worker(manager),
         )
         if not granted_to_this_try and status["labels"].get("try_number") != this_try:
             self.log.info("a try before this one may still use the GPUs; waiting until its lease is over")
@@ -84,6 +85,19 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             )
         self.log.info("holding GPUs %s of %s", status["gpu_devices"], status["server_name"])
         return self._run(context, manager, status)
+
+    def _server_of_worker(self, manager: Manager) -> str | None:
+        """The server that this worker is on, if it says so; raises where the task is for another one."""
+        here, wanted = os.environ.get(SERVER_VARIABLE), as_server(self.server)
+        if here is None or wanted is None or str(wanted) == here:
+            return here
+        for row in manager.get_resource_summary()["servers"]:
+            if row["server_name"] == here and str(row["server_id"]) == str(wanted):
+                return here
+        raise AirflowFailException(
+            f"the task is for server {wanted!r}, but this worker is on {here!r} ({SERVER_VARIABLE}): give "
+            "the task the queue of that server's workers"
+        )
 
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Goes on after the wait: this try saw the request wait, so nobody else ran under its lease."""

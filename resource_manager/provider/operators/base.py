@@ -21,7 +21,8 @@ class GPUOperator(BaseOperator):
 
     :param gpus: whole GPUs, all of one server.
     :param cpus: CPUs of the same server.
-    :param server: name or id of the server to try first.
+    :param prefer_server: name or id of the server to try first.
+    :param server: name or id of the only server that will do.
     :param gpu_type: type of GPU, or several that will do.
     :param gpu_milli: thousandths of one GPU, instead of whole ones.
     :param priority: higher goes first where the queue's order says so; the task's `priority_weight` if None.
@@ -32,7 +33,7 @@ class GPUOperator(BaseOperator):
     :param gpu_conn_id: connection of type `gpu_manager`.
     """
 
-    template_fields: Sequence[str] = ("gpus", "cpus", "server", "gpu_type", "team")
+    template_fields: Sequence[str] = ("gpus", "cpus", "prefer_server", "server", "gpu_type", "team")
     operator_extra_links = (ConsoleLink(),)
 
     def __init__(
@@ -40,6 +41,7 @@ class GPUOperator(BaseOperator):
         *,
         gpus: int | str,
         cpus: int | str = 1,
+        prefer_server: int | str | None = None,
         server: int | str | None = None,
         gpu_type: str | Sequence[str] = (),
         gpu_milli: int = MILLI_PER_GPU,
@@ -54,6 +56,7 @@ class GPUOperator(BaseOperator):
         super().__init__(**kwargs)
         self.gpus = gpus
         self.cpus = cpus
+        self.prefer_server = prefer_server
         self.server = server
         self.gpu_type = gpu_type
         self.gpu_milli = gpu_milli
@@ -76,14 +79,14 @@ class GPUOperator(BaseOperator):
         *,
         labels: Mapping[str, str],
         quarantine: bool = True,
-        required_server: str | None = None,
+        server: int | str | None = None,
     ) -> dict[str, Any]:
         """This task's allocation; while there is none, defers, which leaves the method for good."""
         identity, plain_identity = identity_of(context)
         demand = Demand(
             self.gpus,
             self.cpus,
-            self.server,
+            self.prefer_server,
             self.gpu_type,
             self.gpu_milli,
             self.priority_weight if self.priority is None else self.priority,
@@ -93,7 +96,7 @@ class GPUOperator(BaseOperator):
             self.expected_runtime,
             quarantine,
             labels,
-            required_server,
+            self.server if server is None else server,
         )
         status = demand.submit(manager, identity)
         if status["state"] == "WAITING":

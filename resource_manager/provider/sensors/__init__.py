@@ -19,16 +19,18 @@ from resource_manager.provider.triggers import VacancyTrigger, identity_of
 class GPUAvailableSensor(BaseSensorOperator):
     """Succeeds once such a request would be granted at once; it takes nothing, so others may be faster.
 
-    `gpus`, `cpus`, `gpu_type` and `gpu_milli` as for `GPUOperator`, and the parameters of every sensor.
+    `gpus`, `cpus`, `server`, `gpu_type` and `gpu_milli` as for `GPUOperator`, and the parameters of every
+    sensor.
     """
 
-    template_fields: Sequence[str] = ("gpus", "cpus", "gpu_type")
+    template_fields: Sequence[str] = ("gpus", "cpus", "server", "gpu_type")
 
     def __init__(
         self,
         *,
         gpus: int | str,
         cpus: int | str = 1,
+        server: int | str | None = None,
         gpu_type: str | Sequence[str] = (),
         gpu_milli: int = MILLI_PER_GPU,
         deferrable: bool = True,
@@ -38,6 +40,7 @@ class GPUAvailableSensor(BaseSensorOperator):
         super().__init__(**kwargs)
         self.gpus = gpus
         self.cpus = cpus
+        self.server = server
         self.gpu_type = gpu_type
         self.gpu_milli = gpu_milli
         self.deferrable = deferrable
@@ -74,5 +77,7 @@ class GPUAvailableSensor(BaseSensorOperator):
 
     def _arguments(self, context: Any) -> dict[str, Any]:
         identity, _ = identity_of(context)
-        demand = Demand(self.gpus, self.cpus, gpu_type=self.gpu_type, gpu_milli=self.gpu_milli)
+        demand = Demand(
+            self.gpus, self.cpus, gpu_type=self.gpu_type, gpu_milli=self.gpu_milli, server=self.server
+        )
         return {"task_id": f"{identity.lease_id} (sensor)", **demand.shape()}

@@ -1,0 +1,110 @@
+"""What a request may say, in today's names and the original's, and how a wrong one is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager
+from resource_manager.models import Gpu, Node
+
+
+def test_a_request_in_todays_names(open_client: FlaskClient) -> None:
+    wish = {"task_id": "t", "gpus": 2, "prefer_server": "gpu-server-2"}
+    lease = open_client.post("/api/allocate", json=wish).get_json()
+    assert (lease["server_id"], lease["cpu_count"]) == (2, 1)
+    same = {"task_id": "t", "required_gpus": 2, "required_cpus": 1, "prefer_server_id": 2, "gpus": 2}
+    assert open_client.post("/api/allocate", json=same).get_json()["task_id"] == "t"
+    wish = {"task_id": "u", "gpus": 1, "gpu_milli": 500, "cpus": 3, "server": 3}
+    answer = open_client.post("/api/allocate/batch", json={"requests": [wish]}).get_json()
+    assert answer["results"][0]["server_id"] == 3
+    assert open_client.post("/api/submit", json=wish).get_json()["cpu_count"] == 3
+    query = {"gpus": 2, "server": "1", "prefer_server": "gpu-server-0"}
+    assert open_client.get("/api/explain", query_string=query).get_json()["server_name"] == "gpu-server-1"
+
+
+BUILT_IN = "(the inventory is the built-in one; GPU_MANAGER_MAX_GPUS sets another limit)"
+ADVICE = "that share of one GPU is"
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"gpus": 9}, f"gpus must be between 2 and 8 {BUILT_IN}, got 9"),
+    ({"required_gpus": 9, "required_cpus": 1}, f"required_gpus must be between 2 and 8 {BUILT_IN}, got 9"),
+    ({"gpus": 2, "cpus": 65}, "cpus must be between 1 and 64 (what the largest server has), got 65"),
+    ({"required_gpus": 2, "required_cpus": 65}, "required_cpus must be between 1 and 64 (what the"),
+    ({"gpus": 0.5}, f"gpus: must be a whole number, got 0.5; {ADVICE} gpus=1, gpu_milli=500"),
+    (
+        {"required_gpus": "0.25"},
+        f"required_gpus: must be a whole number, got '0.25'; {ADVICE} required_gpus=1",
+    ),
+    ({"required_gpus": "many"}, "required_gpus: Input should be a valid integer"),
+    ({"gpus": 2, "required_gpus": 4}, "gpus: is 2, and required_gpus is 4: give one of them"),
+    ({"gpus": 2, "cpus": 1, "required_cpus": 2}, "required_cpus: is 2, and cpus is 1: give one of them"),
+    (
+        {"gpus": 2, "prefer_server": 1, "prefer_server_id": 2},
+        "prefer_server: is 1, and prefer_server_id is 2",
+    ),
+    ({"gpus": 2, "server": "nowhere"}, "server 'nowhere' is not in the inventory of 4 servers"),
+    ({"gpus": 2, "prefer_server": 77}, "prefer_server 77 is not in the inventory of 4 servers"),
+    ({"gpus": 2, "prefer_server_id": 77}, "prefer_server_id 77 is not in the inventory of 4 servers"),
+]
+
+
+@pytest.mark.parametrize(("body", "detail"), WRONG)
+def test_a_wrong_request_is_told_in_the_words_it_used(
+    open_client: FlaskClient, body: dict[str, Any], detail: str
+) -> None:
+    wish = {"task_id": "t", **body}
+    for path in ("/api/allocate", "/api/submit"):
+        problem = open_client.post(path, json=wish)
+        assert (problem.status_code, problem.get_json()["detail"][: len(detail)]) == (400, detail)
+    problem = open_client.post("/api/allocate/batch", json={"requests": [wish]})
+    assert (problem.status_code, detail in problem.get_json()["detail"]) == (400, True)
+
+
+def test_a_wrong_query_is_told_in_the_words_it_used(open_client: FlaskClient) -> None:
+    for query, words in (
+        ("gpus=9", "gpus must be between 2 and 8"),
+        ("required_gpus=9&required_cpus=1", "required_gpus must be between 2 and 8"),
+        ("gpus=0.5", f"gpus: must be a whole number, got '0.5'; {ADVICE} gpus=1, gpu_milli=500"),
+        ("gpus=2&server=77", "server '77' is not in the inventory of 4 servers"),
+        ("cpus=2", "missing: gpus"),
+        ("required_gpus=2", "missing: required_cpus"),
+        ("gpus=2&cpus=²", "cpus: Input should be a valid integer"),
+    ):
+        problem = open_client.get(f"/api/explain?{query}")
+        assert (problem.status_code, problem.get_json()["detail"][: len(words)]) == (400, words)
+
+
+def test_the_range_is_told_by_the_stored_inventory(
+    open_client: FlaskClient, manager: GPUResourceManager
+) -> None:
+    def told() -> tuple[str, str]:
+        described = open_client.get("/openapi.json").get_json()
+        gpus = described["components"]["schemas"]["AllocateBody"]["properties"]["gpus"]
+        query = {
+            parameter["name"]: parameter["schema"]
+            for parameter in described["paths"]["/api/explain"]["get"]["parameters"]
+        }
+        whole = next(choice for choice in gpus["anyOf"] if choice["type"] == "integer")
+        assert (query["gpus"]["minimum"], query["gpus"]["maximum"]) == (whole["minimum"], whole["maximum"])
+        page = open_client.get("/what-if").get_data(as_text=True)
+        field = page[page.index('name="gpus"') :].partition(">")[0]
+        return f"{gpus['description']} {whole['minimum']} {whole['maximum']}", field
+
+    text, field = told()
+    assert text.endswith("From 2 to 8 on these servers. 1 8")
+    assert 'min="1" max="8"' in field
+    manager.apply_inventory([Node("a", 0, {"cpus": 8}, tuple(Gpu(i) for i in range(4)))])
+    text, field = told()
+    assert text.endswith("From 1 to 4 on these servers. 1 4")
+    assert 'max="4" required value="1"' in field
+    assert open_client.post("/api/allocate", json={"task_id": "t", "gpus": 1}).status_code == 200
+
+
+def test_the_form_of_what_if_answers_in_its_own_names(open_client: FlaskClient) -> None:
+    page = open_client.get("/what-if?gpus=2&cpus=4").get_data(as_text=True)
+    assert "<strong>Yes, now</strong>" in page
+    page = open_client.get("/what-if?gpus=0.5&cpus=4").get_data(as_text=True)
+    assert "gpu_milli=500" in page
+    assert "gpus must be between 2 and 8" in open_client.get("/what-if?gpus=9&cpus=4").get_data(as_text=True)

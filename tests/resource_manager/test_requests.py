@@ -1,0 +1,209 @@
+"""What a task may ask for: how many GPUs by the stored inventory, in the caller's own words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.cluster import ClusterState
+from resource_manager.errors import InvalidRequestError, UnknownNodeError
+from resource_manager.inventory import default_inventory
+from resource_manager.models import Gpu, Node
+from resource_manager.requests import build_request, gpu_range, share_advice
+from resource_manager.settings import Settings
+
+from .builders import nodes
+from .conftest import RedisServer
+
+BUILT_IN = default_inventory()
+OTHERS = {
+    "one GPU": (nodes("a", gpus=1), 1),
+    "a server less": (BUILT_IN[:3], 8),
+    "another name": ((*BUILT_IN[:3], Node("dgx", 3, {"cpus": 64}, BUILT_IN[3].gpus)), 8),
+    "more CPUs": (default_inventory(4, 8, 65), 8),
+    "a type": (tuple(Node(n.name, n.server_id, n.resources, (Gpu(0, "A100"),)) for n in BUILT_IN), 1),
+    "large": ((*nodes("ab", gpus=4), *nodes("c", gpus=16)), 16),
+    "no GPU": (nodes("a", gpus=0), 1),
+}
+
+
+@pytest.fixture
+def manager() -> Iterator[GPUResourceManager]:
+    with GPUResourceManager.from_url("memory://") as manager:
+        yield manager
+
+
+def limits(inventory: tuple[Node, ...], **settings: int) -> tuple[int, int]:
+    return gpu_range(ClusterState(inventory), Settings(**settings))  # type: ignore[arg-type]
+
+
+def refusal(manager: GPUResourceManager, method: str, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        getattr(manager, method)(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestRange:
+    def test_the_built_in_inventory_keeps_the_range_of_the_original(self) -> None:
+        assert limits(BUILT_IN) == (2, 8)
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_any_other_gives_one_gpu_to_all_of_its_largest_server(self, name: str) -> None:
+        inventory, most = OTHERS[name]
+        assert limits(inventory) == (1, most)
+
+    def test_settings_say_otherwise(self) -> None:
+        assert limits(BUILT_IN, min_gpus=1) == (1, 8)
+        assert limits(BUILT_IN, max_gpus=1) == (1, 1)
+        assert limits(BUILT_IN, min_gpus=0, max_gpus=4) == (0, 4)
+        assert limits(BUILT_IN, min_gpus=9) == (9, 9)
+        assert limits(nodes("a", gpus=4), max_gpus=2) == (1, 2)
+        assert limits(nodes("a", gpus=4), min_gpus=0) == (0, 4)
+
+    def test_it_goes_with_the_inventory_as_it_changes(self, manager: GPUResourceManager) -> None:
+        assert manager.gpu_range() == (2, 8)
+        manager.allocate_resources("holds", 8, 1)
+        manager.apply_inventory([*default_inventory(4, 8, 32)])  # taken in place: no GPU came or left
+        assert manager.gpu_range() == (1, 8)
+        manager.apply_inventory(nodes("abc", gpus=4))  # gpu-server-0 stays, closed, and counts no more
+        assert manager.gpu_range() == (1, 4)
+        manager.apply_inventory(BUILT_IN)
+        assert manager.gpu_range() == (2, 8)
+
+    def test_it_is_decided_once_for_an_inventory(self) -> None:
+        looked: list[str] = []
+
+        class Counted(tuple):  # type: ignore[type-arg]
+            def __len__(self) -> int:
+                looked.append("")
+                return super().__len__()
+
+        cluster = ClusterState([Node("a", 0, {"cpus": 8}, Counted((Gpu(0), Gpu(1))))])
+        looked.clear()
+        build_request(cluster, Settings(), "t", 2)
+        first = len(looked)
+        for _ in range(100):
+            build_request(cluster, Settings(), "t", 2)
+        assert (first > 0, len(looked)) == (True, first)
+
+    def test_one_process_stores_the_inventory_and_another_knows_only_the_url(
+        self, embedded_redis: RedisServer, tmp_path: Path
+    ) -> None:
+        url = embedded_redis.fresh_url()
+        worker = GPUResourceManager.from_url(url)
+        assert "between 2 and 8 (the inventory is the built-in one" in refusal(worker, "submit", "t", 1)
+        servers = tmp_path / "servers.toml"
+        servers.write_text('[[servers]]\nname = "box"\ngpus = 4\ncpus = 16\n')
+        stores = "import sys; from resource_manager import GPUResourceManager as M; " + (
+            "M.from_url(sys.argv[1], inventory=sys.argv[2]).close()"
+        )
+        subprocess.run([sys.executable, "-c", stores, url, str(servers)], check=True, timeout=60)
+        with worker, GPUResourceManager.from_url(url) as late:
+            assert worker.submit("t", 1)["gpu_ids"] == [0]
+            assert late.submit("u", 1, prefer_server="box")["gpu_ids"] == [1]
+            assert "between 1 and 4 (the largest server has 4;" in refusal(late, "submit", "v", 5)
+
+
+class TestWords:
+    def test_the_limit_and_the_setting_that_moves_it_are_named(self) -> None:
+        with GPUResourceManager.from_url("memory://", inventory=nodes("a", gpus=8, cpus=64)) as manager:
+            assert refusal(manager, "submit", "t", 9, 1) == (
+                "gpus must be between 1 and 8 (the largest server has 8; GPU_MANAGER_MAX_GPUS sets another "
+                "limit), got 9"
+            )
+            assert refusal(manager, "submit", "t", 0, 1) == (
+                "gpus must be between 1 and 8 (the largest server has 8; GPU_MANAGER_MIN_GPUS sets another "
+                "limit), got 0"
+            )
+            assert "cpus must be between 1 and 64 (what the largest server has), got 65" in refusal(
+                manager, "submit", "t", 1, 65
+            )
+        with GPUResourceManager.from_url("memory://", max_gpus=4) as manager:
+            words = "required_gpus must be between 2 and 4 (as GPU_MANAGER_MAX_GPUS says), got 5"
+            assert refusal(manager, "allocate_resources", "t", 5, 1) == words
+
+    def test_each_caller_is_told_in_the_words_used(self, manager: GPUResourceManager) -> None:
+        for method in ("submit", "explain"):
+            assert refusal(manager, method, "t", 9, 1).startswith("gpus must be between 2 and 8")
+            assert refusal(manager, method, "t", required_gpus=9).startswith("required_gpus must")
+            assert refusal(manager, method, "t", 2, 99).startswith("cpus must be between 1 and 64")
+        original = "allocate_resources"
+        assert refusal(manager, original, "t", 1, 1).startswith("required_gpus must be between 2 and 8")
+        assert refusal(manager, original, "t", 2, 99).startswith("required_cpus must be between 1 and 64")
+        batch = "allocate_batch"
+        assert refusal(manager, batch, [{"task_id": "t", "gpus": 1}]).startswith("gpus must")
+        assert refusal(manager, batch, [{"task_id": "t", "required_gpus": 1}]).startswith("required_gpus")
+        assert manager.leases() == []
+
+    def test_a_server_that_nobody_has_is_told_by_what_named_it(self, manager: GPUResourceManager) -> None:
+        known = "is not in the inventory of 4 servers"
+        assert refusal(manager, "submit", "t", 2, prefer_server="x") == f"prefer_server 'x' {known}"
+        assert refusal(manager, "submit", "t", 2, server=7) == f"server 7 {known}"
+        assert refusal(manager, "allocate_resources", "t", 2, 1, "x") == f"prefer_server_id 'x' {known}"
+
+    @pytest.mark.parametrize(
+        ("gpus", "advice"),
+        [
+            (0.5, "got 0.5; that share of one GPU is gpus=1, gpu_milli=500"),
+            (0.25, "got 0.25; that share of one GPU is gpus=1, gpu_milli=250"),
+            ("0.5", "got '0.5'; that share of one GPU is gpus=1, gpu_milli=500"),
+            (1.5, "got 1.5"),
+            (2.0, "got 2.0"),
+            (True, "got True"),
+            ("two", "got 'two'"),
+            (float("nan"), "got nan"),
+            (float("inf"), "got inf"),
+            (1e-9, "got 1e-09"),
+        ],
+    )
+    def test_half_a_gpu_is_pointed_to_a_share(
+        self, manager: GPUResourceManager, gpus: Any, advice: str
+    ) -> None:
+        assert refusal(manager, "submit", "t", gpus) == f"gpus must be a whole number, {advice}"
+        original = refusal(manager, "allocate_resources", "t", gpus, 1)
+        assert original == f"required_gpus must be a whole number, {advice}".replace(
+            "is gpus", "is required_gpus"
+        )
+
+    def test_the_share_advised_is_granted(self, manager: GPUResourceManager) -> None:
+        assert share_advice(0.5).endswith("gpus=1, gpu_milli=500")
+        assert manager.submit("t", gpus=1, gpu_milli=500)["gpu_milli"] == 500
+
+    def test_two_values_of_one_thing_are_one_too_many(self, manager: GPUResourceManager) -> None:
+        assert refusal(manager, "submit", "t", 2, required_gpus=4) == (
+            "gpus=2 and required_gpus=4 are two values of one thing: give one"
+        )
+        assert manager.submit("t", 2, required_gpus=2, required_cpus=3)["cpu_count"] == 3
+
+    def test_one_cpu_is_asked_for_unless_said(self, manager: GPUResourceManager) -> None:
+        assert manager.submit("t", 2)["cpu_count"] == 1
+        assert refusal(manager, "submit", "u") == "gpus is missing"
+
+    def test_no_gpu_at_all_only_where_the_settings_allow_it(self, manager: GPUResourceManager) -> None:
+        assert "must be between" in refusal(manager, "submit", "t", 0)
+        with GPUResourceManager.from_url("memory://", min_gpus=0) as other:
+            assert other.submit("t", 0)["gpu_ids"] == []
+
+    def test_a_server_is_named_or_numbered_also_in_text(self) -> None:
+        inventory = (*nodes("abc"), Node("1", 7, {"cpus": 8}, (Gpu(0),)))
+        cluster, settings = ClusterState(inventory), Settings()
+
+        def placed(server: Any) -> str | None:
+            return build_request(cluster, settings, "t", 1, server=server).required_node
+
+        assert [placed(one) for one in ("b", 1, "2", "1", 7, "7")] == ["b", "b", "c", "1", "1", "1"]
+        for wrong in ("9" * 5000, "²", "-1", True, ""):
+            with pytest.raises(UnknownNodeError, match=r"^server "):
+                placed(wrong)
+
+    def test_a_wrong_number_of_cpus_is_named(self, manager: GPUResourceManager) -> None:
+        for wrong in (0.5, "2", True):
+            with pytest.raises(InvalidRequestError, match=r"^cpus must be a whole number, got .\S+$"):
+                manager.submit("t", 2, wrong)  # type: ignore[arg-type]
