@@ -67,12 +67,15 @@ def by_priority(cluster: ClusterState, now: float) -> list[Waiting]:
     equal priority are served in the order in which they came even where a clock was set back.
     """
     arrived = by_arrival(cluster, now)
-    keys: dict[str, float] = {}
+    if len({waiting.request.priority for waiting in arrived}) < 2:
+        return arrived
+    keys: list[float] = []
     queued_at = math.inf
     for waiting in reversed(arrived):
         queued_at = min(queued_at, waiting.queued_at)
-        keys[waiting.task_id] = (queued_at - now) / PRIORITY_AGEING_S - waiting.request.priority
-    return sorted(arrived, key=lambda waiting: keys[waiting.task_id])
+        keys.append((queued_at - now) / PRIORITY_AGEING_S - waiting.request.priority)
+    keys.reverse()
+    return [arrived[place] for place in sorted(range(len(arrived)), key=keys.__getitem__)]
 
 
 def runtime_s(request: Request) -> float:

@@ -93,10 +93,10 @@ def test_equal_priorities_go_by_arrival_whatever_the_clock_did(
 ) -> None:
     cluster = ClusterState([node("a", 8, 64)])
     for number, moment in enumerate(moments):
-        cluster.apply(Queued(ask(str(number), 1, priority=priority), moment))
-    assert [waiting.sequence for waiting in get_order("priority")(cluster, now)] == list(
-        range(1, len(moments) + 1)
-    )
+        cluster.apply(Queued(ask(f"equal{number}", 1, priority=priority), moment))
+        cluster.apply(Queued(ask(f"other{number}", 1, priority=number % 3 - 50), moment))
+    order = [waiting.task_id for waiting in get_order("priority")(cluster, now)]
+    assert [name for name in order if name < "other"] == [f"equal{i}" for i in range(len(moments))]
 
 
 def test_one_moment_of_a_clock_far_ahead_costs_no_one_their_place_for_long() -> None:
