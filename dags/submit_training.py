@@ -21,8 +21,8 @@ with DAG(
     params={
         "command": Param("nvidia-smi", type="string", title="Command", description="For a shell."),
         "image": Param("", type=["string", "null"], title="Image", description="Runs on Docker if given."),
-        "gpus": Param(2, type="integer", minimum=1, maximum=8, title="GPUs"),
-        "cpus": Param(8, type="integer", minimum=1, maximum=64, title="CPUs"),
+        "gpus": Param(2, type="integer", minimum=1, title="GPUs", description="Of one server."),
+        "cpus": Param(8, type="integer", minimum=1, title="CPUs"),
         "server": Param("", type=["string", "null"], title="Preferred server", description="Its id or name."),
     },
 ) as dag:

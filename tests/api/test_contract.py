@@ -34,7 +34,18 @@ values = st.recursive(
     max_leaves=10,
 )
 keys = st.sampled_from(
-    ["task_id", "required_gpus", "required_cpus", "gpu_milli", "ttl_s", "requests", "confirm"]
+    [
+        "task_id",
+        "gpus",
+        "cpus",
+        "server",
+        "required_gpus",
+        "required_cpus",
+        "gpu_milli",
+        "ttl_s",
+        "requests",
+        "confirm",
+    ]
 )
 
 

@@ -47,7 +47,11 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
         b'{"task_id": "t", "required_gpus": 1, "required_cpus": 4, "gpu_milli": 300, "labels": {"a": "b"}, '
         b'"ttl_s": 60, "resources": {"memory_mib": 5.5}, "gpu_types": ["A100"], "utility": 1, "target_s": 2}',
     ),
-    (bodies.BatchBody, b'{"requests": [{"task_id": "t", "required_gpus": 2, "required_cpus": 4}]}'),
+    (
+        bodies.BatchBody,
+        b'{"requests": [{"task_id": "t", "required_gpus": 2, "required_cpus": 4, "prefer_server_id": 1}, '
+        b'{"task_id": "u", "gpus": 2, "cpus": 4, "prefer_server": "a", "server": 1}]}',
+    ),
     (bodies.LeaseBody, b'{"task_id": "t", "fencing_token": 3}'),
     (bodies.DrainBody, b'{"reason": "fan", "failed": true}'),
     (bodies.ResetBody, b'{"confirm": true}'),
@@ -195,7 +199,7 @@ def parsers() -> dict[str, Parser]:
         "settings": Parser(
             read_environment,
             (
-                b"GPU_MANAGER_MIN_GPUS=1\nGPU_MANAGER_TEAM_QUOTAS=a=0.5,b=0.1\nGPU_MANAGER_ADMISSION=open",
+                b"GPU_MANAGER_MIN_GPUS=1\nGPU_MANAGER_MAX_GPUS=4\nGPU_MANAGER_TEAM_QUOTAS=a=0.5,b=0.1\nGPU_MANAGER_ADMISSION=open",
                 b'GPU_MANAGER_ORDER=fifo\n\nstore = "memory://"\nprice_low = 1.5\n',
             ),
         ),
