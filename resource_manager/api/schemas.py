@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
@@ -34,6 +35,8 @@ Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
 )
+
+_DIGITS = re.compile("[0-9]{1,9}")
 
 OTHER_NAME = {"gpus": "required_gpus", "required_cpus": "cpus", "prefer_server": "prefer_server_id"}
 """Of each pair of names of one thing: the one that `Sizes` declares later, and the other."""
@@ -230,7 +233,7 @@ class ExplainQuery(Sizes):
     @field_validator("gpus", "cpus", "required_gpus", "required_cpus", mode="before")
     @classmethod
     def _number_of_text(cls, value: object) -> object:
-        return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
+        return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
 
     @field_validator("resources")
     @classmethod
