@@ -3,7 +3,7 @@
 from airflow.providers.docker.operators.docker import DockerOperator
 from airflow.sdk import DAG, Param
 
-from resource_manager.provider.operators import gpu_lease
+from resource_manager.airflow import gpu_lease
 
 with (
     DAG(

@@ -7,7 +7,7 @@ from pathlib import Path
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, task
 
-from resource_manager.provider.operators import gpu_lease
+from resource_manager.airflow import gpu_lease
 
 JOB = Path(__file__).parent / "jobs" / "digits.py"
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from resource_manager.provider.operators import GPUTrainingOperator
+from resource_manager.airflow import GPUTrainingOperator
 
 with DAG(
     "submit_training",

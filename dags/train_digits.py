@@ -6,7 +6,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-from resource_manager.provider.operators import GPUTrainingOperator
+from resource_manager.airflow import GPUTrainingOperator
 
 JOB = Path(__file__).parent / "jobs" / "digits.py"
 

@@ -1,18 +1,10 @@
-"""Registers the GPU resource manager with Airflow."""
+"""The plugin for an Airflow to which the package is not installed but put on PYTHONPATH.
 
-from airflow.plugins_manager import AirflowPlugin
+An installed package brings it by its entry point; then there is nothing here, for Airflow complains of a
+plugin that it finds twice.
+"""
 
-from resource_manager.api.airflow_plugin import AT_START, FASTAPI_APP, PAGE
-from resource_manager.launchers import build_docker_cmd
-from resource_manager.provider import listener
+from importlib.metadata import entry_points
 
-
-class GPUResourceManagerPlugin(AirflowPlugin):
-    """Everything it registers lives in `resource_manager`."""
-
-    name = "gpu_resource_manager"
-    fastapi_apps = [FASTAPI_APP]  # noqa: RUF012 - declared so by Airflow
-    fastapi_root_middlewares = [AT_START]  # noqa: RUF012
-    external_views = [PAGE]  # noqa: RUF012
-    listeners = [listener]  # noqa: RUF012
-    macros = [build_docker_cmd]  # noqa: RUF012
+if not any(point.name == "gpu_resource_manager" for point in entry_points(group="airflow.plugins")):
+    from resource_manager.airflow.plugin import GPUResourceManagerPlugin as GPUResourceManagerPlugin

@@ -14,10 +14,10 @@ DONE, REFUSED, BAD_INPUT, UNREACHABLE = 0, 1, 2, 3
 
 
 class Failure(click.ClickException):
-    """One line on standard error and an exit code."""
+    """One line on standard error and an exit code; `advice` is a second line."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
+    def __init__(self, message: str, exit_code: int, advice: str = "") -> None:
+        super().__init__("\n".join(" ".join(line.split()) for line in (message, advice) if line))
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it on the class
 
 

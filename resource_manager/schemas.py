@@ -20,19 +20,26 @@ from resource_manager.models import Change, Request
 FORMAT_VERSION = 1
 """Version of everything stored; a reader refuses a newer one."""
 
-_CHANGES: dict[str, TypeAdapter[Any]] = {
-    kind.__name__.lower(): TypeAdapter(kind) for kind in get_args(Change)
-}
-_TAGS = {adapter._type: tag for tag, adapter in _CHANGES.items()}
-_SNAPSHOT = TypeAdapter(Snapshot)
-_REQUEST = TypeAdapter(Request)
+_CHANGES: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Change)}
+_TAGS = {kind: tag for tag, kind in _CHANGES.items()}
 _TAG_KEY = '{"change":"'
+
+
+class _Adapters(dict[type, TypeAdapter[Any]]):
+    """One for each class, made when it is first needed: that takes a millisecond, and commands need few."""
+
+    def __missing__(self, kind: type) -> TypeAdapter[Any]:
+        adapter = self[kind] = TypeAdapter(kind)
+        return adapter
+
+
+_ADAPTERS = _Adapters()
 
 
 def change_to_json(change: Change) -> str:
     """A change as one line of JSON whose first key, `change`, is its kind in lower case."""
     tag = _TAGS[type(change)]
-    body = _CHANGES[tag].dump_json(change, exclude_defaults=True).decode()
+    body = _ADAPTERS[type(change)].dump_json(change, exclude_defaults=True).decode()
     return f'{_TAG_KEY}{tag}",{body[1:]}'
 
 
@@ -47,7 +54,7 @@ def change_from_json(text: str | bytes) -> Change:
         tag = text[len(_TAG_KEY) : text.find('"', len(_TAG_KEY))]
         if tag in _CHANGES:
             try:
-                return _CHANGES[tag].validate_json(text)  # type: ignore[no-any-return]
+                return _ADAPTERS[_CHANGES[tag]].validate_json(text)  # type: ignore[no-any-return]
             except ValidationError as error:
                 raise CorruptStateError(f"not a {tag} change: {_first(error)}") from error
     return change_from_dict(_parse(text))
@@ -56,17 +63,17 @@ def change_from_json(text: str | bytes) -> Change:
 def change_to_dict(change: Change) -> dict[str, Any]:
     """A change as plain values; `change` is its kind in lower case."""
     tag = _TAGS[type(change)]
-    return {"change": tag, **_CHANGES[tag].dump_python(change, mode="json", exclude_defaults=True)}
+    return {"change": tag, **_ADAPTERS[type(change)].dump_python(change, mode="json", exclude_defaults=True)}
 
 
 def change_from_dict(value: Mapping[str, Any]) -> Change:
     """The change that `change_to_dict` made; raises `CorruptStateError`."""
     tag = value.get("change") if isinstance(value, Mapping) else None
-    adapter = _CHANGES.get(tag) if isinstance(tag, str) else None
-    if adapter is None:
+    kind = _CHANGES.get(tag) if isinstance(tag, str) else None
+    if kind is None:
         raise CorruptStateError(f"not a change: {str(value)[:120]}")
     try:
-        return adapter.validate_python(dict(value))  # type: ignore[no-any-return]
+        return _ADAPTERS[kind].validate_python(dict(value))  # type: ignore[no-any-return]
     except ValidationError as error:
         raise CorruptStateError(f"not a {tag} change: {_first(error)}") from error
 
@@ -75,7 +82,7 @@ def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
     """A whole state as plain values, with the format's version."""
     return {
         "format": FORMAT_VERSION,
-        **_SNAPSHOT.dump_python(snapshot, mode="json", exclude_defaults=True),
+        **_ADAPTERS[Snapshot].dump_python(snapshot, mode="json", exclude_defaults=True),
     }
 
 
@@ -83,7 +90,8 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
     """The state that `snapshot_to_dict` made; raises `CorruptStateError`, also for a newer format."""
     check_format(value.get("format"), "the snapshot")
     try:
-        return _SNAPSHOT.validate_python({key: item for key, item in value.items() if key != "format"})
+        stored = {key: item for key, item in value.items() if key != "format"}
+        return _ADAPTERS[Snapshot].validate_python(stored)  # type: ignore[no-any-return]
     except ValidationError as error:
         raise CorruptStateError(f"not a snapshot: {_first(error)}") from error
 
@@ -91,8 +99,8 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
 def as_stored(request: Request) -> Request:
     """The request as others will read it; raises `InvalidRequestError` if none could, or not as the same."""
     try:
-        text = _REQUEST.dump_json(request, exclude_defaults=True, warnings=False)
-        again: Request = _REQUEST.validate_json(text, strict=True)
+        text = _ADAPTERS[Request].dump_json(request, exclude_defaults=True, warnings=False)
+        again: Request = _ADAPTERS[Request].validate_json(text, strict=True)
     except ValidationError as error:
         raise InvalidRequestError(_first(error)) from error
     except PydanticSerializationError as error:

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    ("errors", "direct_init"),
+    ("lazy",),
+    ("errors", "direct_init", "extras"),
     ("models",),
     ("node_state", "deadlines"),
     ("node_index",),
@@ -26,6 +27,7 @@ LAYERS = (
     ("airflow_instance",),
     ("client", "reconcile", "airflow_api"),
     ("api", "provider", "cli", "bench", "command_line"),
+    ("airflow",),
 )
 """Each layer of resource_manager may import only its own and those before it."""
 

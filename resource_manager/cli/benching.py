@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 
-from resource_manager.cli import tables
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import BAD_INPUT, Failure, print_json
-from resource_manager.redis_client import SCHEMES
 
 
 @main.command()
@@ -25,6 +22,8 @@ from resource_manager.redis_client import SCHEMES
 @exit_codes
 def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float, as_json: bool) -> None:
     """Measure allocations per second, latencies and memory on this machine."""
+    from resource_manager.redis_client import SCHEMES
+
     if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
         raise Failure(f"--redis takes a Redis URL, got {redis_url!r}", BAD_INPUT)
     if over_http:
@@ -35,6 +34,10 @@ def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float
     if as_json:
         print_json(results)
         return
+    from rich.table import Table
+
+    from resource_manager.cli import tables
+
     table = Table("figure", "value")
     for name, value in _flat(results):
         table.add_row(name, str(value))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import get_completion_class
 
 from resource_manager import __version__
-from resource_manager.archive import extend
-from resource_manager.cli import tables
 from resource_manager.cli.demand import arguments_of, demand_options, lease_options
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.errors import UnknownNodeError
-from resource_manager.history import collect, write_file
+from resource_manager.lazy import lazy_module
+
+if TYPE_CHECKING:
+    from resource_manager.cli import tables
+else:  # rich, which no command with --json needs
+    tables = lazy_module("resource_manager.cli.tables")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -248,12 +251,16 @@ def history(
     if target.url and (export or archive):
         raise Failure("--export and --archive read the store itself: leave out --url", BAD_INPUT)
     if archive is not None:
+        from resource_manager.archive import extend
+
         changes = extend(archive, target.manager)
         print_json({"file": str(archive), "changes": changes}) if as_json else click.echo(
             f"{archive}: {changes} changes more"
         )
         return
     if export is not None:
+        from resource_manager.history import collect, write_file
+
         recorded = collect(target.manager)
         write_file(recorded, export)
         written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}

@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from resource_manager.api import tokens
 from resource_manager.api.tokens import Role, TokenFile, TokenStore
-from resource_manager.archive import extend
-from resource_manager.cli import tables
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager import GPUResourceManager
 
-if TYPE_CHECKING:  # Flask and all it brings are only imported by the commands that need them
+if TYPE_CHECKING:  # what only some commands need, they import
     from resource_manager.api.service import Service
+    from resource_manager.manager import GPUResourceManager
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +89,7 @@ def serve(
     from resource_manager.api import logs
     from resource_manager.api.app import create_app
     from resource_manager.api.assemble import keeping, standalone
+    from resource_manager.archive import extend
 
     if target.url:
         raise Failure("serve works on a store: leave out --url", BAD_INPUT)
@@ -143,6 +141,7 @@ def _serve(
     from waitress.server import create_server
 
     from resource_manager.api.limits import MAX_BODY_BYTES
+    from resource_manager.archive import extend
 
     server = create_server(
         app,
@@ -254,6 +253,10 @@ def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
             ]
         )
         return
+    from rich.table import Table
+
+    from resource_manager.cli import tables
+
     table = Table("id", "name", "role", "created")
     for item in found:
         created = datetime.fromtimestamp(item.created_at, UTC).strftime("%Y-%m-%d %H:%M")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resource_manager.command_line import BAD_INPUT, REFUSED, UNREACHABLE, Failure
 from resource_manager.errors import (
@@ -16,10 +19,18 @@ from resource_manager.errors import (
     ResourceManagerError,
     StoreError,
 )
-from resource_manager.manager import GPUResourceManager
-from resource_manager.settings import Settings
+
+if TYPE_CHECKING:  # they take half of the time that the shortest command may take
+    from resource_manager.manager import GPUResourceManager
+    from resource_manager.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+NO_STORE = "no store is set: there is nothing to look at."
+HOW_TO_NAME_A_STORE = (
+    "Name a store (--store redis://localhost:6379/0, or GPU_MANAGER_STORE=redis://localhost:6379/0), "
+    "or a service (--url http://localhost:5000)."
+)
 
 
 @dataclass
@@ -32,8 +43,17 @@ class Target:
     _opened: Any = field(default=None, repr=False)
 
     def settings(self) -> Settings:
-        """Settings of the environment and file, with what the command line says on top."""
-        return Settings.load().model_copy(update=self.overrides)
+        """Settings of the environment and file, with what the command line says on top.
+
+        Raises `Failure` where none of them names a store, and no Airflow is set up here whose Variable
+        could be it: looking for one would make a new Airflow in the home folder.
+        """
+        from resource_manager.settings import Settings
+
+        settings = Settings.load().model_copy(update=self.overrides)
+        if "store" not in settings.model_fields_set and not _in_airflow():
+            raise Failure(NO_STORE, BAD_INPUT, HOW_TO_NAME_A_STORE)
+        return settings
 
     @property
     def manager(self) -> Any:
@@ -44,7 +64,7 @@ class Target:
 
                 self._opened = ServiceClient(self.url, self.token)
             else:
-                self._opened = GPUResourceManager(self.settings())
+                self._opened = _open(self.settings())
         return self._opened
 
     def close(self) -> None:
@@ -82,6 +102,21 @@ def _in_options(error: ResourceManagerError) -> str:
     """The error's text, with the option in place of the field that it begins with."""
     text, name = str(error), getattr(error, "field", None)
     return OPTIONS[name] + text.removeprefix(name) if name in OPTIONS and text.startswith(name) else text
+
+
+def _open(settings: Settings) -> GPUResourceManager:
+    # The modules and their objects are all kept: looking for garbage among them is a tenth of the time.
+    gc.disable()
+    try:
+        from resource_manager.manager import GPUResourceManager
+    finally:
+        gc.enable()
+    return GPUResourceManager(settings)
+
+
+def _in_airflow() -> bool:
+    """Where Airflow is set up by the environment, or has loaded this: then `airflow://` is a store."""
+    return "airflow" in sys.modules or any(name.startswith("AIRFLOW_") for name in os.environ)
 
 
 def code_of(error: ResourceManagerError) -> int:

@@ -6,7 +6,7 @@ from resource_manager.provider.operators.lease import (
     GPUReleaseOperator,
     gpu_lease,
 )
-from resource_manager.provider.operators.reconcile import GPUReconcileOperator
+from resource_manager.provider.operators.reconcile import GPUReconcileOperator, reconcile_dag
 from resource_manager.provider.operators.training import GPUTrainingOperator
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "GPUReleaseOperator",
     "GPUTrainingOperator",
     "gpu_lease",
+    "reconcile_dag",
 ]

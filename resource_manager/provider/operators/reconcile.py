@@ -1,11 +1,12 @@
-"""`GPUReconcileOperator`: ends what Airflow's tasks left behind."""
+"""`GPUReconcileOperator` and its DAG: they end what Airflow's tasks left behind."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from resource_manager.airflow_instance import instance_id
@@ -41,3 +42,29 @@ class GPUReconcileOperator(BaseOperator):
         if done.other_instances:
             self.log.info("%d leases and requests of other Airflows were left alone", done.other_instances)
         return asdict(done)
+
+
+def reconcile_dag(
+    dag_id: str = "gpu_reconcile",
+    *,
+    schedule: Any = timedelta(seconds=30),
+    gpu_conn_id: str = DEFAULT_CONNECTION,
+    **arguments: Any,
+) -> DAG:
+    """A DAG that reconciles regularly, one run at a time; every installation needs one, switched on.
+
+    `arguments` are others of `DAG`'s, over those set here.
+    """
+    settings: dict[str, Any] = {
+        "start_date": datetime(2026, 1, 1, tzinfo=UTC),
+        "catchup": False,
+        "max_active_runs": 1,
+        "dagrun_timeout": timedelta(minutes=10),
+        "tags": ["gpu"],
+        "description": "Ends the jobs and leases of tasks that are over",
+        "doc_md": "Compares every lease with its Airflow task and its job. Where the task is over or its run "
+        "is gone, it stops the job and releases the GPUs; where the task goes on, it renews the lease.",
+    }
+    with DAG(dag_id, schedule=schedule, **{**settings, **arguments}) as dag:
+        GPUReconcileOperator(task_id="reconcile", gpu_conn_id=gpu_conn_id)
+    return dag

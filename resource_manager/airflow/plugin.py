@@ -1,0 +1,20 @@
+"""What Airflow loads by the entry point `airflow.plugins`: the service under /gpu, listener and macro."""
+
+from __future__ import annotations
+
+from airflow.plugins_manager import AirflowPlugin
+
+from resource_manager.api.airflow_plugin import AT_START, FASTAPI_APP, PAGE
+from resource_manager.launchers import build_docker_cmd
+from resource_manager.provider import listener
+
+
+class GPUResourceManagerPlugin(AirflowPlugin):
+    """Everything it registers lives in `resource_manager`."""
+
+    name = "gpu_resource_manager"
+    fastapi_apps = [FASTAPI_APP]  # noqa: RUF012 - declared so by Airflow
+    fastapi_root_middlewares = [AT_START]  # noqa: RUF012
+    external_views = [PAGE]  # noqa: RUF012
+    listeners = [listener]  # noqa: RUF012
+    macros = [build_docker_cmd]  # noqa: RUF012

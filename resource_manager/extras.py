@@ -1,0 +1,11 @@
+"""How to install what the core leaves out."""
+
+from __future__ import annotations
+
+from resource_manager import __version__
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs one of the extras in `pyproject.toml`, from a checkout and from a wheel."""
+    wheel = f"gpu_resource_manager-{__version__}-py3-none-any.whl"
+    return f"pip install '.[{extra}]' in a checkout, or pip install '{wheel}[{extra}]'"
