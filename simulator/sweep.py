@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
+from resource_manager.extras import how_to_install
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
 from simulator.report import write_json
@@ -97,7 +98,7 @@ def dask(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ModuleNotFoundError as error:
-        raise SimulationError("Dask is not installed: pip install 'gpu-resource-manager[dask]'") from error
+        raise SimulationError(f"Dask is not installed: {how_to_install('dask')}") from error
     try:
         client: Any = Client(address, timeout="5s", set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:

@@ -1,31 +1,109 @@
-"""The Python examples of the documentation run, and its links lead somewhere."""
+"""The examples of the documentation run, all of them, and its links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import threading
+import tomllib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from werkzeug.serving import make_server
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.api import tokens
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import keeping, standalone
+from resource_manager.api.tokens import Role
+from resource_manager.inventory import load_inventory
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-EXAMPLES = [
-    pytest.param(code, id=f"{page.relative_to(ROOT)}:{number}")
-    for page in PAGES
-    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1)
-]
+SERVICE, TOKEN = "http://localhost:5000", "gpm_…"
+"""What stands in the pages for the reader's own."""
 
 
-@pytest.mark.parametrize("code", EXAMPLES)
-def test_an_example_runs(code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if "airflow" in code or "provider" in code:
-        compile(code, "example", "exec")
-        pytest.skip("a DAG: the files in dags/ are run instead, by tests/e2e")
-    if "http://" in code:
-        compile(code, "example", "exec")
-        pytest.skip("needs a running service: tests/api calls it")
+def examples(language: str) -> list[tuple[str, str]]:
+    """The name and text of every block in that language."""
+    return [
+        (f"{page.relative_to(ROOT)}:{number}", code)
+        for page in PAGES
+        for number, code in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL), 1)
+    ]
+
+
+def parametrize(found: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    assert found
+    return pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in found])
+
+
+def is_dag(code: str) -> bool:
+    return "import DAG" in code
+
+
+PYTHON = examples("python")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The address of a service, and a token for it."""
+    manager = GPUResourceManager.from_url("memory://")
+    kept = keeping(Settings(store="memory://"), tmp_path_factory.mktemp("tokens") / "tokens.json")
+    token = tokens.create(kept.tokens, "reader-of-the-pages", Role.USER)
+    app = create_app(standalone(manager, kept))
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}", token
+    server.shutdown()
+    server.server_close()
+    thread.join(timeout=10)
+
+
+@parametrize([(name, code) for name, code in PYTHON if not is_dag(code)])
+def test_an_example_runs(
+    code: str, service: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "example", "exec"), {})
+    exec(compile(code.replace(SERVICE, service[0]).replace(TOKEN, service[1]), "example", "exec"), {})
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize([(name, code) for name, code in PYTHON if is_dag(code)])
+def test_an_example_is_a_dag(code: str, tmp_path: Path) -> None:
+    """Airflow reads it as a file of its DAGs folder; tests/test_distribution.py runs README's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Airflow's own, on import
+        from airflow.dag_processing.dagbag import DagBag
+
+    (tmp_path / "example.py").write_text(code)
+    bag = DagBag(str(tmp_path))
+    assert bag.import_errors == {}
+    assert bag.dags
+    assert all(dag.description and dag.tasks for dag in bag.dags.values())
+
+
+@parametrize([(name, code) for name, code in examples("toml") if "[[servers]]" in code])
+def test_an_inventory_can_be_loaded(code: str, tmp_path: Path) -> None:
+    (tmp_path / "servers.toml").write_text(code)
+    assert load_inventory(tmp_path / "servers.toml")
+
+
+@parametrize(examples("toml"))
+def test_toml_can_be_read(code: str) -> None:
+    assert tomllib.loads(code)
+
+
+def test_no_page_names_a_package_that_no_index_has() -> None:
+    sources = [
+        ROOT / "Makefile",
+        *(ROOT / "resource_manager").rglob("*.py"),
+        *(ROOT / "simulator").rglob("*.py"),
+    ]
+    for path in [*PAGES, *sources]:
+        assert not re.search(r"pip install [^\n]*gpu-resource-manager", path.read_text()), path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

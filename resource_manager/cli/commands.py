@@ -100,7 +100,8 @@ def _show_status(target: Target, as_json: bool) -> None:
     if as_json:
         print_json(target.manager.get_resource_summary())
     else:
-        tables.console().print(_status(target))
+        shown = _status(target)  # before rich is loaded, for there may be nothing to show
+        tables.console().print(shown)
 
 
 def _status(target: Target) -> Any:

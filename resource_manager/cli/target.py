@@ -19,6 +19,7 @@ from resource_manager.errors import (
     ResourceManagerError,
     StoreError,
 )
+from resource_manager.extras import how_to_install
 
 if TYPE_CHECKING:  # they take half of the time that the shortest command may take
     from resource_manager.manager import GPUResourceManager
@@ -31,6 +32,10 @@ HOW_TO_NAME_A_STORE = (
     "Name a store (--store redis://localhost:6379/0, or GPU_MANAGER_STORE=redis://localhost:6379/0), "
     "or a service (--url http://localhost:5000)."
 )
+
+
+SERVICE_MODULES = {"flask", "prometheus_client", "waitress", "werkzeug"}
+"""What the extra `api` brings."""
 
 
 @dataclass
@@ -81,6 +86,11 @@ def exit_codes(command: F) -> F:
             return command(*args, **kwargs)
         except ResourceManagerError as error:
             raise Failure(_in_options(error), code_of(error)) from error
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in SERVICE_MODULES:
+                raise
+            missing = f"{command.__name__} needs {error.name}: {how_to_install('api')}"
+            raise Failure(missing, BAD_INPUT) from error
         except (ValueError, OSError) as error:
             raise Failure(str(error), BAD_INPUT) from error
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from resource_manager.extras import how_to_install
 from resource_manager.launchers.base import (
     Job,
     JobState,
@@ -39,8 +40,7 @@ class DockerLauncher:
             from airflow.providers.docker.hooks.docker import DockerHook
         except ImportError as error:
             raise LauncherError(
-                "the docker launcher needs Airflow's Docker provider: "
-                "pip install 'gpu-resource-manager[docker]'"
+                f"the docker launcher needs Airflow's Docker provider: {how_to_install('docker')}"
             ) from error
         check_connection(docker_conn_id, "docker")
         self._docker = docker

@@ -7,6 +7,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+from resource_manager.extras import how_to_install
 from resource_manager.launchers import directory_job
 from resource_manager.launchers.base import (
     Job,
@@ -32,7 +33,7 @@ class SSHLauncher:
             from airflow.providers.ssh.hooks.ssh import SSHHook
         except ImportError as error:
             raise LauncherError(
-                "the ssh launcher needs Airflow's SSH provider: pip install 'gpu-resource-manager[ssh]'"
+                f"the ssh launcher needs Airflow's SSH provider: {how_to_install('ssh')}"
             ) from error
         if not address and ssh_conn_id is None:
             raise LauncherError(

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from resource_manager.errors import CorruptStateError, SettingsError
+from resource_manager.extras import how_to_install
 from resource_manager.outage import outage
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def variable_access() -> VariableAccess:
     """The way that works in this process; raises `SettingsError` if there is no Airflow here."""
     if find_spec("airflow") is None:
         raise SettingsError(
-            "an airflow:// store needs Apache Airflow: pip install 'gpu-resource-manager[airflow]', "
-            "or set GPU_MANAGER_STORE to a redis:// URL"
+            "an airflow:// store needs Apache Airflow; set GPU_MANAGER_STORE to a redis:// URL, or "
+            f"{how_to_install('airflow')}"
         )
     return CurrentAccess()
 

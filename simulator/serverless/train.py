@@ -12,6 +12,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from resource_manager.extras import how_to_install
 from simulator.report import pyplot, save_figure, write_json
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.env import RENT_WEIGHT, ServerlessEnv
@@ -159,7 +160,7 @@ def main(steps: int, seed: int, output_dir: Path) -> None:
     try:
         choose, curve = train(steps, seed)
     except ModuleNotFoundError as error:
-        sys.exit(f"training needs {error.name}: pip install 'gpu-resource-manager[rl]'")
+        sys.exit(f"training needs {error.name}: {how_to_install('rl')}")
     trained_s = time.perf_counter() - began
     env = make_env()
     players: dict[str, Callable[[int], dict[str, float]]] = {

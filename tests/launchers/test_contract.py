@@ -242,7 +242,7 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch):
         monkeypatch.setitem(sys.modules, "airflow.providers.docker.hooks.docker", None)
         monkeypatch.setitem(sys.modules, "airflow.providers.ssh.hooks.ssh", None)
         for name in ("ssh", "docker"):
-            with pytest.raises(LauncherError, match=rf"pip install 'gpu-resource-manager\[{name}\]'"):
+            with pytest.raises(LauncherError, match=rf"pip install '\.\[{name}\]' in a checkout"):
                 open_launcher(name, "host")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, get_current_context, task, task_group
 
-from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease
-from resource_manager.provider.sensors import GPUAvailableSensor
+from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, gpu_lease
 
 BEAT = Path(__file__).parent / "beat.py"
 LEDGER = os.environ.get("LEDGER", "/dev/null")
