@@ -56,7 +56,7 @@ class Target:
         from resource_manager.settings import Settings
 
         settings = Settings.load().model_copy(update=self.overrides)
-        if "store" not in settings.model_fields_set and not _in_airflow():
+        if "store" not in settings.model_fields_set and not in_airflow():
             raise Failure(NO_STORE, BAD_INPUT, HOW_TO_NAME_A_STORE)
         return settings
 
@@ -124,7 +124,7 @@ def _open(settings: Settings) -> GPUResourceManager:
     return GPUResourceManager(settings)
 
 
-def _in_airflow() -> bool:
+def in_airflow() -> bool:
     """Where Airflow is set up by the environment, or has loaded this: then `airflow://` is a store."""
     return "airflow" in sys.modules or any(name.startswith("AIRFLOW_") for name in os.environ)
 

@@ -15,7 +15,7 @@ from werkzeug.serving import make_server
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.api.app import create_app
 from resource_manager.api.assemble import keeping, standalone
-from resource_manager.cli import commands, main
+from resource_manager.cli import commands, main, target
 from resource_manager.cli.target import Target
 
 Run = Callable[..., Result]
@@ -180,6 +180,31 @@ def test_unreachable_is_exit_3() -> None:
         result = CliRunner().invoke(main, [*arguments, "status"])
         assert result.exit_code == 3, result.output
         assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["status", "serve", "submit t --gpus 2 --cpus 1", "history --json"])
+def test_without_a_store_two_lines_say_so(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "in_airflow", lambda: False)
+    result = CliRunner().invoke(main, command.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    missing, advice = result.stderr.splitlines()
+    assert missing.startswith("Error: no store is set")
+    assert "--store redis://" in advice
+
+
+def test_a_store_is_set_by_environment_file_or_airflow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare = Target(None, None, {})
+    assert target.in_airflow()
+    assert bare.settings().store == "airflow://"
+    monkeypatch.setattr(target, "in_airflow", lambda: False)
+    (tmp_path / "settings.toml").write_text('store = "redis://one"')
+    monkeypatch.setenv("GPU_MANAGER_SETTINGS", str(tmp_path / "settings.toml"))
+    assert bare.settings().store == "redis://one"
+    monkeypatch.setenv("GPU_MANAGER_STORE", "redis://two")
+    assert bare.settings().store == "redis://two"
+    assert Target(None, None, {"store": "redis://three"}).settings().store == "redis://three"
 
 
 def test_completion_is_a_script() -> None:

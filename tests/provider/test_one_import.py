@@ -1,0 +1,78 @@
+"""What a DAG's author imports, and the plugin that comes with the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import resource_manager.airflow
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+def in_a_process_of_its_own(code: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_name_is_there_and_no_other() -> None:
+    names = resource_manager.airflow.__all__
+    assert all(callable(getattr(resource_manager.airflow, name)) for name in names)
+    assert set(names) <= set(dir(resource_manager.airflow))
+    with pytest.raises(ImportError, match="GPUTrainOperator"):
+        from resource_manager.airflow import GPUTrainOperator  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_a_name_is_loaded_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, resource_manager.airflow as ours\n"
+        "before = 'airflow' in sys.modules\n"
+        "from resource_manager.airflow import gpu_lease\n"
+        "print(before, *(f'resource_manager.provider.{name}' in sys.modules for name in "
+        "('operators.lease', 'sensors')))"
+    )
+    assert in_a_process_of_its_own(code) == "False True False"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_reconciler_is_a_dag_in_one_line() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from resource_manager.airflow import reconcile_dag
+
+    usual = reconcile_dag()
+    assert (usual.dag_id, usual.max_active_runs, usual.catchup) == ("gpu_reconcile", 1, False)
+    assert usual.description
+    own = reconcile_dag("ours", schedule=timedelta(minutes=5), gpu_conn_id="other", tags=["ops"])
+    (task,) = own.tasks
+    assert (own.dag_id, own.schedule, task.gpu_conn_id) == ("ours", timedelta(minutes=5), "other")  # type: ignore[attr-defined]
+    assert own.tags == {"ops"}
+
+
+@pytest.mark.parametrize("folder", ["empty", "with the file"])
+def test_the_plugin_is_loaded_once(folder: str, tmp_path: Path) -> None:
+    plugins = tmp_path if folder == "empty" else REPOSITORY / "plugins"
+    code = (
+        "import json\n"
+        "from airflow import plugins_manager as manager\n"
+        "plugins, errors = manager._get_plugins()\n"
+        "ours = [each for each in manager.get_plugin_info() if each['name'] == 'gpu_resource_manager']\n"
+        "parts = ('fastapi_apps', 'external_views', 'listeners', 'macros')\n"
+        "print(json.dumps([errors, [[len(each[part]) for part in parts] for each in ours]]))"
+    )
+    environment = {"AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins)}
+    assert json.loads(in_a_process_of_its_own(code, **environment)) == [{}, [[1, 1, 1, 1]]]
