@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from demo.stack import AirflowApi, Stack, wait_until
+from demo.stack import Stack, wait_until
 from resource_manager.extras import how_to_install
+from tests.e2e.plugin import assert_loaded_once
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = float(os.environ.get("E2E_PATIENCE", "1"))
@@ -247,11 +248,3 @@ def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(wheel: Path, tmp
         run_id = stack.run("gpu_reconcile")
         assert stack.api.xcom("gpu_reconcile", run_id, "reconcile") == []
         assert_loaded_once(stack.api)
-
-
-def assert_loaded_once(api: AirflowApi) -> None:
-    """One plugin of ours with all it brings, and no complaint."""
-    assert api.call("GET", "/plugins/importErrors")["import_errors"] == []
-    (plugin,) = (p for p in api.call("GET", "/plugins")["plugins"] if p["name"] == "gpu_resource_manager")
-    counts = {part: len(plugin[part]) for part in ("fastapi_apps", "external_views", "listeners", "macros")}
-    assert counts == {"fastapi_apps": 1, "external_views": 1, "listeners": 1, "macros": 1}

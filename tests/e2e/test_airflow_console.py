@@ -15,6 +15,7 @@ import pytest
 
 from demo.stack import Stack
 from tests.e2e import browser as b
+from tests.e2e.plugin import assert_loaded_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -88,6 +89,10 @@ def console(chromium: Any, airflow: Stack, name: str) -> tuple[Any, Any]:
     frame = page.frame_locator("iframe[title=GPUs]")
     frame.get_by_role("heading", name="Servers").wait_for(timeout=60_000)
     return page, frame
+
+
+def test_the_plugin_of_the_package_and_that_of_the_folder_are_one(airflow: Stack) -> None:
+    assert_loaded_once(airflow.api)
 
 
 def test_strangers_get_nothing(airflow: Stack) -> None:
