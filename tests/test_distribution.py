@@ -209,7 +209,6 @@ class Installed(Stack):
         settings = {
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
             "GPU_MANAGER_INVENTORY": str(home / "servers.toml"),
-            "GPU_MANAGER_MIN_GPUS": "1",
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": "",
         }
