@@ -8,11 +8,14 @@ from resource_manager.airflow import gpu_lease
 with (
     DAG(
         "docker_step",
+        description=__doc__,
         schedule=None,
         catchup=False,
         tags=["gpu", "example"],
         doc_md=__doc__,
-        params={"image": Param("nvidia/cuda:12.6.0-base-ubuntu24.04", type="string", title="Image")},
+        params={
+            "image": Param("python:3.11-slim", type="string", title="Image", description="With a shell.")
+        },
     ) as dag,
     gpu_lease(gpus=2, cpus=4) as lease,
 ):

@@ -11,7 +11,14 @@ from resource_manager.airflow import gpu_lease
 
 JOB = Path(__file__).parent / "jobs" / "digits.py"
 
-with DAG("pipeline_digits", schedule=None, catchup=False, tags=["gpu", "example"], doc_md=__doc__) as dag:
+with DAG(
+    "pipeline_digits",
+    description=__doc__,
+    schedule=None,
+    catchup=False,
+    tags=["gpu", "example"],
+    doc_md=__doc__,
+) as dag:
     with gpu_lease(gpus=4, cpus=8, group_id="on_shared_gpus") as lease:
         stages = [
             BashOperator(

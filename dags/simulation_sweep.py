@@ -14,6 +14,7 @@ from airflow.sdk import Param, dag, task
 
 
 @dag(
+    description="Compares placement policies and queue orders on one workload, one mapped task a run.",
     schedule=None,
     start_date=datetime(2025, 1, 1),
     catchup=False,

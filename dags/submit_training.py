@@ -8,6 +8,7 @@ from resource_manager.airflow import GPUTrainingOperator
 
 with DAG(
     "submit_training",
+    description=__doc__,
     schedule=None,
     catchup=False,
     tags=["gpu", "example"],
@@ -19,7 +20,12 @@ with DAG(
         "max_retry_delay": timedelta(minutes=30),
     },
     params={
-        "command": Param("nvidia-smi", type="string", title="Command", description="For a shell."),
+        "command": Param(
+            'echo "training on GPUs $CUDA_VISIBLE_DEVICES of $GPU_SERVER"',
+            type="string",
+            title="Command",
+            description="For a shell.",
+        ),
         "image": Param("", type=["string", "null"], title="Image", description="Runs on Docker if given."),
         "gpus": Param(2, type="integer", minimum=1, title="GPUs", description="Of one server."),
         "cpus": Param(8, type="integer", minimum=1, title="CPUs"),

@@ -10,7 +10,9 @@ from resource_manager.airflow import GPUTrainingOperator
 
 JOB = Path(__file__).parent / "jobs" / "digits.py"
 
-with DAG("sweep_digits", schedule=None, catchup=False, tags=["gpu", "example"], doc_md=__doc__) as dag:
+with DAG(
+    "sweep_digits", description=__doc__, schedule=None, catchup=False, tags=["gpu", "example"], doc_md=__doc__
+) as dag:
 
     @task
     def grid() -> list[list[str]]:

@@ -11,19 +11,21 @@ from resource_manager.airflow import GPUTrainingOperator
 JOB = Path(__file__).parent / "jobs" / "digits.py"
 
 MODELS = [
-    # name, width of the hidden layer, learning rate, GPUs, CPUs
-    ("narrow", 64, 0.003, 8, 16),
-    ("small", 128, 0.001, 8, 24),
-    ("medium", 256, 0.001, 8, 32),
-    ("wide", 512, 0.0005, 6, 32),
-    ("wider", 768, 0.0003, 6, 16),
-    ("widest", 1024, 0.0003, 4, 8),
+    # GPUs, CPUs, width of the hidden layer, learning rate
+    (8, 16, 64, 0.003),
+    (8, 24, 128, 0.001),
+    (8, 32, 256, 0.001),
+    (6, 32, 512, 0.0005),
+    (6, 16, 768, 0.0003),
+    (4, 8, 1024, 0.0003),
 ]
 
-with DAG("train_digits", schedule=None, catchup=False, tags=["gpu", "example"], doc_md=__doc__) as dag:
-    for name, width, learning_rate, gpus, cpus in MODELS:
+with DAG(
+    "train_digits", description=__doc__, schedule=None, catchup=False, tags=["gpu", "example"], doc_md=__doc__
+) as dag:
+    for gpus, cpus, width, learning_rate in MODELS:
         GPUTrainingOperator(
-            task_id=f"train_{name}",
+            task_id=f"train_{gpus}gpu_{cpus}cpu",
             gpus=gpus,
             cpus=cpus,
             command=[sys.executable, str(JOB), f"--width={width}", f"--learning-rate={learning_rate}"],

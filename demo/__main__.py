@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,13 +21,17 @@ from rich.live import Live
 from rich.table import Table
 
 from demo.evidence import problems_of, reports_of
-from demo.stack import Stack, StackError
+from demo.stack import Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
+from resource_manager.cli.tables import usage
 from resource_manager.history import collect, write_file
+from resource_manager.views import short_name
 
 DAG_ID = "train_digits"
 RUN_TIMEOUT_S = 180.0
+AIRFLOW_PORT = 8080
+SERVICE_PORT = 5000
 
 
 @click.group(invoke_without_command=True)
@@ -56,12 +61,18 @@ def main(context: click.Context, picture: Path | None, history: Path | None) -> 
 def up() -> None:
     """Sets the same up and stays up until Ctrl-C."""
     try:
-        with _stack() as stack:
+        with _stack(
+            api_port=_port("Airflow", AIRFLOW_PORT),
+            service_port=_port("the GPU console", SERVICE_PORT),
+            settings={"AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False"},
+        ) as stack:
             user, password = stack.api.login
             print(f"Airflow      {stack.url}   user {user}, password {password}")
-            print(f"GPU console  {stack.url}/gpu/")
+            print(f"GPU console  {stack.service_url}   and in Airflow, {stack.url}/gpu/")
             print(f"Redis        {stack.redis_url}")
             print(f"logs         {stack.home}")
+            if not _docker_answers():
+                print("the DAG docker_step needs a Docker engine; none answers here")
             print("Ctrl-C stops everything", flush=True)
             with suppress(KeyboardInterrupt):
                 while True:
@@ -73,13 +84,27 @@ def up() -> None:
         sys.exit(f"up failed: {error}")
 
 
+def _port(what: str, wanted: int) -> int:
+    """The wanted port or the next free one, said so in one line."""
+    port = next_free_port(wanted)
+    if port != wanted:
+        print(f"port {wanted} is taken: {what} is on {port}")
+    return port
+
+
+def _docker_answers() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, timeout=30).returncode == 0
+
+
 @contextmanager
-def _stack() -> Iterator[Stack]:
+def _stack(**options: Any) -> Iterator[Stack]:
     """The stack in a folder of its own, which is kept only where the stack itself does not start or stop."""
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
     print(f"starting Redis and Airflow in {home} (half a minute)", flush=True)
     with ExitStack() as running:
-        stack = running.enter_context(Stack(home))
+        stack = running.enter_context(Stack(home, **options))
         try:
             yield stack
         finally:
@@ -115,15 +140,16 @@ def run(picture: Path | None, history: Path | None) -> list[str]:
 def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
     """Shows what waits and what runs until the run ended; returns its state."""
     console = Console()
-    started, shown = time.monotonic(), ""
+    started, news = time.monotonic(), _News()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            leases, queue = manager.leases(), manager.queue()
+            servers, leases = manager.get_resource_summary()["servers"], manager.leases()
+            queue = manager.queue()
             if console.is_terminal:
-                live.update(live_view(manager.get_resource_summary()["servers"], leases, queue), refresh=True)
-            elif (line := _line(leases, queue)) != shown:
-                shown = line
-                print(f"{time.monotonic() - started:5.1f} s  {line}", flush=True)
+                live.update(live_view(servers, leases, queue), refresh=True)
+            else:
+                for line in news.lines(servers, leases, queue):
+                    print(f"{time.monotonic() - started:5.1f} s  {line}", flush=True)
             state = stack.api.run_state(DAG_ID, run_id)
             if state in ("success", "failed"):
                 return state
@@ -132,12 +158,33 @@ def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
             time.sleep(0.5)
 
 
-def _line(leases: list[dict[str, Any]], queue: list[dict[str, Any]]) -> str:
-    def name(entry: dict[str, Any]) -> str:
-        return str(entry["task_id"]).rsplit("/", 1)[-1]
+class _News:
+    """One line for each job that waits, starts or ends, of at most 80 columns, beside what is free then."""
 
-    running = ", ".join(f"{name(item)} on {item['server_name']}[{item['gpu_devices']}]" for item in leases)
-    return f"running: {running or 'none'}; waiting: {', '.join(map(name, queue)) or 'none'}"
+    def __init__(self) -> None:
+        self._shown: dict[str, str] = {}
+
+    def lines(
+        self, servers: list[dict[str, Any]], leases: list[dict[str, Any]], queue: list[dict[str, Any]]
+    ) -> Iterator[str]:
+        """What changed since the last call."""
+        now = {
+            **{entry["task_id"]: "waits" for entry in queue},
+            **{
+                lease["task_id"]: f"runs on {lease['server_name']}[{lease['gpu_devices']}]"
+                for lease in leases
+            },
+        }
+        ended = {task: "ended" for task in self._shown if task not in now}
+        news = [
+            f"{short_name(task):18.18}{what}"
+            for task, what in {**ended, **now}.items()
+            if self._shown.get(task) != what
+        ]
+        self._shown = now
+        yield from news
+        if news:
+            yield f"GPUs: {usage(servers, 'gpus')}"
 
 
 def _logs_of_failures(stack: Stack, run_id: str) -> str:

@@ -31,7 +31,10 @@ class StackError(Exception):
 
 
 class Stack:
-    """A context manager around the processes; `api` speaks to Airflow, `redis_url` to Redis."""
+    """A context manager around the processes; `api` speaks to Airflow, `redis_url` to Redis.
+
+    With a `service_port` the REST service and its console run there as well, open to this machine.
+    """
 
     def __init__(
         self,
@@ -39,13 +42,18 @@ class Stack:
         *,
         settings: Mapping[str, str] | None = None,
         dags: Path = REPOSITORY / "dags",
+        api_port: int | None = None,
+        service_port: int | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.home = home.resolve()
         self.dags = dags
         self.start_timeout_s = start_timeout_s
-        redis_port, self.api_port, worker_log_port, trigger_log_port = free_ports(4)
+        redis_port, any_port, worker_log_port, trigger_log_port = free_ports(4)
+        self.api_port = api_port or any_port
+        self.service_url = f"http://localhost:{service_port}"
+        self._service_port = service_port
         self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
         self.url = f"http://localhost:{self.api_port}"
         self._redis_port = redis_port
@@ -80,7 +88,9 @@ class Stack:
         try:
             self.start_redis()
             self.spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
-            self._wait_until_ready()
+            self._wait_until_ready(self._processes[-1])
+            if self._service_port is not None:
+                self._start_service(self._service_port)
         except BaseException:
             self.stop()
             raise
@@ -123,8 +133,20 @@ class Stack:
         self._processes.append(process)
         return process
 
-    def _wait_until_ready(self) -> None:
-        airflow = self._processes[-1]
+    def _start_service(self, port: int) -> None:
+        options = ["--port", str(port), "--airflow-url", self.url, "--tokens", str(self.home / "tokens.json")]
+        program = [sys.executable, "-m", "resource_manager.cli", "--store", self.redis_url]
+        service = self.spawn("service", [*program, "serve", *options])
+        log = self.home / "service.log"
+
+        def ready() -> bool:
+            if service.poll() is not None:
+                raise StackError(f"the service ended with {service.returncode}; see {log}")
+            return answers(port)
+
+        wait_until(ready, self.start_timeout_s, f"the service did not start; see {log}")
+
+    def _wait_until_ready(self, airflow: subprocess.Popen[bytes]) -> None:
         log = self.home / "airflow.log"
 
         def ready() -> bool:
@@ -260,6 +282,16 @@ def free_ports(count: int) -> list[int]:
     finally:
         for item in sockets:
             item.close()
+
+
+def next_free_port(first: int) -> int:
+    """The first port from there on that nobody listens on, on this machine; raises `StackError`."""
+    for port in range(first, first + 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not held up by what just closed
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise StackError(f"ports {first} to {first + 99} are all taken")
 
 
 def answers(port: int) -> bool:

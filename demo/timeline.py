@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f")
+from resource_manager.cli import tables
+from resource_manager.colours import Holder, assign
+from resource_manager.models import MILLI_PER_GPU
+from resource_manager.views import short_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Holding:
 
     @property
     def name(self) -> str:
-        return self.task_id.rsplit("/", 1)[-1]
+        return short_name(self.task_id)
 
 
 def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
@@ -83,40 +86,31 @@ def live_view(
     servers: Sequence[Mapping[str, Any]],
     leases: Sequence[Mapping[str, Any]],
     queue: Sequence[Mapping[str, Any]],
-) -> Table:
-    """The servers with a cell for each GPU, and who waits."""
-    colours = _Colours()
-    table = Table(title="GPUs", title_justify="left", show_edge=False)
-    table.add_column("server")
-    table.add_column("GPUs", no_wrap=True)
-    table.add_column("CPUs free", justify="right")
-    table.add_column("running")
-    for server in servers:
-        mine = [lease for lease in leases if lease["server_name"] == server["server_name"]]
-        owner = {gpu_id: lease["task_id"] for lease in mine for gpu_id in lease["gpu_ids"]}
-        cells = Text()
-        for gpu_id in range(server["total_gpus"]):
-            task = owner.get(gpu_id)
-            cells.append("■ " if task else "· ", colours.of(task) if task else "dim")
-        names = Text(", ").join(Text(_short(lease), colours.of(lease["task_id"])) for lease in mine)
-        table.add_row(server["server_name"], cells, str(server["available_cpus"]), names)
-    for entry in queue:
-        wants = f"{entry['required_gpus']} GPUs, {entry['required_cpus']} CPUs"
-        table.add_row("waiting", wants, "", Text(f"{_short(entry)}: {entry['reason']}", "dim"))
-    return table
+) -> Group:
+    """The servers as `gpu-manager status` shows them, and who waits."""
+    summary = {"total_servers": len(servers), "servers": servers}
+    waiting = [
+        Text(
+            f"{short_name(entry['task_id'])} waits: {entry['reason']}",
+            "dim",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for entry in queue
+    ]
+    return Group(tables.status(summary, leases, ()), *waiting)
 
 
-def _short(entry: Mapping[str, Any]) -> str:
-    return str(entry["task_id"]).rsplit("/", 1)[-1]
-
-
-class _Colours:
-    """The same colour for the same task in every view of this process."""
-
-    _by_task: ClassVar[dict[str, str]] = {}
-
-    def of(self, task: str) -> str:
-        return self._by_task.setdefault(task, COLOURS[len(self._by_task) % len(COLOURS)])
+def _colours(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The colour of each task; those of one GPU one after the other differ too."""
+    ids = {server["server_name"]: server["server_id"] for server in servers}
+    return {
+        task: colour.rgb
+        for task, colour in assign(
+            Holder(item.task_id, ids[item.server], item.gpu_ids, MILLI_PER_GPU, number)
+            for number, item in enumerate(held)
+        ).items()
+    }
 
 
 def draw(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -135,10 +129,10 @@ def draw(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]], path: Pa
             (server, gpu_id) for server in servers for gpu_id in range(server["total_gpus"])
         )
     }
-    colours = _Colours()
+    colours = _colours(held, servers)
     figure, axes = pyplot.subplots(figsize=(9, 4.6), layout="constrained")
     for number, item in enumerate(held):
-        colour = colours.of(item.task_id)
+        colour = colours[item.task_id]
         waited = (item.queued_at - start, item.granted_at - item.queued_at)
         axes.broken_barh(
             [waited], (-1.4 - 1.3 * number, 1.0), facecolor="none", edgecolor=colour, hatch="///"

@@ -54,7 +54,7 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
         total = state.node.resources.get(name, 0)
         if total < amount:
             reasons.append(f"has {total:g} {name} in all, {amount:g} asked for")
-        elif state.free.get(name, 0) < amount:
+        elif state.is_open and state.free.get(name, 0) < amount:
             reasons.append(
                 f"{max(state.free.get(name, 0), 0):g} of {total:g} {name} free, {amount:g} asked for"
             )
@@ -66,6 +66,8 @@ def _gpu_reasons(state: NodeState, request: Request) -> list[str]:
     free = len(state.eligible_gpus(request))
     if len(accepted) < request.gpus:
         return [f"has {len(accepted)} GPUs in all, {request.gpus} asked for"]
+    if not state.is_open:
+        return []  # nothing of a closed server is free, whatever it has unused
     if request.gpu_milli != MILLI_PER_GPU:
         most = max(state.gpu_free[gpu_id] for gpu_id in accepted)
         return [] if free else [f"at most {most} milli of one GPU free, {request.gpu_milli} asked for"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from resource_manager import allocator
 from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.explain import Verdict, explain
-from resource_manager.models import MILLI_PER_GPU, Granted, Lease, Placement, Request, Waiting
+from resource_manager.models import MILLI_PER_GPU, Amount, Granted, Lease, Placement, Request, Waiting
 from resource_manager.policies import Policy, scores_of
 from resource_manager.queueing import Order
 
@@ -131,29 +132,74 @@ def server_state(state: NodeState) -> str:
     return "FULL" if state.gpu_free and state.free_milli == 0 else "PARTIAL"
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Amounts of a server's GPUs or CPUs: `free` can be granted now, `used` is allocated, `closed` neither.
+
+    What nobody uses on a server that takes no new leases is closed, not free. The three add up to `total`.
+    """
+
+    free: Amount
+    closed: Amount
+    total: Amount
+
+    @property
+    def used(self) -> Amount:
+        return self.total - self.free - self.closed
+
+
+def short_name(task_id: str) -> str:
+    """The last part of a lease id: `train[2]` of `dag/run/train[2]`."""
+    return task_id.rsplit("/", 1)[-1]
+
+
+def gpu_usage(state: NodeState) -> Usage:
+    """Whole GPUs; one that is allocated in part counts as used."""
+    return _usage(state, state.whole_free, len(state.gpu_free))
+
+
+def gpu_milli_usage(state: NodeState) -> Usage:
+    """Thousandths of GPUs."""
+    return _usage(state, state.free_milli, MILLI_PER_GPU * len(state.gpu_free))
+
+
+def cpu_usage(state: NodeState) -> Usage:
+    """CPUs; none is free where the inventory has shrunk beneath the leases."""
+    return _usage(state, max(state.free.get("cpus", 0), 0), state.node.resources.get("cpus", 0))
+
+
+def _usage(state: NodeState, unused: Amount, total: Amount) -> Usage:
+    return Usage(unused, 0, total) if state.is_open else Usage(0, unused, total)
+
+
 def server(state: NodeState) -> dict[str, Any]:
-    """One server of the summary (original design, section 6.1.3)."""
-    total_gpus = len(state.gpu_free)
-    total_milli = total_gpus * MILLI_PER_GPU
-    total_cpus = state.node.resources.get("cpus", 0)
-    free_cpus = state.free.get("cpus", 0)
+    """One server of the summary (original design, section 6.1.3), with what is closed beside its keys.
+
+    `closed_gpus` and `closed_cpus` are what nobody uses on a drained, failed or retired server; none of it
+    is in `available_gpus`, `available_cpus` or `free_gpu_milli`.
+    """
+    gpus, milli, cpus = gpu_usage(state), gpu_milli_usage(state), cpu_usage(state)
     return {
         "server_id": state.node.server_id,
         "server_name": state.name,
-        "available_gpus": state.whole_free,
-        "total_gpus": total_gpus,
-        "available_cpus": free_cpus,
-        "total_cpus": total_cpus,
+        "available_gpus": gpus.free,
+        "closed_gpus": gpus.closed,
+        "total_gpus": gpus.total,
+        "available_cpus": cpus.free,
+        "closed_cpus": cpus.closed,
+        "total_cpus": cpus.total,
         "running_tasks": len(state.leases),
-        "gpu_utilization": _percent(total_milli - state.free_milli, total_milli),
-        "cpu_utilization": _percent(total_cpus - free_cpus, total_cpus),
+        "gpu_utilization": _percent(milli.used, milli.total),
+        "cpu_utilization": _percent(cpus.used, cpus.total),
         "state": server_state(state),
         "drained": state.drained is not None,
         "drain_reason": "" if state.drained is None else state.drained.reason,
         "retired": state.retired,
         "address": state.node.address,
         "gpu_types": sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type}),
-        "free_gpu_milli": {str(gpu_id): milli for gpu_id, milli in state.gpu_free.items()},
+        "free_gpu_milli": {
+            str(gpu_id): free if state.is_open else 0 for gpu_id, free in state.gpu_free.items()
+        },
     }
 
 

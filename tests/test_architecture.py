@@ -17,7 +17,7 @@ LAYERS = (
     ("cluster",),
     ("policies", "queueing", "reservations", "admission"),
     ("allocator", "explain", "estimates"),
-    ("schemas", "views", "history", "archive"),
+    ("colours", "schemas", "views", "history", "archive"),
     ("outage", "redaction", "server_clock"),
     ("redis_client",),
     ("stores", "locks", "settings", "inventory"),
@@ -33,6 +33,7 @@ LAYERS = (
 
 PURE = {
     "admission",
+    "colours",
     "errors",
     "models",
     "node_state",

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from resource_manager import colours
 from resource_manager.api.auth import Identity
 from resource_manager.api.service import Service
 from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.views import server_state
+from resource_manager.colours import Colour, Holder
+from resource_manager.models import MILLI_PER_GPU, Amount, Lease, Request
+from resource_manager.views import Usage, cpu_usage, gpu_usage, server_state, short_name
 
-HUES = 12
 LEVELS = 8
+CELLS_PER_LINE = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cell:
-    """One GPU: css classes and what it says when asked."""
+    """One GPU, or neighbours of one lease: css classes, the text inside, and what it says when asked."""
 
     classes: str
+    text: str
     title: str
-    task_id: str
+    task_id: str = ""
+    span: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,8 @@ class ServerRow:
     state: str
     reason: str
     cells: list[Cell]
-    free_gpus: int
-    total_gpus: int
-    free_cpus: str
-    held_cpus: str
-    total_cpus: str
+    gpus: Usage
+    cpus: Usage
     tasks: int
     types: str
     address: str
@@ -59,34 +59,46 @@ class LeaseRow:
     expires_at: float | None
     fencing_token: int
     quarantined: bool
-    hue: int
+    colour: str
     link: str | None
     may_release: bool
 
 
-def hue(task_id: str) -> int:
-    """The same colour for the same holder on every page."""
-    return zlib.crc32(task_id.encode("utf-8", "replace")) % HUES
+def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
+    """The colours of the leases to show: among all leases, or among these where there are too many."""
+    few = len(cluster.leases) <= 2 * colours.HALF
+    return colours.assign(
+        Holder(
+            lease.task_id,
+            cluster.by_name[lease.placement.node].node.server_id,
+            lease.placement.gpu_ids,
+            lease.request.gpu_milli,
+            lease.fencing_token,
+        )
+        for lease in (cluster.leases.values() if few else shown)
+    )
 
 
-def server_row(state: NodeState) -> ServerRow:
-    holders: dict[int, list[Lease]] = {}
-    for lease in state.leases.values():
-        for gpu_id in lease.placement.gpu_ids:
-            holders.setdefault(gpu_id, []).append(lease)
-    total = state.node.resources.get("cpus", 0)
-    free = state.free.get("cpus", 0)
+def css_classes(colour: Colour) -> str:
+    """The console's own; its content policy allows no styles in the page."""
+    return f"held h{colour.hue} v{colour.level}" + (" pale" if colour.pale else "")
+
+
+def server_rows(cluster: ClusterState, states: Iterable[NodeState]) -> list[ServerRow]:
+    states = list(states)
+    found = colours_of(cluster, [lease for state in states for lease in state.leases.values()])
+    return [_server_row(state, found) for state in states]
+
+
+def _server_row(state: NodeState, found: dict[str, Colour]) -> ServerRow:
     return ServerRow(
         state.node.server_id,
         state.name,
         server_state(state),
         "" if state.drained is None else state.drained.reason,
-        [_cell(gpu_id, free_milli, holders.get(gpu_id, [])) for gpu_id, free_milli in state.gpu_free.items()],
-        state.whole_free,
-        len(state.gpu_free),
-        f"{free:g}",
-        f"{total - free:g}",
-        f"{total:g}",
+        _cells(state, found),
+        gpu_usage(state),
+        cpu_usage(state),
         len(state.leases),
         ", ".join(sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type})),
         state.node.address,
@@ -95,21 +107,53 @@ def server_row(state: NodeState) -> ServerRow:
     )
 
 
-def _cell(gpu_id: int, free_milli: int, leases: list[Lease]) -> Cell:
+def _cells(state: NodeState, found: dict[str, Colour]) -> list[Cell]:
+    """A cell for each GPU, those side by side that one lease holds whole joined to a bar."""
+    holders: dict[int, list[Lease]] = {}
+    for lease in state.leases.values():
+        for gpu_id in lease.placement.gpu_ids:
+            holders.setdefault(gpu_id, []).append(lease)
+    cells: list[Cell] = []
+    for place, (gpu_id, free_milli) in enumerate(state.gpu_free.items()):
+        leases = holders.get(gpu_id, [])
+        cell = _cell(gpu_id, free_milli, leases, found, is_open=state.is_open)
+        before = cells[-1] if cells else None
+        joins = before is not None and before.task_id == cell.task_id != "" and not free_milli
+        if before is not None and joins and len(leases) == 1 and place % CELLS_PER_LINE:
+            before.span += 1
+            before.title = f"GPU {gpu_id - before.span + 1}{before.title[before.title.index(':') :]}"
+        else:
+            cells.append(cell)
+    return cells
+
+
+def _cell(
+    gpu_id: int, free_milli: int, leases: list[Lease], found: dict[str, Colour], *, is_open: bool
+) -> Cell:
     if not leases:
-        return Cell("cell", f"GPU {gpu_id}: free", "")
+        word = "free" if is_open else "closed"
+        return Cell(f"cell {word}", word, f"GPU {gpu_id}: {word}")
+    first = leases[0]
     who = ", ".join(
         f"{lease.task_id} ({lease.request.owner})" if lease.request.owner else lease.task_id
         for lease in leases
     )
-    classes = f"cell h{hue(leases[0].task_id)}"
+    classes = f"cell {css_classes(found[first.task_id])}"
+    text = short_name(first.task_id) if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
         classes += f" share p{(MILLI_PER_GPU - free_milli) * 4 // MILLI_PER_GPU}"
-        who += f"; {free_milli} milli free"
+        who += f"; {free_milli} milli {'free' if is_open else 'closed'}"
     if any(lease.quarantined for lease in leases):
         classes += " quarantined"
+        text = f"⚠ {text}"
         who += "; in quarantine"
-    return Cell(classes, f"GPU {gpu_id}: {who}", leases[0].task_id)
+    return Cell(classes, text, f"GPU {gpu_id}: {who}", first.task_id)
+
+
+def in_words(usage: Usage) -> str:
+    """`4 free, 2 used, 2 closed of 8`; nothing closed is not mentioned."""
+    closed = f", {usage.closed:g} closed" if usage.closed else ""
+    return f"{usage.free:g} free, {usage.used:g} used{closed} of {usage.total:g}"
 
 
 def level(state: NodeState) -> int:
@@ -118,7 +162,7 @@ def level(state: NodeState) -> int:
     return math.ceil(LEVELS * (total - state.free_milli) / total) if total else LEVELS
 
 
-def lease_row(lease: Lease, caller: Identity, here: Service) -> LeaseRow:
+def lease_row(lease: Lease, colour: Colour, caller: Identity, here: Service) -> LeaseRow:
     request = lease.request
     share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli} milli)"
     return LeaseRow(
@@ -132,7 +176,7 @@ def lease_row(lease: Lease, caller: Identity, here: Service) -> LeaseRow:
         None if lease.expires_at == math.inf else lease.expires_at,
         lease.fencing_token,
         lease.quarantined,
-        hue(lease.task_id),
+        css_classes(colour),
         task_link(request, here),
         caller.is_operator or request.owner == caller.name,
     )
@@ -156,12 +200,21 @@ def totals(cluster: ClusterState) -> dict[str, Any]:
     return {
         "servers": len(cluster.nodes),
         "closed": sum(not state.is_open for state in cluster.nodes),
-        "gpus": sum(len(state.gpu_free) for state in cluster.nodes),
-        "free_gpus": sum(state.whole_free for state in cluster.nodes),
+        "gpus": _sum(map(gpu_usage, cluster.nodes)),
+        "cpus": _sum(map(cpu_usage, cluster.nodes)),
         "leases": len(cluster.leases),
         "waiting": len(cluster.waiting),
         "version": cluster.version,
     }
+
+
+def _sum(usages: Iterable[Usage]) -> Usage:
+    free: Amount = 0
+    closed: Amount = 0
+    total: Amount = 0
+    for usage in usages:
+        free, closed, total = free + usage.free, closed + usage.closed, total + usage.total
+    return Usage(free, closed, total)
 
 
 def matching(states: Iterable[NodeState], text: str, wanted: str) -> list[NodeState]:

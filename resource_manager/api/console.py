@@ -83,7 +83,7 @@ def servers(here: Service, caller: Identity, query: ServersQuery) -> Any:
         shown, paging = _paged(found, query.page)
         mapped = found if len(cluster.nodes) > PER_PAGE else []
         return {
-            "rows": [cells.server_row(state) for state in shown],
+            "rows": cells.server_rows(cluster, shown),
             "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(mapped)],
             "totals": cells.totals(cluster),
             **paging,
@@ -96,7 +96,7 @@ def servers(here: Service, caller: Identity, query: ServersQuery) -> Any:
 def server_rows(here: Service, caller: Identity, query: RowsQuery) -> Any:
     def look(cluster: ClusterState, now: float) -> list[cells.ServerRow]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
-        return [cells.server_row(state) for state in known if state is not None]
+        return cells.server_rows(cluster, [state for state in known if state is not None])
 
     return _page("server_rows.html", here, caller, rows=here.watch.look(look))
 
@@ -122,7 +122,8 @@ def leases(here: Service, caller: Identity, query: ListQuery) -> Any:
         ]
         found.sort(key=lambda lease: lease.fencing_token)
         shown, paging = _paged(found, query.page)
-        rows = [cells.lease_row(lease, caller, here) for lease in shown]
+        colours = cells.colours_of(cluster, shown)
+        rows = [cells.lease_row(lease, colours[lease.task_id], caller, here) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
     return _page("leases.html", here, caller, query=query, **here.watch.look(look))

@@ -12,6 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 from resource_manager.api.watch import Watch
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.models import MILLI_PER_GPU, Change, Expired, Granted, Lease, Quarantined, Released
+from resource_manager.views import cpu_usage
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 WAIT_BUCKETS_S = (0, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400)
@@ -152,25 +153,36 @@ class _State:
         labels = ("server", "gpu_type")
         free = GaugeMetricFamily("gpu_manager_gpus_free", "Free GPUs, shares counted as such.", labels=labels)
         held = GaugeMetricFamily("gpu_manager_gpus_held", "Held GPUs, shares counted as such.", labels=labels)
+        closed = GaugeMetricFamily(
+            "gpu_manager_gpus_closed", "Unused GPUs of servers that take no new leases.", labels=labels
+        )
         cpus_free = GaugeMetricFamily("gpu_manager_cpus_free", "Free CPUs.", labels=("server",))
         cpus_held = GaugeMetricFamily("gpu_manager_cpus_held", "Held CPUs.", labels=("server",))
+        cpus_closed = GaugeMetricFamily(
+            "gpu_manager_cpus_closed", "Unused CPUs of servers that take no new leases.", labels=("server",)
+        )
         is_open = GaugeMetricFamily(
             "gpu_manager_server_open", "1 if the server takes new leases.", labels=("server",)
         )
         for state in cluster.nodes:
-            for gpu_type, (free_milli, total_milli) in _milli_by_type(state).items():
-                free.add_metric((state.name, gpu_type), free_milli / MILLI_PER_GPU)
-                held.add_metric((state.name, gpu_type), (total_milli - free_milli) / MILLI_PER_GPU)
-            cpus = state.free.get("cpus", 0)
-            cpus_free.add_metric((state.name,), cpus)
-            cpus_held.add_metric((state.name,), state.node.resources.get("cpus", 0) - cpus)
+            for gpu_type, (unused_milli, total_milli) in _milli_by_type(state).items():
+                unused = unused_milli / MILLI_PER_GPU
+                free.add_metric((state.name, gpu_type), unused if state.is_open else 0)
+                closed.add_metric((state.name, gpu_type), 0 if state.is_open else unused)
+                held.add_metric((state.name, gpu_type), (total_milli - unused_milli) / MILLI_PER_GPU)
+            cpus = cpu_usage(state)
+            cpus_free.add_metric((state.name,), cpus.free)
+            cpus_held.add_metric((state.name,), cpus.used)
+            cpus_closed.add_metric((state.name,), cpus.closed)
             is_open.add_metric((state.name,), float(state.is_open))
         oldest = min((entry.queued_at for entry in cluster.waiting.values()), default=now)
         return [
             free,
             held,
+            closed,
             cpus_free,
             cpus_held,
+            cpus_closed,
             is_open,
             GaugeMetricFamily("gpu_manager_leases", "Live leases.", len(cluster.leases)),
             GaugeMetricFamily("gpu_manager_queue_length", "Waiting requests.", len(cluster.waiting)),
@@ -183,7 +195,7 @@ class _State:
 
 
 def _milli_by_type(state: NodeState) -> dict[str, tuple[int, int]]:
-    """GPU type -> (free, total) milli."""
+    """GPU type -> (unused, total) milli."""
     by_type: dict[str, tuple[int, int]] = {}
     for gpu in state.node.gpus:
         free, total = by_type.get(gpu.gpu_type, (0, 0))

@@ -310,8 +310,10 @@ class ServerSummary(Answer):
     server_id: int
     server_name: str
     available_gpus: int
+    closed_gpus: int = Field(description="Unused GPUs of a server that takes no new leases.")
     total_gpus: int
     available_cpus: int | float
+    closed_cpus: int | float
     total_cpus: int | float
     running_tasks: int
     gpu_utilization: str

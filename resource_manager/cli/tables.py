@@ -10,10 +10,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from resource_manager.colours import Colour, Holder, assign
 from resource_manager.models import MILLI_PER_GPU
-from resource_manager.views import duration
+from resource_manager.views import duration, short_name
 
-STATE_STYLES = {"IDLE": "green", "PARTIAL": "yellow", "FULL": "red", "ERROR": "bold red", "DRAINED": "dim"}
+STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
 Row = Mapping[str, Any]
 
 
@@ -23,42 +24,71 @@ def console() -> Console:
 
 
 def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
-    """Servers with a cell for each GPU, then who waits."""
-    holders: dict[tuple[int, int], str] = {
-        (lease["server_id"], gpu_id): lease["task_id"] for lease in leases for gpu_id in lease["gpu_ids"]
-    }
-    table = Table(title=f"{summary['total_servers']} servers, {len(leases)} leases, {len(queue)} waiting")
-    for name in ("id", "server", "state", "GPUs", "free", "CPUs free", "tasks"):
-        table.add_column(name, justify="right" if name in ("id", "free", "CPUs free", "tasks") else "left")
-    for server in summary["servers"]:
+    """Servers with a cell for each GPU and who holds them, then who waits."""
+    colours = colours_of(leases)
+    on: dict[int, list[Row]] = {}
+    for lease in leases:
+        on.setdefault(lease["server_id"], []).append(lease)
+    servers = summary["servers"]
+    table = Table(
+        title=f"{summary['total_servers']} servers, {len(leases)} leases, {len(queue)} waiting\n"
+        f"GPUs: {usage(servers, 'gpus')}\nCPUs: {usage(servers, 'cpus')}"
+    )
+    for name in ("id", "server", "state", "GPUs", "free", "CPUs free", "held by"):
+        table.add_column(name, justify="right" if name in ("id", "free", "CPUs free") else "left")
+    for server in servers:
         state = str(server.get("state", ""))
+        here = on.get(server["server_id"], [])
         table.add_row(
             str(server["server_id"]),
             server["server_name"],
             Text(state, STATE_STYLES.get(state, "")),
-            cells(server, holders),
+            cells(server, here, colours),
             f"{server['available_gpus']}/{server['total_gpus']}",
             f"{server['available_cpus']:g}/{server['total_cpus']:g}",
-            str(server["running_tasks"]),
+            Text(" ").join(
+                Text(short_name(lease["task_id"]), colours[lease["task_id"]].rgb) for lease in here
+            ),
         )
     return Group(table, *([queue_table(queue)] if queue else []))
 
 
-def cells(server: Row, holders: Mapping[tuple[int, int], str]) -> Text:
-    """One mark for each GPU: free, shared, or held, in a colour of its holder's."""
+def usage(servers: Sequence[Row], what: str) -> str:
+    """`18 free, 6 used, 8 closed of 32`; `what` is `gpus` or `cpus`."""
+    free, closed, total = (
+        sum(server[f"{kind}_{what}"] for server in servers) for kind in ("available", "closed", "total")
+    )
+    return f"{free:g} free, {total - free - closed:g} used, {closed:g} closed of {total:g}"
+
+
+def colours_of(leases: Sequence[Row]) -> dict[str, Colour]:
+    """The colour of each lease by its task id, the same as in the console."""
+    return assign(
+        Holder(
+            lease["task_id"],
+            lease["server_id"],
+            tuple(lease["gpu_ids"]),
+            lease["gpu_milli"],
+            lease["fencing_token"],
+        )
+        for lease in leases
+    )
+
+
+def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> Text:
+    """One mark for each GPU: `·` free, `x` closed, `█` held whole and `▒` in part, in its lease's colour."""
+    held = {gpu_id: lease for lease in reversed(leases) for gpu_id in lease["gpu_ids"]}
     text = Text()
-    for gpu_id, milli in server.get("free_gpu_milli", {}).items():
-        holder = holders.get((server["server_id"], int(gpu_id)))
-        if holder is None:
-            text.append("·" if milli == MILLI_PER_GPU else "▒", "dim")
+    for gpu_id, free_milli in server["free_gpu_milli"].items():
+        lease = held.get(int(gpu_id))
+        if lease is not None:
+            mark = "█" if lease["gpu_milli"] == MILLI_PER_GPU else "▒"
+            text.append(mark, colours[lease["task_id"]].rgb)
+        elif server["drained"] or server["retired"]:
+            text.append("x", "dim")
         else:
-            text.append("█" if milli == 0 else "▒", f"color({hash_of(holder) % 200 + 20})")
+            text.append("·" if free_milli == MILLI_PER_GPU else "▒", "dim")
     return text
-
-
-def hash_of(text: str) -> int:
-    """The same number for the same text in every process."""
-    return sum(ord(character) * (index + 7) for index, character in enumerate(text))
 
 
 def leases_table(leases: Sequence[Row], now: float) -> Table:

@@ -73,5 +73,7 @@ class GPUManagerHook(BaseHook):
             return False, str(error)
         servers = summary["servers"]
         free = sum(server["available_gpus"] for server in servers)
+        closed = sum(server["closed_gpus"] for server in servers)
         total = sum(server["total_gpus"] for server in servers)
-        return True, f"{len(servers)} servers, {free} of {total} GPUs free, seen from {socket.gethostname()}"
+        gpus = f"{free} of {total} GPUs free" + (f", {closed} closed" if closed else "")
+        return True, f"{len(servers)} servers, {gpus}, seen from {socket.gethostname()}"

@@ -134,9 +134,11 @@ def _server(state: NodeState) -> dict[str, Any]:
         "server_id": state.node.server_id,
         "server_name": state.name,
         "total_gpus": len(state.gpu_free),
-        "available_gpus": [gpu_id for gpu_id, free in state.gpu_free.items() if free == MILLI_PER_GPU],
+        "available_gpus": [
+            gpu_id for gpu_id, free in state.gpu_free.items() if state.is_open and free == MILLI_PER_GPU
+        ],
         "total_cpus": state.node.resources.get("cpus", 0),
-        "available_cpus": state.free.get("cpus", 0),
+        "available_cpus": state.free.get("cpus", 0) if state.is_open else 0,
         "running_tasks": [_task(lease) for lease in state.leases.values()],
         "open": state.is_open,
     }

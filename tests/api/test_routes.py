@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -163,6 +164,51 @@ def test_metrics_count_what_happened(open_client: FlaskClient) -> None:
     assert "gpu_manager_http_request_seconds_count{method=other,route=unknown,status=404}" in metrics(
         open_client
     )
+
+
+def test_metrics_count_nothing_of_a_closed_server_as_free(open_client: FlaskClient) -> None:
+    open_client.post("/api/allocate", json={"task_id": "a", "required_gpus": 2, "required_cpus": 8})
+    open_client.post("/api/servers/0/drain", json={"failed": True})
+    seen = metrics(open_client)
+    for server, gpus, cpus in ((0, (0, 2, 6), (0, 8, 56)), (1, (8, 0, 0), (64, 0, 0))):
+        where = f"server=gpu-server-{server}"
+        kinds = ("free", "held", "closed")
+        assert tuple(seen[f"gpu_manager_gpus_{kind}{{gpu_type=,{where}}}"] for kind in kinds) == gpus
+        assert tuple(seen[f"gpu_manager_cpus_{kind}{{{where}}}"] for kind in kinds) == cpus
+
+
+def test_the_console_counts_nothing_of_a_closed_server_as_free(open_client: FlaskClient) -> None:
+    open_client.post("/api/allocate", json={"task_id": "a/b/job", "required_gpus": 2, "required_cpus": 8})
+    open_client.post("/api/servers/0/drain", json={"reason": "fan"})
+    page = open_client.get("/").get_data(as_text=True)
+    assert "<dt>GPUs</dt><dd>24 free <small>2 used, 6 closed of 32</small>" in page
+    assert "<dt>CPUs</dt><dd>192 free <small>8 used, 56 closed of 256</small>" in page
+    first, second = page.split('data-server="')[1:3]
+    assert "0 free, 2 used, 6 closed of 8" in first
+    assert "0 free, 8 used, 56 closed of 64" in first
+    assert (first.count(">closed</i>"), first.count(">free</i>"), first.count(">job</i>")) == (6, 0, 1)
+    assert (second.count(">closed</i>"), second.count(">free</i>")) == (0, 8)
+    servers = open_client.get("/api/status").json["servers"]  # type: ignore[index]
+    assert [server["available_gpus"] for server in servers] == [0, 8, 8, 8]
+    assert [server["closed_gpus"] for server in servers] == [6, 0, 0, 0]
+
+
+def test_a_lease_has_one_colour_on_every_page(open_client: FlaskClient) -> None:
+    for name, gpus in (("a", 2), ("b", 4), ("c", 8)):
+        open_client.post("/api/allocate", json={"task_id": name, "required_gpus": gpus, "required_cpus": 1})
+    open_client.post(
+        "/api/allocate", json={"task_id": "p", "required_gpus": 1, "required_cpus": 1, "gpu_milli": 500}
+    )
+
+    def seen(path: str) -> list[str]:
+        return re.findall(r'class="(?:cell|swatch) (held h\d+ v\d+(?: pale)?)', open_client.get(path).text)
+
+    on_servers = seen("/")[:4]
+    assert len(set(on_servers)) == 4
+    assert set(seen("/leases")) == set(on_servers)
+    assert set(seen("/fragments/servers?ids=0&ids=1")) == set(on_servers)
+    open_client.post("/api/release", json={"task_id": "a"})
+    assert set(seen("/leases")) == set(on_servers) - {on_servers[0]}
 
 
 def test_changes_by_other_processes_are_counted(

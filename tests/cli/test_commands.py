@@ -88,6 +88,25 @@ def test_servers(run: Run) -> None:
     assert parsed(run("leases", "--json")) == []
 
 
+def test_status_tells_free_used_and_closed_in_80_columns(run: Run) -> None:
+    for number in range(2):
+        parsed(run("allocate", f"dag/run_{number}/job{number}", "--gpus", "2", "--cpus", "8", "--json"))
+    parsed(run("allocate", "p", "--gpus", "1", "--cpus", "1", "--gpu-milli", "500", "--json"))
+    run("drain", "0", "--failed")
+    run("drain", "1")
+    shown = run("status").stdout.splitlines()
+    assert shown[1].strip() == "GPUs: 16 free, 5 used, 11 closed of 32"
+    assert shown[2].strip() == "CPUs: 128 free, 17 used, 111 closed of 256"
+    rows = {line.split()[3]: line for line in shown if "gpu-server-" in line}
+    assert "████▒xxx" in rows["gpu-server-0"]
+    assert "0/8" in rows["gpu-server-0"]
+    assert "0/64" in rows["gpu-server-0"]
+    assert "job0 job1 p" in rows["gpu-server-0"]
+    assert "xxxxxxxx" in rows["gpu-server-1"]
+    assert "········" in rows["gpu-server-2"]
+    assert max(map(len, shown)) <= 80
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

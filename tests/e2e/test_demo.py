@@ -1,5 +1,6 @@
 """The main job, as `make demo` runs it, and what it would not let pass."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,9 @@ def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("train_") > 12
-    assert "waiting: train_" in done.stdout
+    assert re.search(r"s  train_\dgpu_\d+cpu +waits\n", done.stdout)
+    assert "GPUs: 32 free, 0 used, 0 closed of 32" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert picture.read_text().startswith("<?xml")
     # Replayed under the policy that was live, the recorded history gives every placement back.
     replayed = Replay(
@@ -46,10 +49,10 @@ def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
     class Quiet:
         """A stack without processes, so that only the folder is left to tell of it."""
 
-        url = redis_url = "here"
+        url = service_url = redis_url = "here"
         api = SimpleNamespace(login=("admin", "word"))
 
-        def __init__(self, home):
+        def __init__(self, home, *, api_port, service_port, settings):
             self.home = home
 
         def __enter__(self):

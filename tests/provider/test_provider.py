@@ -45,6 +45,7 @@ with warnings.catch_warnings():
     )
     from resource_manager.provider.hook import GPUManagerHook
     from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease, training
+    from resource_manager.provider.sensors import GPUAvailableSensor
     from resource_manager.provider.task_state import ExecutionTaskStates
     from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
     from resource_manager.provider.watch import Watch
@@ -127,6 +128,23 @@ def test_a_connection_can_be_tested_from_its_form(monkeypatch):
     works, said = GPUManagerHook("gpus").test_connection()
     assert not works
     assert said.startswith("connection 'gpus': its host must be the URL of a store")
+
+
+ASKS = {"required_gpus": 8, "required_cpus": 64}
+
+
+def test_a_closed_server_is_free_for_neither_form_nor_sensor(monkeypatch):
+
+    with GPUResourceManager.from_url("memory://") as manager:
+        monkeypatch.setattr(GPUManagerHook, "get_conn", lambda self: manager)
+        monkeypatch.setattr(GPUAvailableSensor, "_arguments", lambda self, context: {"task_id": "s", **ASKS})
+        sensor = GPUAvailableSensor(task_id="s", gpus=8, cpus=64, deferrable=False)
+        for server_id in range(1, 4):
+            manager.drain(server_id, failed=server_id == 3)
+        assert sensor.poke({})
+        assert GPUManagerHook().test_connection()[1].startswith("4 servers, 8 of 32 GPUs free, 24 closed")
+        manager.drain(0)
+        assert not sensor.poke({})
 
 
 def test_the_console_inside_airflow_is_on_the_store_of_the_tasks(monkeypatch):

@@ -151,6 +151,37 @@ class TestOriginalResults:
         assert states == ["PARTIAL", "FULL", "DRAINED", "ERROR"]
         assert manager.restore(2)["state"] == "IDLE"
 
+    @pytest.mark.parametrize("failed", [False, True])
+    def test_nothing_of_a_closed_server_is_free(self, manager: GPUResourceManager, failed: bool) -> None:
+        manager.allocate_resources("job", 2, 8, prefer_server_id=1)
+        manager.allocate_resources("part", 1, 1, gpu_milli=400, prefer_server_id=1)
+        manager.drain(1, failed=failed)
+        server = manager.get_resource_summary()["servers"][1]
+        expected = {
+            "available_gpus": 0,
+            "closed_gpus": 5,
+            "total_gpus": 8,
+            "gpu_utilization": "30.0%",
+            "available_cpus": 0,
+            "closed_cpus": 55,
+            "total_cpus": 64,
+            "running_tasks": 2,
+        }
+        assert expected.items() <= server.items()
+        assert set(server["free_gpu_milli"].values()) == {0}
+        needs = manager.explain("asks", 8, 60)["servers"][1]["reasons"]
+        assert needs == ["failed" if failed else "drained"]
+        opened = manager.restore(1)
+        assert (opened["available_gpus"], opened["closed_gpus"], opened["available_cpus"]) == (5, 0, 55)
+
+    def test_gpus_in_quarantine_are_used(self, manager: GPUResourceManager, clock: Clock) -> None:
+        manager.allocate_resources("lost", 4, 8, ttl_s=10, quarantine=True)
+        clock.now += 11
+        manager.sweep()
+        [server, *_] = manager.get_resource_summary()["servers"]
+        assert server["state"] == "ERROR"
+        assert (server["available_gpus"], server["closed_gpus"], server["total_gpus"]) == (4, 0, 8)
+
     def test_reset_frees_everything_and_fencing_goes_on(self, manager: GPUResourceManager) -> None:
         before = manager.allocate_resources("a", 4, 32)
         assert manager.reset_resources() is True

@@ -1,0 +1,132 @@
+"""Colours of leases: different, for life, and never an alarm's."""
+
+from __future__ import annotations
+
+import colorsys
+import math
+import re
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resource_manager import colours
+from resource_manager.colours import HALF, HUES, LEVELS, Colour, Holder, assign
+
+EVERY = [Colour(hue, level, pale) for hue in range(HUES) for level in range(LEVELS) for pale in (False, True)]
+CSS = Path(colours.__file__).parent / "api" / "static" / "console.css"
+
+
+def channels(colour: Colour) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(colour.rgb[1:])
+    return red, green, blue
+
+
+def cluster(random: Random, servers: int) -> list[Holder]:
+    """Leases side by side on the GPUs of servers, as they may live together: tokens differ, GPUs too."""
+    found: list[Holder] = []
+    tokens = random.sample(range(10**6), 8 * servers)
+    for server_id in random.sample(range(servers), random.randint(0, servers)):
+        first = 0
+        while first < 8:
+            count = random.randint(1, 8 - first)
+            if random.random() < 0.7:
+                name = f"{server_id}/{first}"
+                gpu_ids = tuple(range(first, first + count))
+                found.append(Holder(name, server_id, gpu_ids, 1000, tokens[len(found)]))
+            first += count
+    return found
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_whatever_comes_and_goes_a_lease_keeps_its_colour(seed: int) -> None:
+    random = Random(seed)
+    leases = cluster(random, servers=128)
+    all_of_them = assign(leases)
+    assert len({colour.rgb for colour in all_of_them.values()}) == len(leases)
+    left = random.sample(leases, random.randint(0, len(leases)))
+    assert assign(left) == {lease.task_id: all_of_them[lease.task_id] for lease in left}
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 40), st.booleans()), max_size=300), st.data())
+@settings(max_examples=30, deadline=None)
+def test_no_two_are_alike_and_the_younger_never_change_the_older(
+    places: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
+    """Any ids of servers and GPUs, parts of GPUs among them, and no GPU at all."""
+    leases = [
+        Holder(f"t{token}", server, (gpu,) if gpu else (), 500 if part else 1000, token * 211)
+        for token, (server, gpu, part) in enumerate(places)
+    ]
+    found = assign(leases)
+    assert len({colour.rgb for colour in found.values()}) == len(leases)
+    older = leases[: data.draw(st.integers(0, len(leases)))]
+    assert assign(older) == {lease.task_id: found[lease.task_id] for lease in older}
+
+
+def test_as_many_as_there_are_colours_are_all_different_and_more_are_answered() -> None:
+    leases = [Holder(f"t{i}", i, (0,), 1000, i) for i in range(2 * HALF)]
+    assert len(set(assign(leases).values())) == 2 * HALF
+    assert len(assign([*leases, Holder("one more", 0, (1,), 1000, 9999)])) == 2 * HALF + 1
+
+
+def test_every_colour_is_another_on_the_screen() -> None:
+    assert len({colour.rgb for colour in EVERY}) == 2 * HALF
+
+
+def test_none_looks_like_an_alarm() -> None:
+    """Neither by OKLCH nor by the wheel of HSV: nothing from red over orange to yellow."""
+    for colour in EVERY:
+        assert 130 <= colour.oklch[2] <= 330
+        hue, saturation, _ = colorsys.rgb_to_hsv(*(part / 255 for part in channels(colour)))
+        assert 80 <= 360 * hue <= 320 or saturation < 0.25, (colour, colour.rgb)
+
+
+def test_text_reads_on_every_colour() -> None:
+    for colour in EVERY:
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+            for part in (value / 255 for value in channels(colour))
+        ]
+        luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+        white, black = 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05
+        assert (white if colour.ink == "#ffffff" else black) >= 4.5, (colour, white, black)
+
+
+def test_leases_of_a_small_cluster_differ_by_far() -> None:
+    seats = assign(Holder(f"{s}/{gpu}", s, (gpu,), 1000, 8 * s + gpu) for s in range(4) for gpu in range(8))
+    assert min(distance(one, other) for one, other in combinations(seats.values(), 2)) >= 0.045
+    starts = [seats[f"{s}/0"] for s in range(4)]
+    assert min(distance(one, other) for one, other in combinations(starts, 2)) >= 0.1
+
+
+def test_leases_of_a_server_differ_by_far() -> None:
+    """Also to an eye that tells no red from green: by lightness or by how blue they are."""
+    for server in range(128):
+        row = assign(Holder(f"{server}/{gpu}", server, (gpu,), 1000, gpu) for gpu in range(8))
+        for one, other in combinations(row.values(), 2):
+            assert distance(one, other) >= 0.035, (server, one, other)
+        for gpu in range(7):  # side by side
+            assert distance(row[f"{server}/{gpu}"], row[f"{server}/{gpu + 1}"]) >= 0.1
+
+
+def distance(one: Colour, other: Colour) -> float:
+    return math.dist(cartesian(one), cartesian(other))
+
+
+def cartesian(colour: Colour) -> tuple[float, float, float]:
+    lightness, chroma, hue = colour.oklch
+    return lightness, chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
+
+
+def test_the_console_draws_the_same_colours() -> None:
+    rules = dict(re.findall(r"\.([hv]\d+) \{ ([^}]*) \}", CSS.read_text()))
+    for colour in EVERY:
+        lightness, _, hue = colour.oklch
+        assert rules[f"h{colour.hue}"] == f"--h: {hue:.2f};"
+        assert rules[f"v{colour.level}"] == f"--l: {lightness:.3f}; --ink: {colour.ink};"
+    assert f"--c: {colours.CHROMA};" in CSS.read_text()
+    assert f"--c: {colours.PALE_CHROMA};" in CSS.read_text()
