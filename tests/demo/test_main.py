@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from demo import __main__ as demo
 from demo import compose
+from resource_manager import GPUResourceManager
 
 
 def test_a_file_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +47,39 @@ def test_a_stack_that_does_not_start_keeps_its_folder_with_the_logs(
     with pytest.raises(demo.StackError), demo._stack():
         pass
     assert tmp_path.exists()
+
+
+def test_a_taken_port_gives_way_to_the_next_free_one_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        wanted = taken.getsockname()[1]
+        port = demo._port("Airflow", wanted)
+        assert wanted < port < wanted + 100
+        assert capsys.readouterr().out == f"port {wanted} is taken: Airflow is on {port}\n"
+    assert demo._port("Airflow", port) == port
+    assert capsys.readouterr().out == ""
+
+
+def test_news_of_the_demo_fit_80_columns() -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    news = demo._News()
+
+    def lines() -> list[str]:
+        servers = manager.get_resource_summary()["servers"]
+        return list(news.lines(servers, manager.leases(), manager.queue()))
+
+    for number in range(5):
+        manager.submit(f"train_digits/run-1767225600.123456/train_8gpu_{number}2cpu", 8, 8)
+    first = lines()
+    assert len(first) == 6
+    assert first[-1] == "GPUs: 0 free, 32 used, 0 closed of 32"
+    assert any(line.startswith("train_8gpu_42cpu") and line.endswith("waits") for line in first)
+    assert max(map(len, first)) <= 80 - len("123.5 s  ")
+    assert lines() == []
+    manager.drain(0)
+    manager.release_resources("train_digits/run-1767225600.123456/train_8gpu_02cpu")
+    assert lines() == ["train_8gpu_02cpu  ended", "GPUs: 0 free, 24 used, 8 closed of 32"]
 
 
 def test_compose_without_docker_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

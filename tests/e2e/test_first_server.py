@@ -1,0 +1,72 @@
+"""docs/first-server.md from its first block to its last, with one sshd for both servers."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from demo.stack import REPOSITORY, Stack, answers, free_ports
+from tests.e2e.bench import PATIENCE, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+
+PAGE = (REPOSITORY / "docs" / "first-server.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def exported(script, folder):
+    """What a shell exports that runs the script."""
+    shell = subprocess.run(
+        ["bash", "-ec", f"{script}\nenv -0"], cwd=folder, env={}, check=True, capture_output=True, text=True
+    )
+    values = dict(entry.split("=", 1) for entry in shell.stdout.split("\0") if entry)
+    return {name: value for name, value in values.items() if name.startswith(("GPU_", "AIRFLOW_"))}
+
+
+def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
+    [inventory], [dag] = blocks("toml"), blocks("python")
+    exports, status, serve = blocks("sh")
+    (tmp_path / "servers.toml").write_text(
+        re.sub(r"10\.0\.0\.1[12]:22", f"127.0.0.1:{ssh_server.port}", inventory)
+    )
+    settings = exported(exports, tmp_path)
+    settings.pop("GPU_MANAGER_STORE")  # the stack has a Redis of its own
+    settings["AIRFLOW_CONN_GPU_SERVERS"] = (
+        settings["AIRFLOW_CONN_GPU_SERVERS"]
+        .replace('"login": "gpu"', '"login": "root"')
+        .replace("/etc/airflow/gpu_key", str(ssh_server.key))
+    )
+    settings["GPU_MANAGER_MIN_GPUS"] = "1"
+    if importlib.util.find_spec("resource_manager.airflow") is None:
+        dag = dag.replace("resource_manager.airflow", "resource_manager.provider")
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    (dags / "first.py").write_text(dag)
+    limits = {"start_timeout_s": 600.0 * PATIENCE, "answer_timeout_s": 30.0 * PATIENCE}
+    with Stack(tmp_path / "home", dags=dags, settings=settings, **limits) as stack:
+        run_id = stack.api.trigger("first_gpu_job")
+        ended = ("success", "failed")
+        wait_for(lambda: stack.api.run_state("first_gpu_job", run_id) in ended, 300, "the end of the run")
+        log = stack.api.log("first_gpu_job", run_id, "train")
+        assert stack.api.run_state("first_gpu_job", run_id) == "success", log
+        assert stack.api.xcom("first_gpu_job", run_id, "train") == "GPU 0 of gpu-a"
+        program = [sys.executable, "-m", "resource_manager.cli"]
+        shown = subprocess.run(
+            [*program, *status.split()[1:]],
+            env={**stack.environment, "COLUMNS": "80"},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        assert "GPUs: 6 free, 0 used, 0 closed of 6" in shown
+        assert "gpu-b" in shown
+        [port] = free_ports(1)
+        tokens = os.fspath(tmp_path / "tokens.json")
+        stack.spawn("serve", [*program, *serve.split()[1:], "--port", str(port), "--tokens", tokens])
+        wait_for(lambda: answers(port), 60, "the console")
