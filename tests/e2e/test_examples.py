@@ -24,6 +24,12 @@ def test_submit_training_takes_a_form(bench):
     assert bench.api.xcom("submit_training", run_id, "train") == "0,1,2 of here"
 
 
+def test_submit_training_needs_no_gpu_for_the_form_as_it_is(bench):
+    run_id = run(bench, "submit_training")
+    said = bench.api.xcom("submit_training", run_id, "train")
+    assert said.startswith("training on GPUs 0")
+
+
 def test_sweep_digits_maps_a_grid(bench):
     run_id = run(bench, "sweep_digits")
     assert bench.api.xcom("sweep_digits", run_id, "best")["accuracy"] > 0.9

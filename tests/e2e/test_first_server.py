@@ -44,7 +44,7 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
     )
     settings["GPU_MANAGER_MIN_GPUS"] = "1"
     if importlib.util.find_spec("resource_manager.airflow") is None:
-        dag = dag.replace("resource_manager.airflow", "resource_manager.provider")
+        dag = dag.replace("resource_manager.airflow", "resource_manager.provider.operators")
     dags = tmp_path / "dags"
     dags.mkdir()
     (dags / "first.py").write_text(dag)

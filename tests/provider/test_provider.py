@@ -100,6 +100,7 @@ def test_every_example_is_a_dag():
         "sweep_digits",
         "train_digits",
     }
+    assert all(dag.description for dag in bag.dags.values())
 
 
 def test_what_the_provider_names_can_be_imported():
