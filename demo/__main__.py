@@ -204,7 +204,7 @@ def _table(held: list[Holding], reports: dict[str, dict[str, Any]]) -> Table:
         table.add_row(
             item.name,
             item.server,
-            ",".join(map(str, item.gpu_ids)),
+            str(len(item.gpu_ids)),
             f"{item.granted_at - item.queued_at:.1f} s",
             "-" if item.released_at is None else f"{item.released_at - item.granted_at:.1f} s",
             f"{report['accuracy']:.2%}" if report else "-",
