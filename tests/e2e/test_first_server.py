@@ -40,7 +40,7 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
     settings["AIRFLOW_CONN_GPU_SERVERS"] = (
         settings["AIRFLOW_CONN_GPU_SERVERS"]
         .replace('"login": "gpu"', '"login": "root"')
-        .replace("/etc/airflow/gpu_key", str(ssh_server.key))
+        .replace('"/etc/airflow/gpu_key"', f'"{ssh_server.key}", "no_host_key_check": true')
     )
     settings["GPU_MANAGER_MIN_GPUS"] = "1"
     if importlib.util.find_spec("resource_manager.airflow") is None:
