@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from resource_manager.errors import ResourceManagerError
     from resource_manager.manager import GPUResourceManager
     from resource_manager.models import Lease, Request
+    from resource_manager.refusal import Refusal
     from resource_manager.settings import Settings
     from resource_manager.stores import MemoryStore, RedisStore, VariableStore
 else:  # a command that asks a service, or says its help, needs none of them
@@ -19,6 +20,7 @@ else:  # a command that asks a service, or says its help, needs none of them
             "GPUResourceManager": "resource_manager.manager",
             "Lease": "resource_manager.models",
             "MemoryStore": "resource_manager.stores",
+            "Refusal": "resource_manager.refusal",
             "RedisStore": "resource_manager.stores",
             "Request": "resource_manager.models",
             "ResourceManagerError": "resource_manager.errors",
@@ -35,6 +37,7 @@ __all__ = [
     "Lease",
     "MemoryStore",
     "RedisStore",
+    "Refusal",
     "Request",
     "ResourceManagerError",
     "Settings",

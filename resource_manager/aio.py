@@ -37,6 +37,7 @@ class AsyncGPUResourceManager:
 
     allocate_resources = _awaitable(GPUResourceManager.allocate_resources)
     allocate_resources_async = allocate_resources  # the original's name (section 10.2.4)
+    allocate = _awaitable(GPUResourceManager.allocate)
     release_resources = _awaitable(GPUResourceManager.release_resources)
     get_resource_summary = _awaitable(GPUResourceManager.get_resource_summary)
     reset_resources = _awaitable(GPUResourceManager.reset_resources)

@@ -8,8 +8,8 @@ from resource_manager.cluster import ClusterState, could_ever_fit
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
-    InvalidRequestError,
     LeaseNotFoundError,
+    NeverFitsError,
     UnknownNodeError,
 )
 from resource_manager.models import (
@@ -30,6 +30,7 @@ from resource_manager.models import (
 from resource_manager.node_state import is_rounding
 from resource_manager.policies import Policy, nothing_fits
 from resource_manager.queueing import Order
+from resource_manager.refusal import never_fits
 from resource_manager.reservations import Reservations
 
 
@@ -95,7 +96,7 @@ def submit(cluster: ClusterState, request: Request, policy: Policy, order: Order
     """A grant if it is this request's turn and it fits, else a place in the queue.
 
     Raises `DuplicateTaskError` if the task holds or waits for something already, and
-    `InvalidRequestError` if no node could ever satisfy the request.
+    `NeverFitsError` if no node could ever satisfy the request.
     """
     refuse_duplicate(cluster, request)
     refuse_impossible(cluster, request)
@@ -180,7 +181,7 @@ def serve(
             continue
         if placement is not None and (reservations is not None or without_place):
             if reservations is None:
-                reservations = Reservations(cluster, now)
+                reservations = Reservations(cluster, now, order.runtime_of)
             if not all(map(reservations.reserve, without_place)):
                 return
             without_place.clear()
@@ -212,14 +213,12 @@ def refuse_duplicate(cluster: ClusterState, request: Request) -> None:
 
 
 def refuse_impossible(cluster: ClusterState, request: Request) -> None:
-    """Raises `InvalidRequestError` if not even an empty inventory could satisfy the request."""
+    """Raises `NeverFitsError` if not even an empty inventory could satisfy the request."""
     for name in (request.preferred_node, request.required_node):
         if name is not None and name not in cluster.by_name:
             raise UnknownNodeError(name, len(cluster.nodes))
-    if not any(could_ever_fit(state.node, request) for state in cluster.nodes if not state.retired):
-        raise InvalidRequestError(
-            f"no server could ever satisfy task {request.task_id!r}: {describe(request)}"
-        )
+    if refusal := never_fits(cluster, request):
+        raise NeverFitsError(refusal.detail)
 
 
 def describe(request: Request) -> str:

@@ -10,16 +10,17 @@ import httpx
 
 from resource_manager.errors import (
     NO_LEASE,
-    NO_ROOM,
     TASK_TAKEN,
     UNKNOWN_SERVER,
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
+    NeverFitsError,
     ResourceManagerError,
     UnknownNodeError,
 )
 from resource_manager.redaction import redact
+from resource_manager.refusal import Refusal, RefusalKind
 
 TIMEOUT_S = 70.0
 """Longer than a manager waits for its lock."""
@@ -36,11 +37,15 @@ class ServiceError(ResourceManagerError):
 
 
 class ServiceUnavailableError(ServiceError):
-    """The service cannot be reached, cannot reach its store, or has no room; `kind` is the problem's type."""
+    """The service cannot be reached, or cannot reach its store."""
 
-    def __init__(self, status: int, message: str, kind: str = "") -> None:
-        super().__init__(status, message)
-        self.kind = kind
+
+class RefusedError(ServiceError):
+    """The service's manager refused for now, with this reason."""
+
+    def __init__(self, status: int, refusal: Refusal) -> None:
+        super().__init__(status, refusal.detail)
+        self.refusal = refusal
 
 
 class ServiceClient:
@@ -77,12 +82,21 @@ class ServiceClient:
             prefer_server_id=prefer_server_id,
             **options,
         )
-        try:
-            return self._post("/api/allocate", demand)
-        except ServiceUnavailableError as error:
-            if error.kind == NO_ROOM:
-                return None
-            raise
+        result = self._allocate(demand)
+        return None if isinstance(result, Refusal) else result
+
+    def try_allocate(
+        self,
+        task_id: str,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Any,
+    ) -> dict[str, Any] | Refusal:
+        """A lease, or why there is none."""
+        return self._allocate(
+            _given(task_id=task_id, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
+        )
 
     def submit(
         self,
@@ -164,6 +178,12 @@ class ServiceClient:
     def close(self) -> None:
         self._http.close()
 
+    def _allocate(self, demand: dict[str, Any]) -> dict[str, Any] | Refusal:
+        try:
+            return self._post("/api/allocate", demand)
+        except RefusedError as error:
+            return error.refusal
+
     def _server_id(self, server: int | str) -> int:
         if isinstance(server, int) and server >= 0:
             return server
@@ -213,7 +233,7 @@ class ServiceClient:
             )
         if response.is_success:
             return answer
-        raise _error(response.status_code, answer)
+        raise _error(response.status_code, answer, response.headers.get("Retry-After", ""))
 
 
 def _given(**demand: Any) -> dict[str, Any]:
@@ -221,7 +241,7 @@ def _given(**demand: Any) -> dict[str, Any]:
     return {key: value for key, value in demand.items() if value is not None}
 
 
-def _error(status: int, problem: dict[str, Any]) -> ResourceManagerError:
+def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> ResourceManagerError:
     """What the manager itself would have raised, in the service's words."""
     kind = str(problem.get("type", ""))
     error: ResourceManagerError
@@ -229,16 +249,23 @@ def _error(status: int, problem: dict[str, Any]) -> ResourceManagerError:
     match problem:
         case {"errors": [{"field": str(first)}, *_]}:
             field = first or None
+    if status == 503 and problem.get("kind") in list(RefusalKind):
+        refused = RefusalKind(problem["kind"])
+        known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()  # else any time will do
+        detail = str(problem.get("detail", ""))
+        return RefusedError(status, Refusal(refused, detail, float(retry_after) if known else None))
     if kind == UNKNOWN_SERVER:
         error = UnknownNodeError(problem.get("server"), 0, field=field)
     elif kind == TASK_TAKEN:
         error = DuplicateTaskError(problem.get("task_id", ""), "")
     elif kind == NO_LEASE:
         error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
+    elif problem.get("kind") == RefusalKind.NEVER_FITS:
+        error = NeverFitsError("", field=field)
     elif status in (400, 413, 415, 422):
         error = InvalidRequestError("", field=field)
     elif status >= 500:
-        error = ServiceUnavailableError(status, "", kind)
+        error = ServiceUnavailableError(status, "")
     else:
         error = ServiceError(status, "")
     error.args = (str(problem.get("detail") or problem),)

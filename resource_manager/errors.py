@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-NO_ROOM = "urn:gpu-manager:no-room"
 NO_LEASE = "urn:gpu-manager:no-lease"
 TASK_TAKEN = "urn:gpu-manager:task-taken"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
@@ -21,6 +20,10 @@ class InvalidRequestError(ResourceManagerError, ValueError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class NeverFitsError(InvalidRequestError):
+    """A request within the limits that no server of the inventory could take, were it empty."""
 
 
 class UnknownNodeError(InvalidRequestError):

@@ -1,11 +1,149 @@
-"""Why a request fits or does not, server by server."""
+"""Why a request gets nothing now, in one reason and server by server."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from resource_manager import allocator
 from resource_manager.cluster import ClusterState, NodeState, accepted_gpu_ids, accepts_node, could_ever_fit
-from resource_manager.models import MILLI_PER_GPU, Request
+from resource_manager.models import MILLI_PER_GPU, Queued, Request, Waiting
+from resource_manager.policies import Policy
+from resource_manager.queueing import Order
+from resource_manager.refusal import (
+    RecoveryWindow,
+    Refusal,
+    RefusalKind,
+    free_on,
+    needs,
+    never_fits,
+    no_capacity,
+    recovering,
+    short,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a pending request stands, from 1 in the order of service, and why it waits."""
+
+    position: int
+    entry: Waiting
+    refusal: Refusal
+
+
+def standings(
+    cluster: ClusterState,
+    policy: Policy,
+    order: Order,
+    now: float,
+    window: RecoveryWindow | None = None,
+    *,
+    only: Collection[str] | None = None,
+) -> Iterator[Standing]:
+    """Every pending request, or `only` those tasks, in the order in which the queue is served.
+
+    `window` is the recovery window, if there is one. Change nothing while iterating.
+    """
+    reasons = _Reasons(cluster, policy, order, now, window)
+    for position, entry in enumerate(order(cluster, now), 1):
+        if only is None or entry.task_id in only:
+            yield Standing(position, entry, reasons.of(entry))
+        reasons.pass_by(position, entry)
+
+
+def refusals_of(
+    cluster: ClusterState,
+    requests: Iterable[Request],
+    policy: Policy,
+    order: Order,
+    now: float,
+    window: RecoveryWindow | None = None,
+) -> dict[str, Refusal]:
+    """By task id why each of the requests is not granted now, as if they queued; changes nothing."""
+    with cluster.trial():
+        asked = {request.task_id: request for request in requests}
+        for task_id, request in asked.items():
+            if task_id not in cluster.waiting:
+                cluster.apply(Queued(request, now))
+        return {
+            standing.entry.task_id: standing.refusal
+            for standing in standings(cluster, policy, order, now, window, only=asked)
+        }
+
+
+class _Reasons:
+    """The reasons of those who wait, told one after the other from the head of the queue."""
+
+    def __init__(
+        self, cluster: ClusterState, policy: Policy, order: Order, now: float, window: RecoveryWindow | None
+    ) -> None:
+        self._cluster = cluster
+        self._policy = policy
+        self._order = order
+        self._now = now
+        self._window = window
+        self._ahead: tuple[int, Request] | None = None
+        """The first of those passed by that holds up all behind it."""
+        self._nodes: dict[tuple[object, ...], NodeState | None] = {}
+        self._without_room: dict[tuple[object, ...], Refusal] = {}
+
+    def pass_by(self, position: int, entry: Waiting) -> None:
+        """Go on to those behind this request."""
+        request = entry.request
+        if self._ahead is None and self._node(request) is None and allocator.blocks(self._cluster, request):
+            self._ahead = (position, request)
+
+    def of(self, entry: Waiting) -> Refusal:
+        request = entry.request
+        node = self._node(request)
+        if node is None and (never := never_fits(self._cluster, request)):
+            return never
+        if self._window is not None:
+            return recovering(self._window)
+        if node is None:
+            if request.shape not in self._without_room:
+                self._without_room[request.shape] = no_capacity(self._cluster, request)
+            return self._without_room[request.shape]
+        return self._by_price(entry) or self._behind(request, node)
+
+    def _node(self, request: Request) -> NodeState | None:
+        """A node that the request fits now."""
+        if request.shape not in self._nodes:
+            self._nodes[request.shape] = next(self._cluster.candidates(request), None)
+        return self._nodes[request.shape]
+
+    def _by_price(self, entry: Waiting) -> Refusal | None:
+        admission, request = self._order.admission, entry.request
+        if admission is None or request.utility is None:
+            return None
+        placement = allocator.choose(self._cluster, request, self._policy)
+        if placement is None:
+            return None
+        quote = admission.quote(self._cluster.node(placement.node), request, entry.queued_at, self._now)
+        if quote.covered:
+            return None
+        return Refusal(
+            RefusalKind.PRICE,
+            f"worth {quote.utility:g} now, and the price on {short(placement.node)} is {quote.price:g}",
+        )
+
+    def _behind(self, request: Request, node: NodeState) -> Refusal:
+        free = free_on(node, request)
+        if self._ahead is None:
+            detail = f"{free}; nobody is ahead: granted when the queue is next served, within seconds"
+            return Refusal(RefusalKind.BEHIND_QUEUE, detail)
+        position, ahead = self._ahead
+        who = f"{short(ahead.task_id)} (position {position}, {needs(ahead)})"
+        if self._order.backfill:
+            detail = f"{free}; starting now could delay {who}"
+            if self._order.runtime_of(request) is None:
+                detail += ", as nobody knows how long it runs: state expected_runtime"
+        else:
+            rule = f", {self._order.rule}" if self._order.rule else ""
+            reserved = could_ever_fit(node.node, ahead)
+            detail = f"{free}; reserved for {who}{rule}" if reserved else f"{free}; {who} is ahead{rule}"
+        return Refusal(RefusalKind.BEHIND_QUEUE, detail)
 
 
 @dataclass(frozen=True, slots=True)

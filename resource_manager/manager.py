@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, TypeVar, Unpack
 
 from resource_manager import allocator, schemas, views
 from resource_manager.cluster import ClusterState
@@ -17,20 +17,24 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     LockTimeoutError,
     StateLostError,
+    StateUnconfirmedError,
 )
-from resource_manager.estimates import stated_starts
+from resource_manager.estimates import Start, estimate_starts
+from resource_manager.explain import refusals_of
 from resource_manager.inventory import default_inventory, load_inventory
 from resource_manager.models import (
     Change,
     Drained,
     InventoryChanged,
+    Lease,
     Node,
     Request,
     Restored,
     check_printable,
 )
-from resource_manager.policies import Policy, get_policy
+from resource_manager.policies import Policy, get_policy, nothing_fits
 from resource_manager.queueing import Order, get_order
+from resource_manager.refusal import RecoveryWindow, Refusal, lock_busy, recovering
 from resource_manager.requests import (
     AliasedOptions,
     RequestOptions,
@@ -45,6 +49,8 @@ from resource_manager.stores import Store, open_store
 from resource_manager.transactions import Observer, Step, Transactions
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class GPUResourceManager:
@@ -157,7 +163,7 @@ class GPUResourceManager:
             prefer_server_id=prefer_server_id,
             **options,
         )
-        return self._allocate([request])[0]
+        return _granted(self._allocate([request], views.allocation)[0])
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
         """Ends the task's lease; False if it holds none (with that fencing token) or the lock is not free.
@@ -204,11 +210,40 @@ class GPUResourceManager:
 
         A mapping has the argument names of `allocate_resources` or of `submit`.
         """
-        return self._allocate(
-            [checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests]
-        )
+        asked = [
+            checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests
+        ]
+        return [_granted(result) for result in self._allocate(asked, views.allocation)]
 
     # ---- leases and the queue ----
+
+    def allocate(
+        self,
+        lease_id: str,
+        gpus: int,
+        cpus: int = 1,
+        prefer_server: int | str | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Lease | Refusal:
+        """Grants a lease now, or says why not: a busy lock and what never fits are refusals here.
+
+        Otherwise as `allocate_resources`: raises `ValueError` for numbers outside the limits and unknown
+        servers, and `StoreError` if the store is out.
+        """
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        return self._allocate([request], lambda cluster, lease: lease)[0]
+
+    def try_allocate(
+        self,
+        task_id: str,
+        required_gpus: int,
+        required_cpus: int,
+        prefer_server_id: int | str | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> dict[str, Any] | Refusal:
+        """As `allocate`, with the lease as the dict of `allocate_resources`."""
+        request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        return self._allocate([request], views.allocation)[0]
 
     def submit(
         self,
@@ -268,13 +303,51 @@ class GPUResourceManager:
             ]
         )
 
-    def queue(self) -> list[dict[str, Any]]:
-        """Every waiting request with its position, in the order in which the queue is served."""
-        return self._state.read(lambda cluster, now: views.queue(cluster, self.policy, self.order, now))
+    def queue(self, *, estimated: bool = True) -> list[dict[str, Any]]:
+        """Every waiting request in the order of service: position, `kind` and `reason` of the wait.
 
-    def expected_starts(self) -> dict[str, float]:
-        """When each waiting task should start, in seconds of the store's clock, where that can be told."""
-        return self._state.read(lambda cluster, now: stated_starts(cluster, self.policy, self.order, now))
+        `estimated` adds `estimated_start`, which costs more than all the rest.
+        """
+        return self._state.read(lambda cluster, now: self.queue_in(cluster, now, estimated=estimated))
+
+    def expected_starts(self) -> dict[str, dict[str, Any]]:
+        """When each waiting task should start, as `estimated_start` of the queue."""
+        return self._state.read(
+            lambda cluster, now: {
+                task_id: views.estimate(start) for task_id, start in self.starts_in(cluster, now).items()
+            }
+        )
+
+    def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[dict[str, Any]]:
+        """The `queue` of a state that the caller has, left as it is."""
+        entries = views.queue(cluster, self.policy, self.order, now, self.recovery_window(now))
+        if estimated and entries:
+            starts = self.starts_in(cluster, now)
+            for entry in entries:
+                entry["estimated_start"] = views.estimate(starts[entry["task_id"]])
+        return entries
+
+    def starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
+        """The expected starts in a state that the caller has, and of extra requests as if they queued."""
+        self._state.learner.catch_up(cluster)
+        resumes_at = now + max(self._state.resumes_in_s(now), 0.0)
+        return estimate_starts(cluster, self._state.usual_policy, self.order, resumes_at, extra)
+
+    def explanation_in(self, cluster: ClusterState, now: float, request: Request) -> dict[str, Any]:
+        """The `explain` of a state that the caller has."""
+        window = self.recovery_window(now)
+        policy = self.policy if window is None else nothing_fits
+        answer = views.explanation(cluster, request, self.settings.policy, policy, self.order, now, window)
+        if answer["could_ever_fit"] and answer["kind"] is not None:
+            extra = () if request.task_id in cluster.waiting else (request,)
+            start = self.starts_in(cluster, now, *extra)[request.task_id]
+            answer["estimated_start"] = views.estimate(start)
+        return answer
+
+    def recovery_window(self, now: float) -> RecoveryWindow | None:
+        """The time after a restart of the store in which nothing is granted, if this is one."""
+        left_s = self._state.resumes_in_s(now)
+        return self._window_of(left_s) if left_s > 0 else None
 
     def explain(
         self,
@@ -284,14 +357,9 @@ class GPUResourceManager:
         prefer_server: int | str | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any]:
-        """Whether the request would be granted now, where, and per server why not; changes nothing."""
+        """Whether the request would be granted now, where, else why not and when; changes nothing."""
         request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
-
-        return self._state.read(
-            lambda cluster, now: views.explanation(
-                cluster, request, self.settings.policy, self.policy, self.order, now
-            )
-        )
+        return self._state.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """The changes after version `after`, oldest first: `version` and the change's own keys."""
@@ -359,40 +427,54 @@ class GPUResourceManager:
 
     # ---- the one way to change and to read ----
 
-    def _allocate(self, requests: Sequence[Request]) -> list[dict[str, Any] | None]:
+    def _allocate(
+        self, requests: Sequence[Request], view: Callable[[ClusterState, Lease], T]
+    ) -> list[T | Refusal]:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             fresh = [request for request in requests if not same_as_before(cluster, request)]
             if len({request.task_id for request in fresh}) != len(fresh):
                 raise InvalidRequestError("a task id stands twice in one batch", field="task_id")
             return allocator.allocate_in_turn(cluster, fresh, self.policy, self.order, now) if fresh else []
 
-        def held(cluster: ClusterState) -> list[dict[str, Any] | None]:
+        def held(cluster: ClusterState) -> list[tuple[Lease, T] | Refusal]:
+            leases = [cluster.leases.get(request.task_id) for request in requests]
+            refused = [request for request, lease in zip(requests, leases, strict=True) if lease is None]
+            why = self._refusals(cluster, refused) if refused else {}
             return [
-                views.allocation(cluster, lease)
-                if (lease := cluster.leases.get(request.task_id)) is not None
-                else None
-                for request in requests
+                why[request.task_id] if lease is None else (lease, view(cluster, lease))
+                for request, lease in zip(requests, leases, strict=True)
             ]
 
+        results: Sequence[tuple[Lease, T] | Refusal]
         try:
             _, results = self._state.run(step, held)
         except LockTimeoutError as error:
-            logger.error("not allocated: %s", error)
-            return [None] * len(requests)
+            results = [lock_busy(error.waited_s)] * len(requests)
+        except StateUnconfirmedError as error:
+            results = [recovering(self._window_of(error.rest_s))] * len(requests)
+        answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
-            if result is None:
-                logger.warning("no room for task %r: %s", request.task_id, allocator.describe(request))
+            if isinstance(result, Refusal):
+                logger.warning("task %r gets no lease: %s: %s", request.task_id, result.kind, result.detail)
+                answers.append(result)
             else:
-                logger.info(
-                    "task %r holds GPUs %s of %s",
-                    request.task_id,
-                    result["gpu_devices"],
-                    result["server_name"],
-                )
-        return results
+                lease, answer = result
+                gpu_ids, node = ",".join(map(str, lease.placement.gpu_ids)), lease.placement.node
+                logger.info("task %r holds GPUs %s of %s", request.task_id, gpu_ids, node)
+                answers.append(answer)
+        return answers
+
+    def _refusals(self, cluster: ClusterState, requests: Sequence[Request]) -> dict[str, Refusal]:
+        """Why the requests were not granted in that state, just decided on."""
+        now = self.store.now()
+        return refusals_of(cluster, requests, self.policy, self.order, now, self.recovery_window(now))
+
+    def _window_of(self, left_s: float) -> RecoveryWindow:
+        return RecoveryWindow(max(self.settings.reconfirm_s - left_s, 0.0), left_s)
 
     def _status(self, cluster: ClusterState, task_id: str, now: float) -> dict[str, Any] | None:
-        return views.status(cluster, task_id, self.policy, self.order, now)
+        window = self.recovery_window(now)
+        return views.status(cluster, task_id, self.policy, self.order, now, window)
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
         name = self._state.known(lambda cluster: server_name(cluster, server))
@@ -418,6 +500,11 @@ class GPUResourceManager:
             self.apply_inventory(self.inventory)
         else:
             self.inventory = stored
+
+
+def _granted(result: dict[str, Any] | Refusal) -> dict[str, Any] | None:
+    """The original's answer: an allocation or None."""
+    return None if isinstance(result, Refusal) else result
 
 
 __all__ = ["GPUResourceManager", "Observer"]

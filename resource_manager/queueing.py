@@ -13,6 +13,7 @@ from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import PolicyError
 from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request, Waiting
+from resource_manager.runtime_history import RuntimeOf, stated_runtime
 
 Arrange = Callable[[ClusterState, float], list[Waiting]]
 """(cluster, now) -> the waiting requests, the next one to be served first."""
@@ -36,13 +37,15 @@ class Order:
 
     Without `backfill` the first request that does not fit holds up all behind it. With it, the others may
     start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
-    2001), judged by `expected_runtime_s`. With `admission`, a request that is not worth its price waits
-    although it fits, and holds up nobody.
+    2001), judged by `runtime_of`. With `admission`, a request that is not worth its price waits although it
+    fits, and holds up nobody. `rule` says the order in words.
     """
 
     arrange: Arrange
     backfill: bool = False
     admission: PriceAdmission | None = None
+    rule: str = ""
+    runtime_of: RuntimeOf = stated_runtime
 
     def admits(
         self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
@@ -166,11 +169,11 @@ def _quotas(given: Mapping[str, float], teams: Mapping[str, object]) -> dict[str
     return {team: given.get(team, rest) for team in teams}
 
 
-fifo = Order(by_arrival)
-priority = Order(by_priority)
-srtf = Order(by_runtime)
-srsf = Order(by_service)
-fair_share = Order(by_fair_share)
+fifo = Order(by_arrival, rule="first come, first served")
+priority = Order(by_priority, rule="by priority, then first come, first served")
+srtf = Order(by_runtime, rule="shortest expected runtime first")
+srsf = Order(by_service, rule="least expected GPU time first")
+fair_share = Order(by_fair_share, rule="the team with the least of its share first")
 
 ORDERS: dict[str, Order] = {
     "fifo": fifo,
@@ -189,5 +192,5 @@ def get_order(name: str, quotas: Mapping[str, float] | None = None) -> Order:
         raise PolicyError(f"unknown queue order {name!r}; known are {known}, each also with {BACKFILL}")
     order = ORDERS[base]
     if quotas and order is fair_share:
-        order = Order(partial(by_fair_share, quotas=quotas))
+        order = replace(order, arrange=partial(by_fair_share, quotas=quotas))
     return replace(order, backfill=name.endswith(BACKFILL))

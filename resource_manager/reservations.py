@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from resource_manager.cluster import ClusterState, NodeState, accepted_gpu_ids, could_ever_fit
 from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request
+from resource_manager.runtime_history import RuntimeOf, stated_runtime
 
 MAX_RESERVATIONS = 32
 """So many requests that do not fit get a place in time; whoever comes after them does not overtake."""
 
 
 class Reservations:
-    """What is free on each node from now on, by the `expected_runtime_s` of leases and reserved requests.
+    """What is free on each node from now on, by the runtimes of leases and reserved requests.
 
     A runtime that is not known is endless. A lease past its expected end is thought to end at any moment.
     """
 
-    def __init__(self, cluster: ClusterState, now: float) -> None:
+    def __init__(self, cluster: ClusterState, now: float, runtime_of: RuntimeOf = stated_runtime) -> None:
         self._cluster = cluster
         self._now = now
+        self._runtime_of = runtime_of
         self._count = 0
         self._timelines: dict[str, _Timeline] = {}
 
@@ -30,10 +32,11 @@ class Reservations:
         if self._count == MAX_RESERVATIONS:
             return False
         start, best = math.inf, None
+        runtime_s = self._runtime_s(request)
         for node in self._cluster.nodes:
             if not node.is_open or request.required_node not in (None, node.name):
                 continue
-            at = self._timeline(node).earliest(request, start)
+            at = self._timeline(node).earliest(request, runtime_s, start)
             if at < start:
                 start, best = at, node
                 if start == self._now:
@@ -41,7 +44,7 @@ class Reservations:
         if best is None:
             return False
         timeline = self._timeline(best)
-        end = start + _runtime_s(request)
+        end = start + runtime_s
         gpu_ids = timeline.choose(request, timeline.least_free(start, end))
         timeline.hold(request, gpu_ids or (), start, end)
         self._count += 1
@@ -50,12 +53,12 @@ class Reservations:
     def started(self, request: Request, placement: Placement) -> None:
         """Takes note of a request that starts now."""
         timeline = self._timeline(self._cluster.by_name[placement.node])
-        timeline.hold(request, placement.gpu_ids, self._now, self._now + _runtime_s(request))
+        timeline.hold(request, placement.gpu_ids, self._now, self._now + self._runtime_s(request))
 
     def without_delay(self, request: Request, placement: Placement) -> Placement | None:
         """The placement, or another for a start now, that keeps every reservation; None if there is none."""
         wanted = self._cluster.by_name[placement.node]
-        end = self._now + _runtime_s(request)
+        end = self._now + self._runtime_s(request)
         for node in (wanted, *self._cluster.candidates(request)):
             timeline = self._timeline(node)
             # What is free now counts too: a lease past its expected end is not over.
@@ -71,8 +74,12 @@ class Reservations:
     def _timeline(self, node: NodeState) -> _Timeline:
         timeline = self._timelines.get(node.name)
         if timeline is None:
-            timeline = self._timelines[node.name] = _Timeline(node, self._now)
+            timeline = self._timelines[node.name] = _Timeline(node, self._now, self._runtime_s)
         return timeline
+
+    def _runtime_s(self, request: Request) -> float:
+        runtime = self._runtime_of(request)
+        return math.inf if runtime is None else runtime.seconds
 
 
 class _Room:
@@ -106,7 +113,7 @@ class _Room:
 class _Timeline:
     """One node's room over time: `rooms[i]` holds from `times[i]` to `times[i + 1]`, the last for ever."""
 
-    def __init__(self, node: NodeState, now: float) -> None:
+    def __init__(self, node: NodeState, now: float, runtime_s: Callable[[Request], float]) -> None:
         self._node = node
         self._accepted: dict[tuple[object, ...], set[int] | None] = {}
         self._times = [now]
@@ -114,7 +121,7 @@ class _Timeline:
             _Room({gpu.gpu_id: MILLI_PER_GPU for gpu in node.node.gpus}, dict(node.node.resources))
         ]
         for lease in node.leases.values():
-            end = max(lease.granted_at + _runtime_s(lease.request), now)
+            end = max(lease.granted_at + runtime_s(lease.request), now)
             self.hold(lease.request, lease.placement.gpu_ids, now, end)
 
     def hold(self, request: Request, gpu_ids: tuple[int, ...], start: float, end: float) -> None:
@@ -122,11 +129,10 @@ class _Timeline:
         for place in range(self._cut(start), self._cut(end) if end < math.inf else len(self._times)):
             self._rooms[place] = self._rooms[place].less(request, gpu_ids)
 
-    def earliest(self, request: Request, before: float) -> float:
+    def earliest(self, request: Request, runtime_s: float, before: float) -> float:
         """The first moment before `before` from which the request has room for all its time, or infinity."""
         if self._usable(request) is None:
             return math.inf
-        runtime_s = _runtime_s(request)
         for start in self._times:
             if start >= before:
                 break
@@ -188,7 +194,3 @@ class _Timeline:
             self._times.insert(place, time)
             self._rooms.insert(place, self._rooms[place - 1])
         return place
-
-
-def _runtime_s(request: Request) -> float:
-    return math.inf if request.expected_runtime_s is None else request.expected_runtime_s

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from resource_manager import allocator
@@ -24,6 +25,7 @@ from resource_manager.errors import (
     StaleStateError,
     StateUnconfirmedError,
 )
+from resource_manager.learning import RuntimeLearner
 from resource_manager.locks import Lock
 from resource_manager.models import Change
 from resource_manager.policies import Policy, nothing_fits
@@ -100,10 +102,11 @@ class Transactions:
         observer: Observer | None = None,
     ) -> None:
         self.store = store
-        self.order = order
+        self.learner = RuntimeLearner(store)
+        self.order = replace(order, runtime_of=self.learner.runtimes.runtime_of)
         self.observer = observer
         self.replica: ClusterState | None = None
-        self._policy = policy
+        self.usual_policy = policy
         self._first_state = first_state
         self._lock_timeout_s = lock_timeout_s
         self._line: deque[_Operation[Any]] = deque()
@@ -116,7 +119,11 @@ class Transactions:
     @property
     def policy(self) -> Policy:
         """The placement policy; nothing fits while a restarted store waits for leases to be confirmed."""
-        return nothing_fits if time.monotonic() < self._resting_until else self._policy
+        return nothing_fits if time.monotonic() < self._resting_until else self.usual_policy
+
+    def resumes_in_s(self, now: float) -> float:
+        """Seconds for which nothing is granted after a restart of the store; 0 or less if grants go on."""
+        return max(self._resting_until - time.monotonic(), self.store.suspended_until - now)
 
     def settle(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """The changes, and the grants they make possible to those who wait."""
@@ -247,6 +254,8 @@ class Transactions:
         fresh = lock_token is not None or cluster is None
         if cluster is None:
             cluster = self._refresh()
+        if self.order.backfill and cluster.waiting:
+            self.learner.catch_up(cluster)
         whole = self._decide(cluster, group)
         if not fresh and any(not operation.changes for operation in group):
             # A "no" or an error decided on an old replica may be wrong: decide again on a fresh one.

@@ -9,10 +9,12 @@ from typing import Any
 from resource_manager import allocator
 from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.explain import Verdict, explain
-from resource_manager.models import MILLI_PER_GPU, Amount, Granted, Lease, Placement, Request, Waiting
+from resource_manager.estimates import Start
+from resource_manager.explain import Standing, Verdict, explain, refusals_of, standings
+from resource_manager.models import MILLI_PER_GPU, Amount, Granted, Lease, Placement, Request
 from resource_manager.policies import Policy, scores_of
 from resource_manager.queueing import Order
+from resource_manager.refusal import RecoveryWindow
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
@@ -46,14 +48,15 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
     }
 
 
-def waiting(entry: Waiting, position: int, reason: str, now: float) -> dict[str, Any]:
-    """A queue entry: position counts from 1 in the order in which the queue is served."""
-    request = entry.request
+def waiting(standing: Standing, now: float) -> dict[str, Any]:
+    """A queue entry: position counts from 1 in the order of service; `kind` and `reason` say why it waits."""
+    entry, request = standing.entry, standing.entry.request
     return {
         "task_id": request.task_id,
         "state": "WAITING",
-        "position": position,
-        "reason": reason,
+        "position": standing.position,
+        "kind": str(standing.refusal.kind),
+        "reason": standing.refusal.detail,
         "queued_at": entry.queued_at,
         "waited_s": max(now - entry.queued_at, 0.0),
         "required_gpus": request.gpus,
@@ -62,22 +65,30 @@ def waiting(entry: Waiting, position: int, reason: str, now: float) -> dict[str,
     }
 
 
-def queue(cluster: ClusterState, policy: Policy, order: Order, now: float) -> list[dict[str, Any]]:
+def queue(
+    cluster: ClusterState, policy: Policy, order: Order, now: float, window: RecoveryWindow | None = None
+) -> list[dict[str, Any]]:
     """Every queue entry in the order in which the queue is served, each with why it waits."""
-    entries = []
-    for position, entry in enumerate(order(cluster, now), 1):
-        if refused := _refused_by_price(cluster, entry, policy, order.admission, now):
-            reason = refused
-        elif position > 1:
-            reason = f"{position - 1} ahead in the queue"
-        else:
-            reason = f"no server has room for {allocator.describe(entry.request)}"
-        entries.append(waiting(entry, position, reason, now))
-    return entries
+    return [waiting(standing, now) for standing in standings(cluster, policy, order, now, window)]
+
+
+def estimate(start: Start) -> dict[str, Any]:
+    """Where and when a wait should end, in seconds since the epoch, and how sure: good, fair or poor.
+
+    `at` None and `confidence` unknown where nobody can tell; `detail` then says why.
+    """
+    if start.at is None:
+        return {"at": None, "server_name": None, "confidence": "unknown", "detail": start.detail}
+    return {"at": start.at, "server_name": start.node, "confidence": str(start.confidence), "detail": ""}
 
 
 def status(
-    cluster: ClusterState, task_id: str, policy: Policy, order: Order, now: float
+    cluster: ClusterState,
+    task_id: str,
+    policy: Policy,
+    order: Order,
+    now: float,
+    window: RecoveryWindow | None = None,
 ) -> dict[str, Any] | None:
     """The task's allocation, its queue entry, or None if it has neither."""
     lease = cluster.leases.get(task_id)
@@ -85,22 +96,7 @@ def status(
         return allocation(cluster, lease)
     if task_id not in cluster.waiting:
         return None
-    return next(entry for entry in queue(cluster, policy, order, now) if entry["task_id"] == task_id)
-
-
-def _refused_by_price(
-    cluster: ClusterState, entry: Waiting, policy: Policy, admission: PriceAdmission | None, now: float
-) -> str | None:
-    """Why a request waits that fits but is not worth its price; None if that is not the case."""
-    if admission is None or entry.request.utility is None:
-        return None
-    placement = allocator.choose(cluster, entry.request, policy)
-    if placement is None:
-        return None
-    quote = admission.quote(cluster.node(placement.node), entry.request, entry.queued_at, now)
-    if quote.covered:
-        return None
-    return f"worth {quote.utility:g} now, and the price on {placement.node} is {quote.price:g}"
+    return waiting(next(standings(cluster, policy, order, now, window, only=(task_id,))), now)
 
 
 def _demand(request: Request) -> dict[str, Any]:
@@ -215,23 +211,37 @@ def summary(cluster: ClusterState) -> dict[str, Any]:
 
 
 def explanation(
-    cluster: ClusterState, request: Request, policy_name: str, policy: Policy, order: Order, now: float
+    cluster: ClusterState,
+    request: Request,
+    policy_name: str,
+    policy: Policy,
+    order: Order,
+    now: float,
+    window: RecoveryWindow | None = None,
 ) -> dict[str, Any]:
-    """Whether the request would be granted now, where, and per server why not."""
+    """Whether the request would be granted now, where, and why not: in one reason and per server."""
     verdicts = explain(cluster, request)
     scores = scores_of(policy, cluster, request)
     placement = allocator.choose(cluster, request, policy)
-    known = request.task_id in cluster.leases or request.task_id in cluster.waiting
-    granted = not known and any(
-        isinstance(change, Granted) and change.lease.task_id == request.task_id
-        for change in allocator.allocate_in_turn(cluster, [request], policy, order, now)
-    )
+    granted, kind, reason = False, None, ""
+    if request.task_id in cluster.leases:
+        reason = "it holds a lease already"
+    elif request.task_id not in cluster.waiting:
+        granted = any(
+            isinstance(change, Granted) and change.lease.task_id == request.task_id
+            for change in allocator.allocate_in_turn(cluster, [request], policy, order, now)
+        )
+    if not granted and not reason:
+        refusal = refusals_of(cluster, [request], policy, order, now, window)[request.task_id]
+        kind, reason = str(refusal.kind), refusal.detail
     admission = order.admission
     return {
         "task_id": request.task_id,
         "admission": None if admission is None else quotes(cluster, request, admission, placement, now),
         "fits": placement is not None,
         "would_be_granted": granted,
+        "kind": kind,
+        "reason": reason,
         "could_ever_fit": any(answer.could_fit for answer in verdicts),
         "server_name": placement.node if placement else None,
         "gpu_ids": list(placement.gpu_ids) if placement else [],

@@ -27,11 +27,10 @@ from resource_manager.api.schemas import (
 )
 from resource_manager.api.service import Service
 from resource_manager.api.tokens import Role
-from resource_manager.api.what_if import estimate_view, estimated_starts
 from resource_manager.api.what_if import what_if as answer_what_if
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError
-from resource_manager.models import MILLI_PER_GPU, Waiting
+from resource_manager.models import MILLI_PER_GPU
 
 routes = Routes()
 
@@ -131,14 +130,11 @@ def leases(here: Service, caller: Identity, query: ListQuery) -> Any:
 
 @routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
 def queue(here: Service, caller: Identity, query: ListQuery) -> Any:
-    starts = estimated_starts(here)
-
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
-        ordered = list(enumerate(here.manager.order(cluster, now), 1))
         text = query.q.casefold()
-        found = [(i, entry) for i, entry in ordered if text in entry.task_id.casefold()]
-        shown, paging = _paged(found, query.page)
-        rows = [_waiting(position, entry, caller, here, starts) for position, entry in shown]
+        entries = here.manager.queue_in(cluster, now)
+        shown, paging = _paged([e for e in entries if text in e["task_id"].casefold()], query.page)
+        rows = [_waiting(entry, cluster, caller, here) for entry in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
     return _page("queue.html", here, caller, query=query, **here.watch.look(look))
@@ -273,21 +269,13 @@ def _dot(index: int, name: str, level: int, is_open: bool) -> dict[str, Any]:
     return {"page": index // PER_PAGE + 1, "name": name, "level": level, "open": is_open}
 
 
-def _waiting(
-    position: int, entry: Waiting, caller: Identity, here: Service, starts: dict[str, Any]
-) -> dict[str, Any]:
-    request = entry.request
-    start = starts.get(entry.task_id)
+def _waiting(entry: dict[str, Any], cluster: ClusterState, caller: Identity, here: Service) -> dict[str, Any]:
+    request = cluster.waiting[entry["task_id"]].request
     return {
-        "position": position,
-        "task_id": entry.task_id,
+        **entry,
         "gpus": request.gpus if request.gpu_milli == MILLI_PER_GPU else f"{request.gpu_milli} milli",
-        "cpus": f"{request.resources.get('cpus', 0):g}",
-        "owner": request.owner,
-        "priority": request.priority,
-        "queued_at": entry.queued_at,
-        "reason": "no server has room yet" if position == 1 else f"{position - 1} ahead",
-        "start": None if start is None else estimate_view(start),
+        "cpus": f"{entry['required_cpus']:g}",
+        "start": entry["estimated_start"],
         "link": cells.task_link(request, here),
         "may_cancel": caller.is_operator or request.owner == caller.name,
     }

@@ -12,6 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 from resource_manager.api.watch import Watch
 from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.models import MILLI_PER_GPU, Change, Expired, Granted, Lease, Quarantined, Released
+from resource_manager.refusal import RefusalKind
 from resource_manager.views import cpu_usage
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -75,6 +76,11 @@ class Metrics:
         Gauge("gpu_manager_http_streams", "Open pages that follow events.", registry=registry).set_function(
             lambda: self.open_streams
         )
+        self.refusals = Counter(
+            "gpu_manager_refusals", "Requests to allocate that were refused.", ("kind",), registry=registry
+        )
+        for kind in RefusalKind:
+            self.refusals.labels(kind)
         self._allocations = Counter(
             "gpu_manager_allocations", "Leases granted.", ("server",), registry=registry
         )

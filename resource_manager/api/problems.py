@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import flask
@@ -18,12 +19,15 @@ from resource_manager.errors import (
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
+    NeverFitsError,
     ResourceManagerError,
     StaleStateError,
+    StateUnconfirmedError,
     StoreError,
     StoreUnavailableError,
     UnknownNodeError,
 )
+from resource_manager.refusal import Refusal, RefusalKind
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +52,16 @@ TITLES = {
 }
 
 
+def refusal_type(kind: RefusalKind) -> str:
+    """The problem type of a kind of refusal: `urn:gpu-manager:no-capacity`."""
+    return f"urn:gpu-manager:{kind.replace('_', '-')}"
+
+
 class ProblemError(Exception):
-    """An answer that is not a success: status, what is wrong, and what to do about it."""
+    """An answer that is not a success: status, what is wrong, and what to do about it.
+
+    `refused` makes it a refusal of that kind: its type, and the member `kind`.
+    """
 
     def __init__(
         self,
@@ -58,6 +70,7 @@ class ProblemError(Exception):
         *,
         error: str | None = None,
         kind: str = "about:blank",
+        refused: RefusalKind | None = None,
         headers: dict[str, str] | None = None,
         **members: Any,
     ) -> None:
@@ -65,9 +78,9 @@ class ProblemError(Exception):
         self.status = status
         self.detail = detail
         self.error = detail if error is None else error
-        self.kind = kind
+        self.kind = kind if refused is None else refusal_type(refused)
         self.headers = headers or {}
-        self.members = members
+        self.members = members if refused is None else {**members, "kind": str(refused)}
 
     def response(self) -> flask.Response:
         response = flask.jsonify(
@@ -116,13 +129,21 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(400, detail, kind=UNKNOWN_SERVER, errors=errors, server=error.node)
         case DuplicateTaskError():
             return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.task_id)
+        case NeverFitsError():
+            errors = [{"field": error.field or "", "message": detail}]
+            return ProblemError(400, detail, refused=RefusalKind.NEVER_FITS, errors=errors)
         case InvalidRequestError():
             return ProblemError(400, detail, errors=[{"field": error.field or "", "message": detail}])
         case LeaseNotFoundError():
             return ProblemError(
                 404, detail, kind=NO_LEASE, task_id=error.task_id, fencing_token=error.fencing_token
             )
-        case StoreUnavailableError() | LockTimeoutError() | StaleStateError():
+        case StateUnconfirmedError():
+            return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.rest_s))
+        case LockTimeoutError():
+            logger.error("the lock was busy: %s", detail)
+            return from_refusal(Refusal(RefusalKind.LOCK_BUSY, detail))
+        case StoreUnavailableError() | StaleStateError():
             logger.error("the store did not answer: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})
         case StoreError():
@@ -130,6 +151,24 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
     logger.error("unexpected error of the manager: %s", detail)
     return ProblemError(500, "the manager failed; its log says why")
+
+
+RETRY_AFTER_S = 5
+
+
+def from_refusal(refusal: Refusal) -> ProblemError:
+    """503 with the original's `error`, the kind, and when to ask again, unless that never helps."""
+    headers = {}
+    if refusal.kind is not RefusalKind.NEVER_FITS:
+        wait_s = RETRY_AFTER_S if refusal.retry_after_s is None else refusal.retry_after_s
+        headers["Retry-After"] = str(max(math.ceil(wait_s), 1))
+    return ProblemError(
+        503,
+        refusal.detail,
+        error=ALLOCATION_FAILED,
+        refused=refusal.kind,
+        headers=headers,
+    )
 
 
 def install(app: flask.Flask) -> None:

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 import flask
 
-from resource_manager import estimates
 from resource_manager.api.auth import Identity
 from resource_manager.api.openapi import document
 from resource_manager.api.ownership import arguments, held_by, own, refuse_foreign, refuse_taken
-from resource_manager.api.problems import ALLOCATION_FAILED, ProblemError
+from resource_manager.api.problems import ProblemError, from_refusal
 from resource_manager.api.routing import Routes
 from resource_manager.api.schemas import (
     AllocateBody,
@@ -41,15 +40,15 @@ from resource_manager.api.schemas import (
 )
 from resource_manager.api.service import Service
 from resource_manager.api.tokens import Role
-from resource_manager.api.what_if import estimate_view, estimated_starts, what_if
+from resource_manager.api.what_if import what_if
 from resource_manager.errors import (
     NO_LEASE,
-    NO_ROOM,
     UNKNOWN_SERVER,
     LockTimeoutError,
     ResourceManagerError,
     UnknownNodeError,
 )
+from resource_manager.refusal import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +67,10 @@ routes = Routes()
     tags=("leases",),
 )
 def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
-    result = here.manager.allocate_batch([arguments(body, caller)])[0]
-    if result is None:
-        raise ProblemError(
-            503,
-            f"no server has room for task {body.task_id!r} now; POST /api/submit waits, if any ever can",
-            error=ALLOCATION_FAILED,
-            kind=NO_ROOM,
-        )
+    result = here.manager.try_allocate(**arguments(body, caller))
+    if isinstance(result, Refusal):
+        here.metrics.refusals.labels(result.kind).inc()
+        raise from_refusal(result)
     return own(result, caller)
 
 
@@ -200,7 +195,7 @@ def restore(here: Service, caller: Identity, body: NoBody, server_id: int) -> An
 )
 def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
     if not here.manager.reset_resources():
-        raise ProblemError(503, "the lock was not free", headers={"Retry-After": "5"})
+        raise LockTimeoutError("of the store", here.manager.settings.lock_timeout_s)
     return {"success": True}
 
 
@@ -265,12 +260,9 @@ def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
     tags=("queue",),
 )
 def queue(here: Service, caller: Identity, query: PageQuery) -> Any:
-    entries = here.manager.queue()
+    entries = here.watch.look(here.manager.queue_in)
     end = query.after + query.limit
     page = entries[query.after : end]
-    starts = estimated_starts(here) if page else {}
-    for entry in page:
-        entry["estimated_start"] = estimate_view(starts.get(entry["task_id"], estimates.UNKNOWN))
     return {"items": page, "next": end if end < len(entries) else None, "total": len(entries)}
 
 

@@ -286,7 +286,7 @@ class Allocation(Answer):
 
 
 class Submission(Answer):
-    """An allocation (`state` RUNNING) or a place in the queue (`state` WAITING)."""
+    """An allocation (`state` RUNNING), or a place in the queue (WAITING) and why: `kind`, `reason`."""
 
     task_id: str
     state: str
@@ -335,9 +335,11 @@ class Page(Answer):
 
 
 class Explanation(Answer):
-    """Whether and where a request fits now, and when it should if not."""
+    """Whether and where a request fits now, and why not and when it should if not."""
 
     fits: bool
+    kind: str | None = Field(description="What stands in the way; null where nothing does.")
+    reason: str = Field(description="The same in one sentence.")
 
 
 class Health(Answer):
@@ -347,7 +349,7 @@ class Health(Answer):
 
 
 class Problem(Answer):
-    """RFC 9457; `error` is the original design's."""
+    """RFC 9457; `error` is the original design's. A refusal also has its `kind`, such as `no_capacity`."""
 
     type: str
     title: str

@@ -1,15 +1,12 @@
-"""Utilisation and waiting over minutes, hours and days, and how long each task ran: a fold of history."""
+"""Utilisation and waiting over minutes, hours and days: a fold of history."""
 
 from __future__ import annotations
 
-import re
-import statistics
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.estimates import Confidence, Runtime
 from resource_manager.models import (
     MILLI_PER_GPU,
     Cancelled,
@@ -20,14 +17,10 @@ from resource_manager.models import (
     Lease,
     Queued,
     Released,
-    Request,
 )
 
 BIN_S = 60
 KEEP_S = 7 * 86_400
-KEPT_RUNTIMES = 20
-MAX_TASKS = 10_000
-ENOUGH_RUNTIMES = 3
 MAX_POINTS = 360
 
 
@@ -44,14 +37,6 @@ class Bin:
     longest_wait_s: float = 0.0
 
 
-def task_key(request: Request) -> str:
-    """What makes two requests runs of the same task: its DAG and task, else its id without numbers."""
-    labels = request.labels
-    if labels.get("dag_id"):
-        return f"{labels['dag_id']}/{labels.get('task_id', '')}"
-    return re.sub(r"\d+", "#", request.task_id)
-
-
 class Trends:
     """The fold; feed it every change in order, at most once."""
 
@@ -62,7 +47,6 @@ class Trends:
         self._waiting: set[str] = set()
         self._at: float | None = None
         self._leases: dict[str, Lease] = {}
-        self._runtimes: OrderedDict[str, deque[float]] = OrderedDict()
 
     def start_from(self, leases: Iterable[Lease], waiting: Iterable[str], capacity_milli: int) -> None:
         """Takes up what was there before the first change that is still kept."""
@@ -98,16 +82,6 @@ class Trends:
         self._at = now if self._at is None else max(self._at, now)
         while self.bins and next(iter(self.bins)) < (now - KEEP_S) // BIN_S:
             self.bins.popitem(last=False)
-
-    def runtime_of(self, request: Request) -> Runtime | None:
-        """The request's own word, else the median of the task's runs that are known."""
-        if request.expected_runtime_s is not None:
-            return Runtime(request.expected_runtime_s, Confidence.GOOD)
-        known = self._runtimes.get(task_key(request))
-        if not known:
-            return None
-        sure = Confidence.GOOD if len(known) >= ENOUGH_RUNTIMES else Confidence.FAIR
-        return Runtime(statistics.median(known), sure)
 
     def series(self, hours: float, now: float) -> dict[str, list[Any]]:
         """At most `MAX_POINTS` points: time, % of GPUs held, queue length, mean and longest wait, in seconds.
@@ -148,13 +122,6 @@ class Trends:
         if lease is None:
             return
         self._held -= _milli(lease)
-        if isinstance(change, Released):
-            key = task_key(lease.request)
-            known = self._runtimes.setdefault(key, deque(maxlen=KEPT_RUNTIMES))
-            known.append(max(change.at - lease.granted_at, 0.0))
-            self._runtimes.move_to_end(key)
-            while len(self._runtimes) > MAX_TASKS:
-                self._runtimes.popitem(last=False)
 
     def _bin(self, at: float) -> Bin:
         return self.bins.setdefault(int(at // BIN_S), Bin())

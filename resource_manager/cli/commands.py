@@ -16,6 +16,7 @@ from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.errors import UnknownNodeError
 from resource_manager.lazy import lazy_module
+from resource_manager.refusal import Refusal, RefusalKind
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -137,13 +138,11 @@ def queue(target: Target, as_json: bool) -> None:
 @click.pass_obj
 @exit_codes
 def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
-    """Grant GPUs now, or exit with 1 if nothing fits."""
-    lease = target.manager.allocate_resources(task_id, **arguments_of(wish))
-    if lease is None:
-        raise Failure(
-            f"no server has room for {task_id!r} now; `{PROGRAM} submit` waits, if any ever can",
-            REFUSED,
-        )
+    """Grant GPUs now, or say why not and exit with 1."""
+    lease = target.manager.try_allocate(task_id, **arguments_of(wish))
+    if isinstance(lease, Refusal):
+        waits = "" if lease.kind is RefusalKind.NEVER_FITS else f" (`{PROGRAM} submit` waits)"
+        raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 

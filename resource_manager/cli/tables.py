@@ -111,7 +111,8 @@ def leases_table(leases: Sequence[Row], now: float) -> Table:
     return table
 
 
-def queue_table(queue: Sequence[Row]) -> Table:
+def queue_table(queue: Sequence[Row]) -> Group:
+    """Who waits, why and until when; below it, once, why a start is unknown."""
     table = Table(title=f"{len(queue)} waiting")
     for name in ("#", "task", "GPUs", "CPUs", "waits", "reason", "should start"):
         table.add_column(name, overflow="fold")
@@ -123,15 +124,16 @@ def queue_table(queue: Sequence[Row]) -> Table:
             f"{entry['required_cpus']:g}",
             duration(entry["waited_s"]),
             entry.get("reason", ""),
-            start(entry.get("estimated_start")),
+            start(entry["estimated_start"]),
         )
-    return table
+    why = {entry["estimated_start"]["detail"]: None for entry in queue if entry["estimated_start"]["detail"]}
+    return Group(table, *(Text(f"start unknown: {detail}", "dim") for detail in why))
 
 
-def start(estimate: Row | None) -> str:
-    """`in 5 min (good)`, or `?`."""
-    if not estimate or estimate.get("at") is None:
-        return "?"
+def start(estimate: Row) -> str:
+    """`in 5 min (good)`, or `unknown`."""
+    if estimate["at"] is None:
+        return "unknown"
     return f"in {duration(max(estimate['at'] - time.time(), 0))} ({estimate['confidence']})"
 
 
@@ -147,20 +149,14 @@ def explanation(answer: Row) -> Group:
     """The verdict in a sentence, then the servers."""
     if answer.get("would_be_granted"):
         verdict = Text(f"Would be granted now on {answer['server_name']}.", "green")
-    elif answer.get("fits") and (answer.get("admission") or {}).get("covered") is False:
-        quote = answer["admission"]
-        verdict = Text(
-            f"Fits {answer['server_name']}, but is worth {quote['utility']:g} and costs {quote['price']:g}.",
-            "yellow",
-        )
-    elif answer.get("fits"):
-        verdict = Text(f"Fits {answer['server_name']}, but {answer['ahead_in_queue']} wait ahead.", "yellow")
-    elif answer.get("could_ever_fit"):
-        verdict = Text("Does not fit now; it would wait.", "yellow")
     else:
-        verdict = Text("No server could ever satisfy this.", "red")
-    if answer.get("estimated_start"):
-        verdict.append(f" Should start: {start(answer['estimated_start'])}.")
+        never = answer["kind"] == "never_fits"
+        verdict = Text(
+            f"{'Never' if never else 'Not now'}: {answer['reason']}.", "red" if never else "yellow"
+        )
+    if estimate := answer.get("estimated_start"):
+        verdict.append(f" Should start: {start(estimate)}{': ' if estimate['detail'] else ''}")
+        verdict.append(f"{estimate['detail']}.")
     table = Table()
     for name in ("id", "server", "fits", "why not"):
         table.add_column(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -119,16 +119,6 @@ def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
     if launcher == "local":
         labels["host"] = socket.gethostname()
     return labels
-
-
-def describe_waiting(status: Mapping[str, Any]) -> str:
-    """Where a waiting task stands, why it waits, and until when roughly."""
-    estimate = status.get("estimated_start") or {}
-    at = estimate.get("at") if isinstance(estimate, Mapping) else None
-    until = ""
-    if at is not None:
-        until = f"; should start about {datetime.fromtimestamp(at).astimezone():%H:%M:%S}"
-    return f"waiting for GPUs: place {status['position']} in the queue, {status['reason']}{until}"
 
 
 def _whole(name: str, value: int | str) -> int:

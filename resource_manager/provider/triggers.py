@@ -15,9 +15,9 @@ from resource_manager import reconcile
 from resource_manager.airflow_instance import instance_id
 from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
-from resource_manager.provider.demand import describe_waiting
 from resource_manager.provider.hook import DEFAULT_CONNECTION
 from resource_manager.provider.task_state import is_wanted, note, noted
+from resource_manager.provider.waiting_log import WaitingLog, describe_start, describe_waiting
 from resource_manager.provider.watch import Watch
 from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
@@ -30,9 +30,6 @@ its worker let go of it (apache/airflow issues 71580 and 72716)."""
 
 READ_S = 5.0
 """How long a job's output is read before its watcher looks at everything else."""
-
-REPORT_EVERY_S = 60.0
-"""How often a waiting task says where it stands, if nothing moved."""
 
 LOG_PLACE = "job_log_place"
 """XCom with how far the job's output is in the task's log: a `log_place`."""
@@ -56,7 +53,10 @@ class _Trigger(BaseTrigger):
 
 
 class GrantTrigger(_Trigger):
-    """Fires when the lease is granted, was lost, or was not granted within `max_wait_s`."""
+    """Fires when the lease is granted, was lost, or was not granted within `max_wait_s`.
+
+    Its event has the `state`, and `waited_s` and the `reasons` of the wait for the task's own log.
+    """
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class GrantTrigger(_Trigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = Watch.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
-        reported, reported_at = "", float("-inf")
+        log, waited_s = WaitingLog(), 0.0
         while True:
             try:
                 status = await watch.status_of(self.identity.lease_id)
@@ -81,14 +81,17 @@ class GrantTrigger(_Trigger):
                 await asyncio.sleep(OUTAGE_POLL_S)
                 continue
             if status is None or status["state"] != "WAITING":
-                yield await self._event(state="LOST" if status is None else status["state"])
+                if status is not None and status["queued_at"] is not None:
+                    waited_s = status["granted_at"] - status["queued_at"]
+                state = "LOST" if status is None else status["state"]
+                yield await self._event(state=state, waited_s=waited_s, reasons=log.reasons)
                 return
-            standing = f"{status['position']} {status['reason']}"
-            if standing != reported or clock() - reported_at > REPORT_EVERY_S:
-                self.log.info("%s", describe_waiting(status))
-                reported, reported_at = standing, clock()
-            if self.max_wait_s is not None and status["waited_s"] >= self.max_wait_s:
-                yield await self._event(state="TOO LATE")
+            waited_s = status["waited_s"]
+            line = describe_waiting(status)
+            if log.due(status["kind"], status["reason"], line, clock()):
+                self.log.info("%s", line)
+            if self.max_wait_s is not None and waited_s >= self.max_wait_s:
+                yield await self._event(state="TOO LATE", waited_s=waited_s, reasons=log.reasons)
                 return
             await asyncio.sleep(POLL_S)
 
@@ -112,12 +115,17 @@ class VacancyTrigger(_Trigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = Watch.of(self.gpu_conn_id)
+        clock = asyncio.get_running_loop().time
+        log = WaitingLog()
         while True:
             try:
                 answer = await watch.call(lambda manager: manager.explain(**self.arguments))
                 if answer["would_be_granted"]:
                     yield await self._event(server_name=answer["server_name"])
                     return
+                line = f"waiting for room: {answer['reason']}{describe_start(answer.get('estimated_start'))}"
+                if log.due(answer["kind"], answer["reason"], line, clock()):
+                    self.log.info("%s", line)
             except InvalidRequestError:
                 raise
             except (ResourceManagerError, AirflowException) as error:

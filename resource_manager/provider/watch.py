@@ -34,7 +34,7 @@ class Watch:
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")
         self._tasks: dict[str, dict[str, Any]] = {}
-        self._starts: dict[str, float] = {}
+        self._starts: dict[str, dict[str, Any]] = {}
         self._estimated_at = self._swept_at = float("-inf")
 
     @classmethod
@@ -69,9 +69,10 @@ class Watch:
         if now - self._swept_at > SWEEP_EVERY_S:
             manager.sweep()
             self._swept_at = now
-        queue = manager.queue()
+        queue = manager.queue(estimated=False)
         if queue and now - self._estimated_at > ESTIMATE_EVERY_S:
             self._starts, self._estimated_at = manager.expected_starts(), now
         for entry in queue:
-            entry["estimated_start"] = {"at": self._starts.get(entry["task_id"])}
+            if entry["task_id"] in self._starts:  # else it has come since the last estimate
+                entry["estimated_start"] = self._starts[entry["task_id"]]
         return queue + manager.leases()

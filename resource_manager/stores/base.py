@@ -48,6 +48,10 @@ class Store(Protocol):
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Up to `limit` changes that are still kept, each with the version it led to, above `after`."""
 
+    @property
+    def suspended_until(self) -> float:
+        """The end of the recovery window as last heard, by the store's clock; -inf if there is none."""
+
     def lock(self) -> Lock:
         """A new claim on the lock that gives order to commits; while one holds, only it can commit."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +97,10 @@ class MemoryStore:
             first = self._base.version + 1
             start = max(after + 1 - first, 0)
             return list(enumerate(self._changes[start : start + limit], first + start))
+
+    @property
+    def suspended_until(self) -> float:
+        return -math.inf
 
     def lock(self) -> Lock:
         return ThreadLock(self._order)

@@ -7,6 +7,7 @@ still count, and the stream `changes` whose entry `<version>-0` is the change th
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ class RedisStore:
         self._epoch: str = ""
         self._inventory = redis_layout.Inventory()
         self._clock = ServerClock(client.time)
+        self._suspended_until = -math.inf
 
     def now(self) -> float:
         return self._clock.now()
@@ -119,6 +121,10 @@ class RedisStore:
             )
         return [(int(entry.partition(b"-")[0]), change_from_json(fields[b"c"])) for entry, fields in entries]
 
+    @property
+    def suspended_until(self) -> float:
+        return self._suspended_until
+
     def lock(self) -> Lock:
         return RedisLock(self._client)
 
@@ -141,6 +147,7 @@ class RedisStore:
             return None
         if answer[0] != b"ok":
             self._refuse(answer, known)
+        self._suspended_until = self.now() + float(answer[4]) if answer[4] else -math.inf
         return answer
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:

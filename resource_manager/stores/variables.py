@@ -9,6 +9,7 @@ small team, or where that matters, a redis:// store is the better choice.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -154,6 +155,10 @@ class VariableStore:
         if stored is None:
             return []
         return [(version, change) for version, change in stored.changes if version > after][:limit]
+
+    @property
+    def suspended_until(self) -> float:
+        return -math.inf
 
     def lock(self) -> Lock:
         lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)

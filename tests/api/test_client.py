@@ -39,14 +39,15 @@ def test_what_matters_to_an_explanation_is_asked_for(
     client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wish = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
-    expected, explain = manager.explain("e", 2, 1, **wish), manager.explain  # type: ignore[typeddict-item]
+    expected = manager.explain("e", 2, 1, **wish)  # type: ignore[typeddict-item]
+    build_request = manager.build_request
     asked: list[dict[str, Any]] = []
 
-    def note(*arguments: Any, **options: Any) -> dict[str, Any]:
+    def note(*arguments: Any, **options: Any) -> Any:
         asked.append(options)
-        return explain(*arguments, **options)
+        return build_request(*arguments, **options)
 
-    monkeypatch.setattr(manager, "explain", note)
+    monkeypatch.setattr(manager, "build_request", note)
     assert client.explain("e", 2, 1, **wish) == expected
     assert "licences" in expected["servers"][0]["reasons"][0]
     assert asked[0].items() >= wish.items()
@@ -91,6 +92,11 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("allocate_resources", ("held", 4, 1), {}),
     ("allocate_resources", ("held", 2, 1), {}),
     ("allocate_resources", ("t", 8, 64), {"priority": 1}),
+    ("try_allocate", ("t", 2, 1, "gpu-server-2"), {}),
+    ("try_allocate", ("t", 8, 64), {}),
+    ("try_allocate", ("waits", 8, 1), {}),
+    ("try_allocate", ("t", 2, 1), {"gpu_types": ["H900"]}),
+    ("submit", ("t", 2, 1), {"gpu_types": ["H900"]}),
     ("submit", ("held", 4, 1), {}),
     ("submit", ("t", 9, 1), {}),
     ("submit", ("t", 2, 99), {}),

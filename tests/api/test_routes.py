@@ -243,7 +243,52 @@ def test_no_room_is_told_from_a_store_that_is_out(open_client: FlaskClient) -> N
             == 200
         )
     full = open_client.post("/api/allocate", json={**WISH, "task_id": "five"})
-    assert (full.status_code, full.get_json()["type"]) == (503, "urn:gpu-manager:no-room")
+    problem = full.get_json()
+    assert (full.status_code, problem["type"]) == (503, "urn:gpu-manager:no-capacity")
+    assert (problem["kind"], problem["error"]) == ("no_capacity", "Resource allocation failed")
+    assert problem["detail"].startswith("no server with ")
+    assert full.headers["Retry-After"] == "5"
+    assert metrics(open_client)["gpu_manager_refusals_total{kind=no_capacity}"] == 1
+    never = open_client.post("/api/allocate", json={**WISH, "task_id": "six", "gpu_types": ["H900"]})
+    assert (never.status_code, never.get_json()["kind"]) == (503, "never_fits")
+    assert "Retry-After" not in never.headers
+    queued = open_client.post("/api/submit", json={**WISH, "task_id": "six", "gpu_types": ["H900"]})
+    assert (queued.status_code, queued.get_json()["kind"]) == (400, "never_fits")
+    open_client.post("/api/submit", json={**WISH, "task_id": "five"})
+    (entry,) = open_client.get("/api/queue").get_json()["items"]
+    assert (entry["kind"], entry["reason"]) == ("no_capacity", problem["detail"])
+    page = open_client.get("/queue").get_data(as_text=True)
+    assert problem["detail"] in page
+    assert "unknown <small>nobody knows when one and 3 more will end" in page
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "retry_after"),
+    [
+        (StateUnconfirmedError("Redis was restarted", rest_s=47.2), "recovering", "48"),
+        (LockTimeoutError("of the store", 60.0), "lock_busy", "5"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/allocate", "/api/submit"])
+def test_trouble_of_the_store_is_not_a_lack_of_room(
+    open_client: FlaskClient,
+    manager: GPUResourceManager,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    error: ResourceManagerError,
+    kind: str,
+    retry_after: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(manager._state, "run", fail)
+    answer = open_client.post(path, json=WISH)
+    problem = answer.get_json()
+    assert (answer.status_code, problem["kind"]) == (503, kind)
+    assert problem["type"] == f"urn:gpu-manager:{kind.replace('_', '-')}"
+    assert problem["error"] == "Resource allocation failed"
+    assert answer.headers["Retry-After"] == retry_after
 
 
 def test_a_store_that_is_out_is_503(

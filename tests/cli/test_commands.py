@@ -67,12 +67,30 @@ def test_the_queue(run: Run) -> None:
     for i in range(4):
         assert parsed(run("submit", f"t{i}", "--gpus", "8", "--cpus", "8", "--json"))["state"] == "RUNNING"
     assert parsed(run("submit", "late", "--gpus", "8", "--cpus", "8", "--json"))["state"] == "WAITING"
-    assert run("allocate", "later", "--gpus", "2", "--cpus", "1").exit_code == 1
+    refused = run("allocate", "later", "--gpus", "2", "--cpus", "1")
+    full = "no server with 2 GPUs: none is free anywhere"
+    assert (refused.exit_code, refused.stderr.strip().removeprefix("Error: ")) == (
+        1,
+        f"not granted: {full} (`gpu-manager submit` waits)",
+    )
+    told = " ".join(run("queue").stdout.split())
+    assert "unknown" in told
+    assert (
+        "start unknown: nobody knows when t0 and 3 more will end; state runtimes: expected_runtime," in told
+    )
     assert parsed(run("queue", "--json"))[0]["position"] == 1
     assert "late" in run("status").stdout
     answer = run("explain", "--gpus", "2", "--cpus", "1", "--json")
     assert answer.exit_code == 1
-    assert json.loads(answer.stdout)["could_ever_fit"] is True
+    explained = json.loads(answer.stdout)
+    assert (explained["could_ever_fit"], explained["kind"], explained["reason"]) == (
+        True,
+        "no_capacity",
+        full,
+    )
+    assert f"Not now: {full}. Should start: unknown: nobody" in " ".join(
+        run("explain", "--gpus", "2", "--cpus", "1").stdout.split()
+    )
     assert parsed(run("cancel", "late", "--json"))["success"] is True
     assert run("cancel", "late").exit_code == 1
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import shlex
 import signal
 import subprocess
@@ -38,7 +39,6 @@ with warnings.catch_warnings():
     from resource_manager.provider.decorators import gpu
     from resource_manager.provider.demand import (
         Demand,
-        describe_waiting,
         end_lease,
         launcher_labels,
         team_of,
@@ -48,6 +48,7 @@ with warnings.catch_warnings():
     from resource_manager.provider.sensors import GPUAvailableSensor
     from resource_manager.provider.task_state import ExecutionTaskStates
     from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
+    from resource_manager.provider.waiting_log import WaitingLog, describe_wait, describe_waiting
     from resource_manager.provider.watch import Watch
 
 from resource_manager import GPUResourceManager, reconcile
@@ -285,8 +286,51 @@ def test_the_end_of_a_lease_whose_job_is_out_of_reach_is_refused(manager):
 def test_a_waiting_task_says_where_and_why():
     status = {"position": 2, "reason": "1 ahead in the queue"}
     assert describe_waiting(status) == "waiting for GPUs: place 2 in the queue, 1 ahead in the queue"
-    status["estimated_start"] = {"at": 1_800_000_000.0}
-    assert "; should start about " in describe_waiting(status)
+    status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "fair"}
+    assert re.search(r"; should start about \d\d:\d\d:\d\d \(fair\)$", describe_waiting(status))
+    status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
+    assert describe_waiting(status).endswith("; start unknown: nobody knows")
+
+
+def test_a_waiting_task_repeats_a_reason_only_when_it_changes():
+    log = WaitingLog()
+    full, place_2 = ("no_capacity", "largest free is 3"), "place 2"
+    assert log.due(*full, place_2, 0.0)
+    assert not log.due(*full, place_2, 1e9), "nothing changed"
+    assert log.due(*full, "place 1", 1e9 + 1), "the place, long after"
+    assert not log.due(*full, "place 0", 1e9 + 300), "the place alone, too soon"
+    assert not log.due("no_capacity", "largest free is 2", "x", 1e9 + 30), "figures, too soon"
+    assert log.due("no_capacity", "largest free is 1", "y", 1e9 + 90)
+    assert log.due("behind_queue", "reserved for a", "z", 1e9 + 91), "another kind, at once"
+    assert log.reasons == ["largest free is 1", "reserved for a"]
+    for number in range(20):
+        log.due(("price", "quota")[number % 2], f"r{number}", "l", 2e9)
+    assert log.reasons == ["r15", "r16", "r17", "r18", "r19"]
+    assert describe_wait(192.0, ["a", "b"]) == "waited 3 min for GPUs: a; then: b"
+    assert describe_wait(4.0, []) == "waited 4 s for GPUs"
+
+
+def test_the_reasons_of_a_wait_are_kept_for_the_task_s_log(manager, monkeypatch, fast_triggers, capsys):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    Demand(8).submit(manager, TASK)
+    event = fire(GrantTrigger(asdict(TASK)), lambda: manager.release_resources("holds1"))
+    full = "no server with 8 GPUs: none is free anywhere"
+    assert event == json.loads(json.dumps(event))
+    assert (event["state"], event["reasons"]) == ("RUNNING", [full])
+    lease = manager.status_of(TASK.lease_id)
+    assert event["waited_s"] == pytest.approx(lease["granted_at"] - lease["queued_at"])
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="true", max_wait=timedelta(seconds=1))
+    context = {"ti": SimpleNamespace(**asdict(TASK))}
+    operator.give_up_if_late(context, event)
+    assert re.search(rf"waited \d+ s for GPUs: {full}", capsys.readouterr().out)
+    manager.release_resources(TASK.lease_id)
+    for number in range(4):
+        manager.submit(f"again{number}", 8, 8)
+    Demand(8).submit(manager, TASK)
+    with pytest.raises(AirflowException, match=f"no GPUs within max_wait = 0:00:01: {full}"):
+        operator.give_up_if_late(context, {**event, "state": "TOO LATE"})
 
 
 def test_the_grant_trigger_fires_when_room_is_made(manager, monkeypatch, fast_triggers):
@@ -295,7 +339,7 @@ def test_the_grant_trigger_fires_when_room_is_made(manager, monkeypatch, fast_tr
         manager.submit(f"holds{number}", 8, 8)
     Demand(8).submit(manager, TASK)
     trigger = GrantTrigger(asdict(TASK))
-    assert fire(trigger, lambda: manager.release_resources("holds1")) == {"state": "RUNNING"}
+    assert fire(trigger, lambda: manager.release_resources("holds1"))["state"] == "RUNNING"
 
 
 def test_the_grant_trigger_fires_when_others_ran_out_and_nobody_does_anything(
@@ -305,7 +349,7 @@ def test_the_grant_trigger_fires_when_others_ran_out_and_nobody_does_anything(
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8, ttl_s=0.5)
     Demand(8).submit(manager, TASK)
-    assert fire(GrantTrigger(asdict(TASK))) == {"state": "RUNNING"}
+    assert fire(GrantTrigger(asdict(TASK)))["state"] == "RUNNING"
 
 
 def test_the_grant_trigger_gives_up_after_max_wait_and_notices_a_loss(manager, monkeypatch, fast_triggers):
@@ -313,9 +357,9 @@ def test_the_grant_trigger_gives_up_after_max_wait_and_notices_a_loss(manager, m
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     Demand(8).submit(manager, TASK)
-    assert fire(GrantTrigger(asdict(TASK), max_wait_s=0.05)) == {"state": "TOO LATE"}
+    assert fire(GrantTrigger(asdict(TASK), max_wait_s=0.05))["state"] == "TOO LATE"
     manager.cancel(TASK.lease_id)
-    assert fire(GrantTrigger(asdict(TASK))) == {"state": "LOST"}
+    assert fire(GrantTrigger(asdict(TASK)))["state"] == "LOST"
 
 
 def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
@@ -348,7 +392,7 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
     manager.close()
     os.kill(server.pid, signal.SIGTERM)
     assert connections == 1
-    assert fired == [{"state": "RUNNING"}]
+    assert [event["state"] for event in fired] == ["RUNNING"]
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from enum import IntEnum
 from typing import Any
@@ -17,10 +18,14 @@ from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
+    LockTimeoutError,
+    NeverFitsError,
+    StateUnconfirmedError,
     UnknownNodeError,
 )
 from resource_manager.inventory import default_inventory
-from resource_manager.models import Request, Utility
+from resource_manager.models import Change, Granted, Lease, Request, Utility
+from resource_manager.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.schemas import snapshot_from_dict
 
 from .builders import Clock
@@ -532,3 +537,99 @@ class TestServersAndHistory:
 
         asyncio.run(main())
         assert store.done == ["commit", "close"]
+
+
+class TestRefusals:
+    """`allocate` gives a lease or the reason; the original's methods go on giving None."""
+
+    def test_a_lease_or_the_reason(self, clock: Clock) -> None:
+        manager = small(clock)
+        lease = manager.allocate("a", 6)
+        assert isinstance(lease, Lease)
+        assert (lease.placement.gpu_ids, lease.request.resources["cpus"]) == ((0, 1, 2, 3, 4, 5), 1)
+        assert manager.allocate("a", 6) == lease, "asked twice"
+        manager.submit("train_a", 6, 1)
+        refused = manager.allocate("b", 2, 1)
+        said = (
+            "2 GPUs are free on gpu-server-0; reserved for train_a (position 1, needs 6), "
+            "first come, first served"
+        )
+        assert refused == Refusal(RefusalKind.BEHIND_QUEUE, said)
+        assert manager.allocate_resources("b", 2, 1) is None
+        answer = manager.explain("b", 2, 1)
+        assert (answer["kind"], answer["reason"]) == ("behind_queue", said)
+        status = manager.submit("b", 2, 1)
+        assert (status["kind"], status["reason"], status["position"]) == ("behind_queue", said, 2)
+        assert manager.queue()[1]["reason"] == said
+        assert manager.allocate("b", 2, 1) == refused, "it waits already"
+        assert manager.allocate("train_a", 6, 1) == Refusal(
+            RefusalKind.NO_CAPACITY, "no server with 6 GPUs: largest free is 2 on gpu-server-0"
+        )
+
+    def test_what_never_fits_is_a_refusal_here_and_an_error_in_submit(self, clock: Clock) -> None:
+        manager = small(clock)
+        refused = manager.allocate("t", 2, gpu_types=["H900"])
+        said = "no server could ever satisfy 2 H900 and 1 cpu: there is none"
+        assert refused == Refusal(RefusalKind.NEVER_FITS, said)
+        assert manager.allocate_resources("t", 2, 1, gpu_types=["H900"]) is None
+        with pytest.raises(NeverFitsError, match=said):
+            manager.submit("t", 2, 1, gpu_types=["H900"])
+        answer = manager.explain("t", 2, 1, gpu_types=["H900"])
+        assert (answer["could_ever_fit"], answer["kind"], answer["reason"]) == (False, "never_fits", said)
+        with pytest.raises(InvalidRequestError):
+            manager.allocate("t", 99)
+
+    def test_a_busy_lock_is_not_a_full_cluster(self, clock: Clock) -> None:
+        store = MemoryStore(clock=clock)
+        manager = GPUResourceManager(
+            Settings(store="memory://", lock_timeout_s=0.05), store=store, inventory=default_inventory(1)
+        )
+        lock = store.lock()
+        assert lock.acquire(0)
+        assert manager.allocate("t", 2) == lock_busy(0.05)
+        assert manager.allocate_batch([{"task_id": "t", "required_gpus": 2, "required_cpus": 1}]) == [None]
+        with pytest.raises(LockTimeoutError):
+            manager.submit("t", 2, 1)
+        lock.release()
+        assert isinstance(manager.allocate("t", 2), Lease)
+
+    def test_a_store_that_recovers_is_not_a_full_cluster(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = MemoryStore(clock=clock)
+        manager = GPUResourceManager(Settings(store="memory://"), store=store, inventory=default_inventory(1))
+        commit = store.commit
+
+        def restarted(version: int, changes: Sequence[Change], **options: Any) -> None:
+            if any(isinstance(change, Granted) for change in changes):
+                raise StateUnconfirmedError("the store was restarted", rest_s=48.0)
+            commit(version, changes, **options)
+
+        monkeypatch.setattr(store, "commit", restarted)
+        refused = manager.allocate("t", 2)
+        assert isinstance(refused, Refusal)
+        assert refused.kind is RefusalKind.RECOVERING
+        assert re.match(r"recovering: Redis restarted 1\d s ago; grants resume in 4\d s", refused.detail)
+        assert manager.allocate_resources("t", 2, 1) is None
+        assert manager.explain("t", 2, 1)["kind"] == "recovering"
+        status = manager.submit("t", 2, 1)
+        assert (status["state"], status["kind"]) == ("WAITING", "recovering")
+        start = manager.queue()[0]["estimated_start"]["at"]
+        assert start == pytest.approx(clock.now + 48.0, abs=5), "not before grants resume"
+
+    def test_a_batch_says_in_the_log_why(self, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+        manager = small(clock)
+        batch = [{"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 1} for i in range(3)]
+        assert [bool(result) for result in manager.allocate_batch(batch)] == [True, True, False]
+        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+            "task 't2' gets no lease: no_capacity: no server with 4 GPUs: none is free anywhere"
+        ]
+
+
+def small(clock: Clock) -> GPUResourceManager:
+    """One server of 8 GPUs, first come, first served."""
+    return GPUResourceManager(
+        Settings(store="memory://", order="fifo"),
+        store=MemoryStore(clock=clock),
+        inventory=default_inventory(1, 8, 64),
+    )

@@ -10,10 +10,11 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
 from resource_manager.models import MILLI_PER_GPU
-from resource_manager.provider.demand import Demand, describe_waiting, team_of
+from resource_manager.provider.demand import Demand, team_of
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.provider.links import ConsoleLink
 from resource_manager.provider.triggers import GrantTrigger, identity_of
+from resource_manager.provider.waiting_log import describe_wait, describe_waiting
 
 
 class GPUOperator(BaseOperator):
@@ -28,7 +29,8 @@ class GPUOperator(BaseOperator):
     :param priority: higher goes first where the queue's order says so; the task's `priority_weight` if None.
     :param team: whose share it counts towards; the task's pool if None.
     :param max_wait: how long to wait for the grant before failing; forever if None.
-    :param expected_runtime: helps to tell others when they may start.
+    :param expected_runtime: tells others when they may start, and lets this task fill gaps where the queue's
+        order backfills; without one, what earlier runs of the task took is used.
     :param ttl: life of the lease without renewal.
     :param gpu_conn_id: connection of type `gpu_manager`.
     """
@@ -114,7 +116,9 @@ class GPUOperator(BaseOperator):
         return self.execute(context)
 
     def give_up_if_late(self, context: Any, event: dict[str, Any]) -> None:
-        """Raises `AirflowException` where `max_wait` is over and the request was still in the queue."""
+        """Writes the wait into the log; raises `AirflowException` if `max_wait` was too short."""
         identity, _ = identity_of(context)
+        self.log.info("%s", describe_wait(event["waited_s"], event["reasons"]))
         if event["state"] == "TOO LATE" and self.manager.cancel(identity.lease_id):
-            raise AirflowException(f"no GPUs within max_wait = {self.max_wait}")
+            why = f": {event['reasons'][-1]}" if event["reasons"] else ""
+            raise AirflowException(f"no GPUs within max_wait = {self.max_wait}{why}")

@@ -56,8 +56,7 @@ class GPUAvailableSensor(BaseSensorOperator):
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error
         if not answer["could_ever_fit"]:
-            reasons = {reason for server in answer["servers"] for reason in server["reasons"]}
-            raise AirflowFailException(f"no server could ever grant this: {'; '.join(sorted(reasons))}")
+            raise AirflowFailException(answer["reason"])
         return bool(answer["would_be_granted"])
 
     def execute(self, context: Any) -> Any:

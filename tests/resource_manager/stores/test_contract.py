@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager import allocator
+from resource_manager import allocator, learning
 from resource_manager.cluster import ClusterState, Snapshot
 from resource_manager.errors import LockedError, StaleStateError, StateLostError
+from resource_manager.learning import RuntimeLearner
 from resource_manager.models import (
     Change,
     Drained,
@@ -23,6 +24,7 @@ from resource_manager.models import (
     Renewed,
     Request,
 )
+from resource_manager.runtime_history import Confidence
 from resource_manager.stores import Store
 
 from .conftest import OpenStore
@@ -360,3 +362,44 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
     state = fresh(open_client())
     assert sorted(lease.task_id for lease in state.leases) == [f"w{n}-14" for n in range(6)]
     assert state.version == 6 * 29
+
+
+def test_runtimes_are_learnt_from_the_history_by_whoever_comes_later(
+    open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(learning, "PAGE", 2)
+    store = open_client()
+    cluster = started(store)
+    took: list[float] = []
+    for number in range(3):
+        commit(store, cluster, lambda now, number=number: [granted(cluster, f"train_{number}", now)])
+        began_at = cluster.leases[f"train_{number}"].granted_at
+        commit(
+            store,
+            cluster,
+            lambda now, number=number: [Released(f"train_{number}", cluster.fencing, now, "SUCCESS")],
+        )
+        took.append(max(store.history()[-1][1].at - began_at, 1.0))
+    commit(store, cluster, lambda now: [granted(cluster, "train_8", now)])
+    other = open_client()
+    replica = other.refresh(None)
+    assert replica is not None
+    learner = RuntimeLearner(other)
+    learner.catch_up(replica)
+    known = learner.runtimes.runtime_of(Request("train_9", 2))
+    assert known is not None
+    assert (known.seconds, known.confidence) == (pytest.approx(sorted(took)[1]), Confidence.GOOD)
+    assert learner.runtimes.live_count == 1
+    commit(store, cluster, lambda now: [Released("train_8", cluster.fencing, now, "SUCCESS")])
+    commit(store, cluster, lambda now: [granted(cluster, "other", now)])
+    replica = other.refresh(replica)
+    assert replica is not None
+    learner.catch_up(replica)
+    assert len(learner.runtimes._runs["train_#"]) == 4, "only what is new was read"
+
+
+def test_nothing_suspends_grants_where_nothing_restarted(open_client: OpenStore) -> None:
+    store = open_client()
+    started(store)
+    assert store.suspended_until < store.now()

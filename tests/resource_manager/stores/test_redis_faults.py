@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,7 +136,11 @@ def test_a_manager_serves_releases_while_redis_rests(own_redis: RedisServer) -> 
         own_redis.start()
         assert manager.renew("a", fencing_token=held["fencing_token"])["state"] == "RUNNING"
         assert manager.allocate_resources("b", 2, 2) is None
-        assert manager.submit("c", 2, 2)["state"] == "WAITING"
+        waits = manager.submit("c", 2, 2)
+        assert (waits["state"], waits["kind"]) == ("WAITING", "recovering")
+        with GPUResourceManager.from_url(own_redis.url, reconfirm_s=3.0) as other:  # it has tried nothing
+            (entry,) = other.queue()
+            assert re.match(r"recovering: Redis restarted \d s ago; grants resume in \d s", entry["reason"])
         assert manager.release_resources("a")
         time.sleep(3.1)
         manager.sweep()

@@ -28,8 +28,13 @@ PAIRS += [("first_fit", order) for order in ORDERS]
 
 
 def live_through(manager: GPUResourceManager, seed: int, steps: int = 200) -> None:
-    """Everything that users and operators do, at random; task ids come again."""
+    """Everything that users and operators do, at random; task ids come again.
+
+    Where the order backfills all state a runtime: a replay knows nothing of those that were learnt.
+    """
     draw = random.Random(seed)
+    known: dict[str, Any] = {"expected_runtime_s": 60.0} if manager.order.backfill else {}
+    runtimes = [5.0, 60.0, 600.0] if known else [None, 5.0, 60.0, 600.0]
     for step in range(steps):
         kind = draw.random()
         running, waiting = manager.leases(), manager.queue()
@@ -37,15 +42,16 @@ def live_through(manager: GPUResourceManager, seed: int, steps: int = 200) -> No
             options: dict[str, Any] = {
                 "team": draw.choice("abc"),
                 "priority": draw.randrange(3),
-                "expected_runtime_s": draw.choice([None, 5.0, 60.0, 600.0]),
+                "expected_runtime_s": draw.choice(runtimes),
             }
             task_id = f"s{draw.randrange(1 + step // 2)}"
             if not any(entry["task_id"] == task_id for entry in running + waiting):
                 manager.submit(task_id, draw.choice([2, 2, 4, 8]), draw.randrange(1, 30), **options)
         elif kind < 0.5:
-            manager.allocate_resources(f"d{step}", 2, 4, draw.choice([None, 1, 2]))
+            manager.allocate_resources(f"d{step}", 2, 4, draw.choice([None, 1, 2]), **known)
         elif kind < 0.55:
-            wanted = [{"task_id": f"b{step}-{i}", "required_gpus": 2, "required_cpus": 2} for i in range(3)]
+            demand = {"required_gpus": 2, "required_cpus": 2, **known}
+            wanted = [{"task_id": f"b{step}-{i}", **demand} for i in range(3)]
             manager.allocate_batch(wanted)
         elif kind < 0.9 and running:
             manager.release_resources(draw.choice(running)["task_id"], outcome="SUCCESS")

@@ -1,0 +1,233 @@
+"""Why a request gets nothing now: one value with one sentence, the same wherever it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resource_manager.cluster import ClusterState
+from resource_manager.models import MILLI_PER_GPU, Lease, Request
+from resource_manager.node_state import NodeState, accepted_gpu_ids, book, could_ever_fit
+
+MAX_SHOWN = 120
+"""Characters of one name in a sentence; names may be a thousand characters long."""
+
+MAX_TYPES = 3
+
+
+class RefusalKind(StrEnum):
+    """Obstacles to a grant. Quotas of teams are not limits yet: nothing is refused for `QUOTA`."""
+
+    NO_CAPACITY = "no_capacity"
+    BEHIND_QUEUE = "behind_queue"
+    QUOTA = "quota"
+    PRICE = "price"
+    RECOVERING = "recovering"
+    LOCK_BUSY = "lock_busy"
+    MAINTENANCE = "maintenance"
+    AWAITING_RELEASE = "awaiting_release"
+    NEVER_FITS = "never_fits"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A "no" with its kind and one sentence; `retry_after_s` where it is known when asking again helps."""
+
+    kind: RefusalKind
+    detail: str
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryWindow:
+    """The time after a restart of the store in which nothing is granted, in seconds from now."""
+
+    restarted_ago_s: float
+    resumes_in_s: float
+
+
+def recovering(window: RecoveryWindow) -> Refusal:
+    """The refusal of everything while owners renew their leases."""
+    return Refusal(
+        RefusalKind.RECOVERING,
+        f"recovering: Redis restarted {window.restarted_ago_s:.0f} s ago; grants resume in "
+        f"{window.resumes_in_s:.0f} s (until then the owners of leases renew them)",
+        window.resumes_in_s,
+    )
+
+
+def lock_busy(waited_s: float) -> Refusal:
+    """The refusal of a request for which the lock could not be had."""
+    return Refusal(
+        RefusalKind.LOCK_BUSY, f"the lock was busy for {waited_s:g} s; nothing was decided, ask again"
+    )
+
+
+def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:
+    """The refusal of what no server of the inventory could take, were it empty; None if one could."""
+    if any(could_ever_fit(state.node, request) for state in cluster.nodes if not state.retired):
+        return None
+    states = [state for state in cluster.nodes if not state.retired]
+    detail = f"no server could ever satisfy {needed(request)}"
+    allowed = [state for state in states if request.required_node in (None, state.name)]
+    if request.gpus and allowed:
+        best = max(allowed, key=lambda state: len(accepted_gpu_ids(state.node, request)))
+        most = len(accepted_gpu_ids(best.node, request))
+        if most < request.gpus:
+            largest = f"the largest, {short(best.name)}, has {most}" if most else "there is none"
+            return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {largest}")
+    if not allowed:
+        return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {short(request.required_node or '')} is gone")
+    return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {_lack(allowed, request, ever=True)}")
+
+
+def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
+    """The refusal of a request that fits no open server now, though it could fit one that is empty."""
+    usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
+    is_open = [state for state in usable if state.is_open]
+    if not is_open:
+        return Refusal(RefusalKind.MAINTENANCE, _closed(usable, request))
+    detail = _nearest(is_open, request)
+    for state in is_open:
+        unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
+        if unconfirmed and _fits_without(state, unconfirmed, request):
+            return Refusal(
+                RefusalKind.AWAITING_RELEASE,
+                f"{detail}; {short(unconfirmed[0].task_id)} on {short(state.name)} was not renewed, but its "
+                "job may still run: release it once it is known to be gone",
+            )
+    free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
+    if free_but_closed:
+        detail = f"{detail}; {_closed(free_but_closed, request)}"
+    return Refusal(RefusalKind.NO_CAPACITY, detail)
+
+
+def free_on(state: NodeState, request: Request) -> str:
+    """`2 A100 are free on s1`, in the resource of which the request asks most."""
+    where = f"free on {short(state.name)}"
+    if not request.gpus:
+        name = next(iter(request.resources), "cpus")
+        return f"{state.free.get(name, 0):g} {name} are {where}"
+    eligible = state.eligible_gpus(request)
+    if request.gpu_milli != MILLI_PER_GPU:
+        most = max((state.gpu_free[gpu_id] for gpu_id in eligible), default=0)
+        return f"{most} milli of a GPU are {where}"
+    count = len(eligible)
+    return f"{count} {gpu_word(request, count)} {'is' if count == 1 else 'are'} {where}"
+
+
+def needed(request: Request) -> str:
+    """`4 A100 and 32 cpus`."""
+    parts = []
+    if request.gpus:
+        parts.append(
+            f"{request.gpus} {gpu_word(request, request.gpus)}"
+            if request.gpu_milli == MILLI_PER_GPU
+            else f"{request.gpu_milli} milli of one {gpu_word(request, 1)}"
+        )
+    for name, amount in list(request.resources.items())[:MAX_TYPES]:
+        parts.append(f"{amount:g} {'cpu' if name == 'cpus' and amount == 1 else short(name)}")
+    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def needs(request: Request) -> str:
+    """What a request waits for first of all, in a bracket: `needs 6`."""
+    if not request.gpus:
+        return f"needs {needed(request)}"
+    return f"needs {request.gpus if request.gpu_milli == MILLI_PER_GPU else f'{request.gpu_milli} milli'}"
+
+
+def gpu_word(request: Request, count: int) -> str:
+    """`A100`, `A100 or H100`, `GPUs of nvidia`, `GPU`."""
+    if request.gpu_types:
+        types = [short(name) for name in request.gpu_types[:MAX_TYPES]]
+        more = ["another type"] if len(request.gpu_types) > MAX_TYPES else []
+        return " or ".join(types + more)
+    return f"GPU{'' if count == 1 else 's'}{f' by {short(request.vendor)}' if request.vendor else ''}"
+
+
+def short(name: str) -> str:
+    """The name, cut in the middle where it is very long: both ends tell names apart."""
+    if len(name) <= MAX_SHOWN:
+        return name
+    half = MAX_SHOWN // 2 - 1
+    return f"{name[:half]}…{name[-half:]}"
+
+
+def _nearest(states: list[NodeState], request: Request) -> str:
+    """What the open server that comes nearest has free; none of them fits the request."""
+    what = needed(request)
+    if request.required_node is not None:
+        return f"{short(request.required_node)} has no room for {what}: {_lack(states, request)}"
+    if request.gpus:
+        best = max(states, key=lambda state: _most_free(state, request))
+        most = _most_free(best, request)
+        if request.gpu_milli != MILLI_PER_GPU and most < request.gpu_milli:
+            largest = f"the most free is {most} milli on {short(best.name)}" if most else "none has any free"
+            return f"no GPU with {request.gpu_milli} milli free: {largest}"
+        if request.gpu_milli == MILLI_PER_GPU and most < request.gpus:
+            wanted = f"{request.gpus} {gpu_word(request, request.gpus)}"
+            largest = f"largest free is {most} on {short(best.name)}" if most else "none is free anywhere"
+            return f"no server with {wanted}: {largest}"
+        states = [state for state in states if _gpus_suffice(state, request)]
+    return f"no server with {what}: {_lack(states, request)}"
+
+
+def _most_free(state: NodeState, request: Request) -> int:
+    """Eligible GPUs of the node that are free, or for a share the milli of the GPU with most free."""
+    if request.gpu_milli == MILLI_PER_GPU:
+        return len(state.eligible_gpus(request))
+    accepted = accepted_gpu_ids(state.node, request)
+    return max((state.gpu_free[gpu_id] for gpu_id in accepted if gpu_id in state.gpu_free), default=0)
+
+
+def _gpus_suffice(state: NodeState, request: Request) -> bool:
+    return len(state.eligible_gpus(request)) >= request.gpus
+
+
+def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> str:
+    """What is short on the server that has most of it; with `ever`, of all that it has."""
+    free = "in all" if ever else "free"
+    if not ever and request.gpus and not any(_gpus_suffice(state, request) for state in states):
+        best = max(states, key=lambda state: _most_free(state, request))
+        unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
+        return f"{_most_free(best, request)}{unit} free"
+    for name, amount in request.resources.items():
+
+        def has(state: NodeState, name: str = name) -> float:
+            return (state.node.resources if ever else state.free).get(name, 0)
+
+        best = max(states, key=has)
+        if has(best) < amount:
+            return f"the most {short(name)} {free} is {max(has(best), 0):g} on {short(best.name)}"
+    return f"none has all of it {free} at once"
+
+
+def _closed(states: list[NodeState], request: Request) -> str:
+    """What the closed servers have: `s3 has 8 but is drained: broken fan`."""
+    parts = []
+    for state in states[:MAX_TYPES]:
+        has = "could take it"
+        if request.gpus:
+            unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
+            has = f"has {_most_free(state, request)}{unit}"
+        drained = state.drained
+        closed = "marked as failed" if drained is not None and drained.failed else "drained"
+        why = f": {short(drained.reason)}" if drained is not None and drained.reason else ""
+        parts.append(f"{short(state.name)} {has} but is {closed}{why}")
+    if len(states) > MAX_TYPES:
+        parts.append(f"{len(states) - MAX_TYPES} more are closed")
+    return "; ".join(parts)
+
+
+def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:
+    """Whether the request would fit the node if it were open and these leases had ended."""
+    alone = NodeState(state.node, 0)
+    for lease in state.leases.values():
+        if lease not in gone:
+            book(alone, lease, force=True)
+    return alone.fits(request)

@@ -1,0 +1,176 @@
+"""When those who wait should start: from stated and learnt runtimes, never from a time to live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from resource_manager import GPUResourceManager, MemoryStore, Settings, learning
+from resource_manager.cluster import ClusterState
+from resource_manager.estimates import MAX_STEPS, estimate_starts
+from resource_manager.inventory import default_inventory
+from resource_manager.models import Granted, Lease, Placement, Quarantined, Queued, Request
+from resource_manager.policies import get_policy
+from resource_manager.queueing import get_order
+from resource_manager.runtime_history import Confidence, Runtime
+from resource_manager.views import estimate
+
+from .builders import Clock
+
+FIRST_FIT, FIFO = get_policy("first_fit"), get_order("fifo")
+
+
+def busy(*runtimes: float | None, ttl_s: float = 50.0) -> ClusterState:
+    """A server of 8 GPUs for each runtime, all held, by leases `runs0`, … granted at 0."""
+    cluster = ClusterState(default_inventory(len(runtimes)))
+    for number, runtime_s in enumerate(runtimes):
+        request = Request(f"runs{number}", 8, ttl_s=ttl_s, expected_runtime_s=runtime_s)
+        placement = Placement(f"gpu-server-{number}", tuple(range(8)))
+        cluster.apply(Granted(Lease(request, placement, number + 1, 0.0, ttl_s), 0.0))
+    return cluster
+
+
+def test_a_time_to_live_is_no_end() -> None:
+    cluster = busy(None, None)
+    for number in range(3):
+        cluster.apply(Queued(Request(f"w{number}", 8, ttl_s=100.0), 1.0))
+    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    assert [starts[f"w{number}"].at for number in range(3)] == [None] * 3
+    assert estimate(starts["w0"]) == {
+        "at": None,
+        "server_name": None,
+        "confidence": "unknown",
+        "detail": "nobody knows when runs0 and 1 more will end; state runtimes: expected_runtime, "
+        "--expected-runtime",
+    }
+
+
+@pytest.mark.parametrize("order", ["fifo", "fifo+backfill"])
+def test_what_is_known_is_told_and_what_rests_on_the_unknown_is_not(order: str) -> None:
+    cluster = busy(600.0, None)
+    cluster.apply(Queued(Request("first", 8), 1.0))
+    cluster.apply(Queued(Request("second", 8), 2.0))
+    starts = estimate_starts(cluster, FIRST_FIT, get_order(order), 10.0)
+    assert (starts["first"].at, starts["first"].node, starts["first"].confidence) == (
+        600.0,
+        "gpu-server-0",
+        Confidence.GOOD,
+    )
+    assert starts["second"].at is None
+
+
+def test_an_estimate_leaves_the_state_as_it_was() -> None:
+    cluster = busy(600.0)
+    for number in range(3):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0))
+    before, deadlines = cluster.snapshot(), len(cluster._deadlines)
+    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0, [Request("extra", 2)])
+    assert [starts[name].at for name in ("w0", "w1", "w2", "extra")] == [600.0, 700.0, 800.0, 900.0]
+    after = cluster.snapshot()
+    assert replace(after, waiting=()) == replace(before, waiting=())
+    assert sorted(after.waiting, key=lambda entry: entry.sequence) == list(before.waiting)
+    assert len(cluster._deadlines) == deadlines
+
+
+def test_a_learnt_runtime_gives_its_confidence_and_an_overdue_job_a_poor_one() -> None:
+    cluster = busy(None)
+    cluster.apply(Queued(Request("w", 8), 1.0))
+    order = replace(FIFO, runtime_of=lambda request: Runtime(300.0, Confidence.FAIR))
+    start = estimate_starts(cluster, FIRST_FIT, order, 10.0)["w"]
+    assert (start.at, start.confidence) == (300.0, Confidence.FAIR)
+    overdue = estimate_starts(cluster, FIRST_FIT, order, 1_000.0)["w"]
+    assert (overdue.at, overdue.confidence) == (1_100.0, Confidence.POOR)
+
+
+def test_other_reasons_for_not_knowing() -> None:
+    cluster = busy(10.0)
+    cluster.apply(Queued(Request("w", 8), 1.0))
+    cluster.apply(Quarantined("runs0", 1, 5.0))
+    assert "nobody knows when runs0 will end" in estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
+    cluster = busy(10.0)
+    cluster.apply(Queued(Request("w", 9), 1.0))
+    detail = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
+    assert detail == "no lease that ends would make room for it"
+    cluster = busy(10.0)
+    for number in range(MAX_STEPS + 2):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0))
+    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    assert starts[f"w{MAX_STEPS + 1}"].detail == f"more than {MAX_STEPS} leases end before it"
+
+
+@pytest.fixture
+def manager(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GPUResourceManager:
+    """One server of 8 GPUs with backfill; it learns at every look."""
+    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
+    return GPUResourceManager(
+        Settings(store="memory://", order="fifo+backfill"),
+        store=MemoryStore(clock=clock),
+        inventory=default_inventory(1, 8, 64),
+    )
+
+
+def learn(manager: GPUResourceManager, clock: Clock, task_id: str, seconds: float) -> None:
+    """Three runs of that task."""
+    for number in range(3):
+        manager.allocate_resources(f"{task_id}_{number}", 2, 1)
+        clock.now += seconds
+        manager.release_resources(f"{task_id}_{number}", outcome="SUCCESS")
+
+
+def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    learn(manager, clock, "long", 600.0)
+    learn(manager, clock, "quick", 60.0)
+    granted_at = clock.now
+    manager.allocate_resources("long_7", 6, 1)
+    assert manager.submit("head_1", 8, 1, expected_runtime_s=100.0)["state"] == "WAITING"
+    slow = manager.submit("long_8", 2, 1, expected_runtime_s=6_000.0)
+    assert (slow["kind"], slow["reason"]) == (
+        "behind_queue",
+        "2 GPUs are free on gpu-server-0; starting now could delay head_1 (position 1, needs 8)",
+    )
+    assert manager.submit("quick_9", 2, 1)["state"] == "RUNNING", "it is known to end before long_7 does"
+    head = manager.queue()[0]["estimated_start"]
+    assert head == {
+        "at": granted_at + 600.0,
+        "server_name": "gpu-server-0",
+        "confidence": "good",
+        "detail": "",
+    }
+    assert manager.expected_starts()["head_1"] == head
+    assert manager.explain("x_1", 8, 1)["estimated_start"]["at"] > head["at"]
+
+
+def test_nothing_is_read_where_everybody_states_a_runtime_or_little_time_has_passed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(clock=clock)
+    manager = GPUResourceManager(Settings(store="memory://"), store=store)
+    reads: list[int] = []
+    history = store.history
+
+    def counted(after: int = 0, limit: int = 1000) -> object:
+        reads.append(after)
+        return history(after, limit)
+
+    monkeypatch.setattr(store, "history", counted)
+    for number in range(4):
+        manager.allocate_resources(f"t{number}", 8, 1, expected_runtime_s=60.0)
+    manager.submit("w", 8, 1, expected_runtime_s=60.0)
+    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
+    manager.queue()
+    assert reads == []
+    manager.submit("v", 8, 1)
+    manager.queue()
+    assert reads == [0]
+    manager.queue()
+    assert reads == [0], "nothing changed"
+    manager.release_resources("t0")
+    manager.queue()
+    assert reads == [0, 6]
+    monkeypatch.setattr(learning, "LEARN_EVERY_S", 1e9)
+    manager.release_resources("t1")
+    manager.queue()
+    assert reads == [0, 6], "a moment ago"

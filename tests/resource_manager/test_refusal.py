@@ -1,0 +1,316 @@
+"""Every "no" has its kind and one sentence, and never claims that all is full where something is free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resource_manager import allocator
+from resource_manager.admission import PriceAdmission
+from resource_manager.cluster import ClusterState
+from resource_manager.explain import refusals_of, standings
+from resource_manager.models import (
+    Drained,
+    Gpu,
+    Granted,
+    InventoryChanged,
+    Lease,
+    Node,
+    Placement,
+    Quarantined,
+    Queued,
+    Request,
+    Utility,
+)
+from resource_manager.policies import get_policy
+from resource_manager.queueing import Order, get_order
+from resource_manager.refusal import (
+    MAX_SHOWN,
+    RecoveryWindow,
+    Refusal,
+    RefusalKind,
+    lock_busy,
+    never_fits,
+    recovering,
+    short,
+)
+
+FIRST_FIT = get_policy("first_fit")
+FIFO = get_order("fifo")
+
+
+def server(name: str, number: int, gpus: int = 8, gpu_type: str = "", cpus: int = 64) -> Node:
+    return Node(name, number, {"cpus": cpus}, tuple(Gpu(i, gpu_type) for i in range(gpus)))
+
+
+def cluster_of(*nodes: Node) -> ClusterState:
+    return ClusterState(nodes)
+
+
+def hold(cluster: ClusterState, task_id: str, node: str, gpus: int, cpus: int = 1, milli: int = 1000) -> None:
+    state = cluster.by_name[node]
+    request = Request(task_id, gpus, milli, {"cpus": cpus})
+    placement = Placement(node, state.pick_gpus(request))
+    cluster.apply(Granted(Lease(request, placement, cluster.fencing + 1, 0.0), 0.0))
+
+
+def reason(
+    cluster: ClusterState,
+    request: Request,
+    order: Order = FIFO,
+    window: RecoveryWindow | None = None,
+) -> tuple[str, str]:
+    before = cluster.snapshot()
+    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window)[request.task_id]
+    assert cluster.snapshot() == before
+    assert str(refusal) == refusal.detail
+    return str(refusal.kind), refusal.detail
+
+
+def test_no_server_with_enough_names_the_largest() -> None:
+    cluster = cluster_of(server("s1", 1, 4, "A100"), server("s2", 2, 4, "A100"), server("v", 3, 8, "V100"))
+    hold(cluster, "a", "s1", 2)
+    hold(cluster, "b", "s2", 1)
+    asked = Request("t", 4, gpu_types=("A100",))
+    assert reason(cluster, asked) == ("no_capacity", "no server with 4 A100: largest free is 3 on s2")
+    hold(cluster, "c", "s2", 3)
+    hold(cluster, "d", "s1", 2)
+    assert reason(cluster, Request("t", 1, gpu_types=("A100", "H100"))) == (
+        "no_capacity",
+        "no server with 1 A100 or H100: none is free anywhere",
+    )
+
+
+def test_what_is_short_besides_gpus_is_named() -> None:
+    cluster = cluster_of(server("s1", 1), server("s2", 2))
+    hold(cluster, "a", "s1", 7, 1)
+    hold(cluster, "b", "s2", 1, 60)
+    assert reason(cluster, Request("t", 4, resources={"cpus": 8})) == (
+        "no_capacity",
+        "no server with 4 GPUs and 8 cpus: the most cpus free is 4 on s2",
+    )
+    assert reason(cluster, Request("t", 4, resources={"cpus": 8}, required_node="s1")) == (
+        "no_capacity",
+        "s1 has no room for 4 GPUs and 8 cpus: 1 free",
+    )
+    assert reason(cluster, Request("t", resources={"cpus": 64})) == (
+        "no_capacity",
+        "no server with 64 cpus: the most cpus free is 63 on s1",
+    )
+
+
+def test_a_part_of_a_gpu_names_the_most_milli_free() -> None:
+    cluster = cluster_of(server("s1", 1, 1), server("s2", 2, 1))
+    hold(cluster, "a", "s1", 1)
+    hold(cluster, "b", "s2", 1, milli=750)
+    assert reason(cluster, Request("t", 1, 500)) == (
+        "no_capacity",
+        "no GPU with 500 milli free: the most free is 250 milli on s2",
+    )
+
+
+def test_what_is_free_but_reserved_says_for_whom() -> None:
+    cluster = cluster_of(server("gpu-server-0", 0))
+    hold(cluster, "runs", "gpu-server-0", 6)
+    cluster.apply(Queued(Request("train_a", 6), 1.0))
+    assert reason(cluster, Request("t", 1)) == (
+        "behind_queue",
+        "2 GPUs are free on gpu-server-0; reserved for train_a (position 1, needs 6), "
+        "first come, first served",
+    )
+    cluster.apply(Queued(Request("t", 2), 2.0))
+    head, second = standings(cluster, FIRST_FIT, get_order("priority"), 10.0)
+    assert (head.position, head.refusal) == (
+        1,
+        Refusal(RefusalKind.NO_CAPACITY, "no server with 6 GPUs: largest free is 2 on gpu-server-0"),
+    )
+    assert second.refusal.detail.endswith("(position 1, needs 6), by priority, then first come, first served")
+
+
+def test_a_server_that_whoever_is_ahead_cannot_use_is_not_said_to_be_reserved() -> None:
+    cluster = cluster_of(server("big", 0), server("small", 1, 1))
+    hold(cluster, "runs", "big", 8)
+    cluster.apply(Queued(Request("train_a", 6), 1.0))
+    assert reason(cluster, Request("t", 1)) == (
+        "behind_queue",
+        "1 GPU is free on small; train_a (position 1, needs 6) is ahead, first come, first served",
+    )
+
+
+def test_with_backfill_it_says_what_would_be_delayed_and_what_helps() -> None:
+    cluster = cluster_of(server("s1", 1))
+    request = Request("runs", 6, expected_runtime_s=100.0)
+    cluster.apply(Granted(Lease(request, Placement("s1", tuple(range(6))), 1, 0.0), 0.0))
+    cluster.apply(Queued(Request("train_a", 8, expected_runtime_s=50.0), 1.0))
+    order = get_order("fifo+backfill")
+    assert reason(cluster, Request("t", 2), order) == (
+        "behind_queue",
+        "2 GPUs are free on s1; starting now could delay train_a (position 1, needs 8), as nobody knows how "
+        "long it runs: state expected_runtime",
+    )
+    assert reason(cluster, Request("t", 2, expected_runtime_s=500.0), order)[1].endswith("needs 8)")
+    short_one = Request("t", 2, expected_runtime_s=60.0)
+    assert allocator.allocate_in_turn(cluster, [short_one], FIRST_FIT, order, 10.0)
+
+
+def test_closed_servers_are_not_free_and_are_named() -> None:
+    cluster = cluster_of(server("s1", 1, 4), server("s3", 3, 8))
+    cluster.apply(Drained("s3", 0.0, "broken fan"))
+    assert reason(cluster, Request("t", 8)) == ("maintenance", "s3 has 8 but is drained: broken fan")
+    hold(cluster, "a", "s1", 2)
+    assert reason(cluster, Request("t", 4)) == (
+        "no_capacity",
+        "no server with 4 GPUs: largest free is 2 on s1; s3 has 8 but is drained: broken fan",
+    )
+    cluster.apply(Drained("s3", 0.0, failed=True))
+    assert reason(cluster, Request("t", 8))[1] == "s3 has 8 but is marked as failed"
+    assert reason(cluster, Request("t", resources={"cpus": 64}, required_node="s3"))[1] == (
+        "s3 could take it but is marked as failed"
+    )
+
+
+def test_a_lease_in_quarantine_is_named_where_its_end_would_help() -> None:
+    cluster = cluster_of(server("s1", 1))
+    hold(cluster, "lost", "s1", 4)
+    hold(cluster, "runs", "s1", 2)
+    cluster.apply(Quarantined("lost", 1, 5.0))
+    assert reason(cluster, Request("t", 6)) == (
+        "awaiting_release",
+        "no server with 6 GPUs: largest free is 2 on s1; lost on s1 was not renewed, but its job may still "
+        "run: release it once it is known to be gone",
+    )
+    assert reason(cluster, Request("t", 8))[0] == "no_capacity"
+
+
+def test_a_price_that_is_not_covered() -> None:
+    cluster = cluster_of(server("s1", 1))
+    hold(cluster, "a", "s1", 4, 32)
+    order = replace(FIFO, admission=PriceAdmission(1.0, 100.0))
+    asked = Request("t", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=Utility(16.0, 7200.0))
+    assert reason(cluster, asked, order) == ("price", "worth 8 now, and the price on s1 is 10")
+
+
+def test_what_never_fits() -> None:
+    cluster = cluster_of(server("s1", 1, 2, "A100"), server("s2", 2, 8, "V100"))
+    for request, detail in (
+        (Request("t", 4, gpu_types=("A100",)), "4 A100: the largest, s1, has 2"),
+        (Request("t", 1, gpu_types=("H900",)), "1 H900: there is none"),
+        (Request("t", 9), "9 GPUs: the largest, s2, has 8"),
+        (Request("t", 1, resources={"ram": 5}), "1 GPU and 5 ram: the most ram in all is 0 on s1"),
+    ):
+        assert reason(cluster, request) == ("never_fits", f"no server could ever satisfy {detail}")
+    assert never_fits(cluster, Request("t", 8)) is None
+
+
+def test_a_pending_request_whose_only_server_left_never_fits() -> None:
+    cluster = cluster_of(server("s1", 1), server("s2", 2))
+    hold(cluster, "a", "s2", 8)
+    cluster.apply(Queued(Request("t", 8, required_node="s2"), 1.0))
+    cluster.apply(InventoryChanged((server("s1", 1),), 2.0))
+    (standing,) = standings(cluster, FIRST_FIT, FIFO, 3.0)
+    assert standing.refusal.kind is RefusalKind.NEVER_FITS
+    assert standing.refusal.detail == "no server could ever satisfy 8 GPUs: s2 is gone"
+
+
+def test_a_recovery_window_and_a_busy_lock_are_no_lack_of_room() -> None:
+    window = RecoveryWindow(12.0, 48.0)
+    said = (
+        "recovering: Redis restarted 12 s ago; grants resume in 48 s (until then the owners of leases renew "
+        "them)"
+    )
+    cluster = cluster_of(server("s1", 1))
+    assert reason(cluster, Request("t", 2), window=window) == ("recovering", said)
+    assert recovering(window).retry_after_s == 48.0
+    assert reason(cluster, Request("t", 9), window=window)[0] == "never_fits"
+    assert lock_busy(60.0) == Refusal(
+        RefusalKind.LOCK_BUSY, "the lock was busy for 60 s; nothing was decided, ask again"
+    )
+
+
+def test_what_the_next_pass_over_the_queue_grants_is_said_so() -> None:
+    cluster = cluster_of(server("s1", 1))
+    cluster.apply(Queued(Request("t", 2), 1.0))
+    (standing,) = standings(cluster, FIRST_FIT, FIFO, 2.0)
+    assert standing.refusal.detail == (
+        "8 GPUs are free on s1; nobody is ahead: granted when the queue is next served, within seconds"
+    )
+
+
+def test_a_sentence_stays_short_whatever_was_asked_for() -> None:
+    names = tuple(f"{i}" * 250 for i in range(50))
+    cluster = cluster_of(server("s" * 500, 1, 2))
+    request = Request("t", 4, gpu_types=names, resources=dict.fromkeys(names, 1))
+    assert len(reason(cluster, request)[1]) < 12 * MAX_SHOWN
+    cluster.apply(Queued(Request("q" * 1000, 2), 1.0))
+    hold(cluster, "a", "s" * 500, 1)
+    assert len(reason(cluster, Request("t", 1))[1]) < 6 * MAX_SHOWN
+    assert short("a" * 500 + "b").endswith("b")
+    assert len(short("x" * 500)) < MAX_SHOWN
+
+
+KINDS = st.sampled_from(["", "A100", "V100"])
+ORDERS = st.sampled_from(["fifo", "priority", "srtf", "fifo+backfill", "priority+backfill", "fair_share"])
+
+
+@st.composite
+def requests(draw: st.DrawFn, name: str) -> Request:
+    kind = draw(KINDS)
+    milli = draw(st.sampled_from([1000, 1000, 1000, 250]))
+    return Request(
+        name,
+        1 if milli < 1000 else draw(st.integers(0, 4)),
+        milli,
+        {"cpus": draw(st.integers(1, 8))},
+        gpu_types=(kind,) if kind else (),
+        priority=draw(st.integers(0, 2)),
+        expected_runtime_s=draw(st.sampled_from([None, 10.0, 1000.0])),
+    )
+
+
+def serve(cluster: ClusterState, order: Order) -> None:
+    for change in allocator.grant_waiting(cluster, FIRST_FIT, order, 30.0):
+        cluster.apply(change)
+
+
+@given(st.data(), ORDERS)
+def test_no_reason_claims_a_lack_that_there_is_not(data: st.DataObject, name: str) -> None:
+    """Each pending request at rest has a reason that the state bears out, and so has one that only asks."""
+    order = get_order(name)
+    cluster = cluster_of(
+        server("a", 0, 4, "A100", 16), server("v", 1, 2, "V100", 8), server("w", 2, 4, "V100")
+    )
+    for number in range(data.draw(st.integers(0, 10))):
+        request = data.draw(requests(f"t{number}"))
+        if never_fits(cluster, request) is None:
+            for change in allocator.submit(cluster, request, FIRST_FIT, order, float(number)):
+                cluster.apply(change)
+    if data.draw(st.booleans()):
+        cluster.apply(Drained(data.draw(st.sampled_from("avw")), 20.0, "fan"))
+        serve(cluster, order)
+    asking = data.draw(requests("asks"))
+    refused = refusals_of(cluster, [asking], FIRST_FIT, order, 30.0)["asks"]
+    cluster.apply(Queued(asking, 30.0))
+    serve(cluster, order)
+    seen = list(standings(cluster, FIRST_FIT, order, 30.0))
+    assert [standing.entry for standing in seen] == order(cluster, 30.0)
+    for standing in seen:
+        request, kind = standing.entry.request, standing.refusal.kind
+        room = [state for state in cluster.nodes if state.fits(request)]
+        open_and_able = [s for s in cluster.nodes if s.is_open and allocator.could_ever_fit(s.node, request)]
+        if kind is RefusalKind.NO_CAPACITY:
+            assert open_and_able
+            assert not room
+        elif kind is RefusalKind.BEHIND_QUEUE:
+            assert room
+            assert standing.position > 1, "nobody is ahead of the first"
+            assert any(f"{other.entry.task_id} (position" in standing.refusal.detail for other in seen)
+        elif kind is RefusalKind.MAINTENANCE:
+            assert not open_and_able
+            assert "drained: fan" in standing.refusal.detail
+        else:
+            assert kind is RefusalKind.NEVER_FITS
+            assert never_fits(cluster, request) is not None
+        if request is asking:
+            assert standing.refusal == refused

@@ -1,0 +1,85 @@
+"""How long a request should run: stated, else learnt from the runs of the same task, else unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.models import Expired, Granted, Lease, Placement, Released, Request
+from resource_manager.runtime_history import (
+    ENOUGH_RUNTIMES,
+    KEPT_RUNTIMES,
+    Confidence,
+    Runtime,
+    RuntimeHistory,
+    stated_runtime,
+    task_key,
+)
+
+
+def run(
+    history: RuntimeHistory, task_id: str, seconds: float, outcome: str = "SUCCESS", **more: object
+) -> None:
+    request = Request(task_id, 2, **more)  # type: ignore[arg-type]
+    history.add(Granted(Lease(request, Placement("a", (0, 1)), 1, 100.0), 100.0))
+    history.add(Released(task_id, 1, 100.0 + seconds, outcome))
+
+
+def test_the_median_of_a_task_s_runs_is_its_runtime() -> None:
+    history = RuntimeHistory()
+    for number, seconds in enumerate((100.0, 300.0, 200.0), 1):
+        run(history, f"train_{number}", seconds)
+        known = history.runtime_of(Request("train_77", 2))
+        assert known is not None
+        assert known.confidence is (Confidence.GOOD if number >= ENOUGH_RUNTIMES else Confidence.FAIR)
+    assert history.runtime_of(Request("train_9", 2)) == Runtime(200.0, Confidence.GOOD)
+    assert history.runtime_of(Request("other", 2)) is None
+
+
+def test_a_stated_runtime_comes_first() -> None:
+    history = RuntimeHistory()
+    run(history, "t1", 100.0)
+    stated = Request("t2", 2, expected_runtime_s=5.0)
+    assert history.runtime_of(stated) == stated_runtime(stated) == Runtime(5.0, Confidence.GOOD)
+    assert stated_runtime(Request("t2", 2)) is None
+
+
+def test_runs_of_one_dag_and_task_are_one_task() -> None:
+    labels = {"dag_id": "d", "task_id": "t", "run_id": "r1"}
+    assert task_key(Request("x", labels=labels)) == "d/t"
+    history = RuntimeHistory()
+    run(history, "instance:d/r1/t", 60.0, labels=labels)
+    assert history.runtime_of(Request("y", labels={**labels, "run_id": "r2"})) == Runtime(
+        60.0, Confidence.FAIR
+    )
+
+
+def test_what_was_cut_short_or_ran_out_teaches_nothing() -> None:
+    history = RuntimeHistory()
+    run(history, "t1", 5.0, "FAILED")
+    run(history, "t2", 5.0, "CANCELLED")
+    history.add(Granted(Lease(Request("t3", 2), Placement("a", (0, 1)), 7, 0.0), 0.0))
+    history.add(Expired("t3", 7, 50.0))
+    history.add(Released("never seen", 1, 50.0))
+    assert history.runtime_of(Request("t4", 2)) is None
+    assert history.live_count == 0
+
+
+def test_a_lease_from_before_the_history_is_learnt_from_too() -> None:
+    history = RuntimeHistory()
+    history.take_over([Lease(Request("t1", 2), Placement("a", (0, 1)), 3, 10.0)])
+    history.add(Released("t1", 3, 40.0))
+    assert history.runtime_of(Request("t2", 2)) == Runtime(30.0, Confidence.FAIR)
+
+
+def test_it_keeps_the_last_runs_of_the_last_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource_manager.runtime_history.MAX_TASKS", 2)
+    history = RuntimeHistory()
+    for _ in range(KEPT_RUNTIMES):
+        run(history, "a", 1_000.0)
+    for _ in range(KEPT_RUNTIMES):
+        run(history, "a", 10.0)
+    assert history.runtime_of(Request("a", 2)) == Runtime(10.0, Confidence.GOOD)
+    run(history, "b", 1.0)
+    run(history, "c", 1.0)
+    assert history.runtime_of(Request("a", 2)) is None
+    assert len(history._runs) == len(history._medians) == 2
