@@ -180,7 +180,8 @@ def _nearest(states: list[NodeState], request: Request) -> str:
 def _most_free(state: NodeState, request: Request) -> int:
     """Eligible GPUs of the node that are free, or for a share the milli of the GPU with most free."""
     if request.gpu_milli == MILLI_PER_GPU:
-        return len(state.eligible_gpus(request))
+        any_gpu = not (request.gpu_types or request.vendor)
+        return state.whole_free if any_gpu else len(state.eligible_gpus(request))
     accepted = accepted_gpu_ids(state.node, request)
     return max((state.gpu_free[gpu_id] for gpu_id in accepted if gpu_id in state.gpu_free), default=0)
 
