@@ -28,7 +28,7 @@ def test_a_job_waits_and_trains_through_the_service(served, service):
     service.start(served)
     second.finish()
     second.wait_until("success")
-    assert "waiting for GPUs: place 1 in the queue, no server with 8 GPUs: " in second.log()
+    assert "waiting for GPUs: place 1 in the queue, no server with 8 local: " in second.log()
     assert len(second.processes()) == 1
 
 

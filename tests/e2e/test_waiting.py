@@ -15,8 +15,8 @@ def test_what_waits_starts_within_seconds_of_the_release(bench):
     first, second = bench.one_trains_one_waits(seconds=2)
     first.finish()
     second.wait_until("success")
-    assert "waiting for GPUs: place 1 in the queue, no server with 8 GPUs: " in second.log()
-    assert " for GPUs: no server with 8 GPUs: none is free anywhere" in second.log(), "kept after the wait"
+    assert "waiting for GPUs: place 1 in the queue, no server with 8 local: " in second.log()
+    assert " for GPUs: no server with 8 local: none is free anywhere" in second.log(), "kept after the wait"
     assert "beat on 0,1,2,3,4,5,6,7 of here" in second.log()
 
 

@@ -165,7 +165,7 @@ def test_a_crash_tells_the_caller_nothing(
         raise RuntimeError("redis://:hunter2@db /srv/app/secret.py")
 
     user = as_role(Role.USER, "ada")
-    monkeypatch.setattr(manager, "allocate_resources", crash)
+    monkeypatch.setattr(manager, "try_allocate", crash)
     response = user.post("/api/allocate", json=WISH)
     text = response.get_data(as_text=True)
     assert response.status_code == 500
