@@ -7,6 +7,7 @@ from typing import Any
 NO_LEASE = "urn:gpu-manager:no-lease"
 TASK_TAKEN = "urn:gpu-manager:task-taken"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
+STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457): by them a service's client knows which of these errors it was."""
 
 
@@ -76,6 +77,10 @@ class StoreError(ResourceManagerError):
 
 class StoreUnavailableError(StoreError):
     """The store cannot be reached; nothing was changed as far as is known."""
+
+
+class StoreFullError(StoreUnavailableError):
+    """The store's memory is full: leases can be renewed and ended, nothing that needs memory was written."""
 
 
 class StaleStateError(StoreError):

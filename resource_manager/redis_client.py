@@ -16,7 +16,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from resource_manager.errors import CorruptStateError, SettingsError
+from resource_manager.errors import CorruptStateError, SettingsError, StoreFullError
 from resource_manager.outage import outage
 from resource_manager.redaction import redact
 
@@ -24,9 +24,15 @@ DEFAULT_NAMESPACE = "gpu_manager"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 SOCKET_TIMEOUT_S = 5.0
 
-_NOT_ALLOWED = (
-    "this user may not run what is needed: allow the keys, reads, writes, scripts, INFO, TIME and PING"
+RIGHTS = "+@read +@write -@dangerous -@scripting -scan -randomkey +eval +evalsha +info +time +ping"
+"""What a user of Redis needs beside the keys of its namespace, and no more; docs/stores.md argues each."""
+
+MEMORY_FULL = (
+    "its memory is full: leases can be renewed and released, requests cancelled, nothing new is taken; "
+    "raise maxmemory or make room"
 )
+
+_NOT_ALLOWED = "this user may not run what is needed: give it the rights in docs/stores.md"
 
 _ADVICE = (
     ("WRONGPASS", "it refused the login: check user and password in the URL"),
@@ -34,7 +40,6 @@ _ADVICE = (
     ("has no permissions", _NOT_ALLOWED),
     ("The user executing the script can't", _NOT_ALLOWED),
     ("READONLY", "it is read-only: connect to the primary"),
-    ("OOM", "its memory is full: raise maxmemory or make room"),
     ("MISCONF", "it cannot write to its disk and refuses writes: see its log"),
     ("NOREPLICAS", "it has too few replicas and refuses writes"),
     ("LOADING", "it is still loading its data: try again shortly"),
@@ -109,13 +114,28 @@ class RedisClient:
                     f"{self.address}: a key of {{{self.namespace}}} is not what it should be; "
                     "another program uses this namespace"
                 ) from error
+            if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
+                raise outage(f"{self.address}: {MEMORY_FULL}", StoreFullError) from error
             raise outage(f"{self.address}: {_explain(error, text)}") from error
+
+    def remember(self, key: str, value: str | int) -> None:
+        """Writes a short value, also while the server's memory is full."""
+        self.run(load_script("remember"), (key,), (value,))
 
     def time(self) -> tuple[int, int]:
         """The server's clock: seconds since the epoch, microseconds."""
         with self.reporting():
             seconds, micros = self.driver.time()
         return seconds, micros
+
+    @property
+    def access_rule(self) -> str:
+        """Keys and rights of a Redis user who needs no more than this namespace."""
+        return f"~{{{self.namespace}}}:* {RIGHTS}"
+
+    def may_flush(self) -> bool:
+        """Whether this user of Redis can empty or swap databases, other namespaces with them."""
+        return bool(self.run(load_script("may_flush"), (), ()))
 
     def close(self) -> None:
         """Closes all connections."""

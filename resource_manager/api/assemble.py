@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -16,9 +17,12 @@ from resource_manager.api.metrics import Metrics
 from resource_manager.api.service import Service
 from resource_manager.api.tokens import TokenFile, TokenStore
 from resource_manager.api.watch import Watch
+from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager import GPUResourceManager
 from resource_manager.redis_client import SCHEMES, RedisClient
 from resource_manager.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,26 @@ def replies_for(settings: Settings) -> Replies:
 def _redis_of(settings: Settings) -> RedisClient | None:
     url = settings.redis_url if settings.store.startswith("airflow://") else settings.store
     return RedisClient.from_url(url) if url.partition("://")[0] in SCHEMES else None
+
+
+def warn_of_rights(settings: Settings) -> None:
+    """Logs a line if this service's own user of Redis could wipe every namespace there."""
+    client = _redis_of(settings)
+    if client is None:
+        return
+    try:
+        may_flush = client.may_flush()
+    except StoreUnavailableError:
+        return  # nothing is known, and what is wrong with the store shows in what needs it
+    finally:
+        client.close()
+    if may_flush:
+        logger.warning(
+            "%s: this service's user may run FLUSHALL or SWAPDB, which no namespace stops; "
+            "limit it: ACL SETUSER <name> %s (see docs/stores.md)",
+            client.address,
+            client.access_rule,
+        )
 
 
 def default_tokens_file() -> Path:
@@ -98,6 +122,7 @@ def build(
     **more: Any,
 ) -> Service:
     """A service around that manager; its observer becomes the service's metrics."""
+    warn_of_rights(manager.settings)
     watch = Watch(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager

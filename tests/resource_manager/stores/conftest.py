@@ -15,8 +15,12 @@ from resource_manager.stores import MemoryStore, Store, VariableStore, open_stor
 
 OpenStore = Callable[[], Store]
 
-STORES = os.environ.get("STORES_UNDER_TEST", "memory embedded_redis system_redis variable").split()
-"""`airflow` needs a process of its own, with a migrated database: see test_in_airflow."""
+STORES = os.environ.get(
+    "STORES_UNDER_TEST",
+    "memory embedded_redis system_redis limited_embedded_redis limited_system_redis variable",
+).split()
+"""`limited_…`: as a user of Redis with the rights that docs/stores.md recommends, as is the Variable's lock.
+`airflow` needs a process of its own, with a migrated database: see test_in_airflow."""
 
 
 class Variables:
@@ -43,7 +47,7 @@ def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
             store = MemoryStore()
             yield lambda: store
         elif request.param == "variable":
-            url, variables = request.getfixturevalue("embedded_redis").fresh_url(), Variables()
+            url, variables = request.getfixturevalue("embedded_redis").limited_url(), Variables()
             yield lambda: stack.enter_context(
                 closing(VariableStore(variables, RedisClient.from_url(url)))  # type: ignore[type-var]
             )
@@ -51,6 +55,9 @@ def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
             settings = Settings(redis_url=request.getfixturevalue("embedded_redis").fresh_url())
             url = f"airflow://contract_{uuid.uuid4().hex}"
             yield lambda: stack.enter_context(closing(open_store(url, settings)))
+        elif request.param.startswith("limited_"):
+            url = request.getfixturevalue(request.param.removeprefix("limited_")).limited_url()
+            yield lambda: stack.enter_context(closing(open_store(url)))
         else:
             url = request.getfixturevalue(request.param).fresh_url()
             yield lambda: stack.enter_context(closing(open_store(url)))

@@ -1,0 +1,210 @@
+"""The rights that docs/stores.md recommends for a user of Redis: enough for all we do, and no way out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.api import tokens
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import keeping, standalone, warn_of_rights
+from resource_manager.api.tokens import Role
+from resource_manager.redis_client import RIGHTS, RedisClient
+from tests.resource_manager.conftest import EMBEDDED, RedisServer
+
+OLD_RIGHTS = "+@read +@write +eval +evalsha +info +time +ping"
+"""As recommended before, among which are FLUSHALL and SWAPDB."""
+
+ATTACKS = (
+    "FLUSHALL",
+    "FLUSHALL ASYNC",
+    "FLUSHDB",
+    "SWAPDB 0 1",
+    "KEYS *",
+    "SCAN 0",
+    "RANDOMKEY",
+    "SELECT 1",
+    "CONFIG GET *",
+    "CONFIG SET maxmemory 1",
+    "DEBUG SLEEP 0",
+    "SCRIPT FLUSH",
+    "SCRIPT KILL",
+    "FUNCTION FLUSH",
+    "SHUTDOWN NOSAVE",
+    "REPLICAOF 127.0.0.1 1",
+    "CLIENT KILL TYPE normal",
+    "ACL SETUSER default on nopass ~* +@all",
+    "MONITOR",
+    "GET {other}:meta",
+    "SET {other}:meta x",
+    "DEL {other}:meta",
+    "RENAME {other}:meta {mine}:meta",
+    "COPY {other}:meta {mine}:meta",
+    "HGETALL {other}:leases",
+    "XTRIM {other}:changes MAXLEN 0",
+    "SORT {mine}:list BY nosort GET {other}:meta",
+    "RESTORE {other}:x 0 x",
+    "PUBLISH channel x",
+)
+
+
+@pytest.fixture(params=["embedded_redis", "system_redis"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of this test's own, with what belongs to another namespace and to another database."""
+    executable = EMBEDDED if request.param == "embedded_redis" else shutil.which("redis-server")
+    if executable is None:
+        pytest.skip("no redis-server on PATH")
+    server = RedisServer(executable, tmp_path)
+    with server.client() as admin:
+        admin.set("{other}:meta", "precious")
+        admin.rpush("{other}:list", "precious")
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+def driver_of(url: str) -> Any:
+    return RedisClient.from_url(url).driver
+
+
+def tries(server: RedisServer, url: str, attack: str, *, in_script: bool) -> bool:
+    """Whether Redis let it happen; the driver's errors of form count as done, since rights come first."""
+    namespace = url.partition("namespace=")[2]
+    words = [word.replace("{mine}", f"{{{namespace}}}") for word in attack.split()]
+    with closing(driver_of(url)) as driver:
+        try:
+            if in_script:
+                driver.eval("return redis.call(unpack(ARGV))", 0, *words)
+            else:
+                driver.execute_command(*words)
+        except redis.exceptions.ConnectionError:
+            return True  # it was stopped, or cut us off
+        except redis.exceptions.ResponseError as error:
+            text = str(error)
+            refusals = (
+                "has no permissions",
+                "The user executing the script can't",
+                "not allowed from script",
+                "unknown command",
+                "Unknown Redis command",
+                "DEBUG command not allowed",
+            )
+            return not any(refusal in text for refusal in refusals)
+    return True
+
+
+@pytest.mark.parametrize("in_script", [False, True], ids=["as a command", "by EVAL"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_nothing_leads_out_of_the_namespace(server: RedisServer, attack: str, in_script: bool) -> None:
+    assert not tries(server, server.limited_url(), attack, in_script=in_script)
+    with server.client() as admin:
+        assert admin.get("{other}:meta") == b"precious"
+
+
+@pytest.mark.parametrize("attack", ["FLUSHALL", "FLUSHDB", "SWAPDB 0 1", "KEYS *", "SCAN 0"])
+def test_the_rights_recommended_before_led_out(server: RedisServer, attack: str) -> None:
+    """So the test above would have found it."""
+    assert tries(server, server.limited_url(OLD_RIGHTS), attack, in_script=True)
+    if attack not in ("KEYS *", "SCAN 0"):
+        with server.client() as admin:
+            assert admin.get("{other}:meta") is None
+
+
+def test_a_service_needs_no_more(server: RedisServer) -> None:
+    """Tokens, sessions, answers by key, leases and the queue: all of it as that user."""
+    url = server.limited_url()
+    with GPUResourceManager.from_url(url) as manager:
+        kept = keeping(Settings(store=url))
+        service = standalone(manager, kept)
+        caller = create_app(service).test_client()
+        caller.environ_base["HTTP_AUTHORIZATION"] = (
+            f"Bearer {tokens.create(kept.tokens, 'ada', Role.OPERATOR)}"
+        )
+        wish = {"task_id": "t", "required_gpus": 8, "required_cpus": 1}
+        for _ in range(2):
+            answer = caller.post("/api/allocate", json=wish, headers={"Idempotency-Key": "k"})
+            assert answer.status_code == 200
+        assert answer.headers["Idempotent-Replay"] == "true"
+        for number in range(4):
+            assert caller.post("/api/submit", json={**wish, "task_id": f"w{number}"}).status_code == 200
+        assert caller.post("/api/renew", json={"task_id": "t"}).status_code == 200
+        assert caller.post("/api/release", json={"task_id": "t"}).status_code == 200
+        assert caller.get("/api/history").json["items"]
+        assert caller.get("/metrics").status_code == 200
+        assert caller.post("/api/reset", json={"confirm": True}).status_code == 200
+        service.watch.close()
+
+
+def test_the_documentation_names_these_rights() -> None:
+    pages = Path(__file__).parents[2] / "docs"
+    assert f"~{{gpu_manager}}:* {RIGHTS}" in (pages / "stores.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("rights", "warns"),
+    [
+        (RIGHTS, False),
+        (OLD_RIGHTS, True),
+        (f"{OLD_RIGHTS} +acl", True),
+        ("+@all", True),
+        (f"{RIGHTS} +swapdb", True),
+        ("+ping", False),  # nothing is known
+    ],
+)
+def test_who_may_flush_is_told(
+    server: RedisServer, rights: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = server.limited_url(rights)
+    with caplog.at_level(logging.DEBUG):
+        warn_of_rights(Settings(store=url))
+        warn_of_rights(Settings(store="airflow://", redis_url=url))
+    namespace = url.partition("namespace=")[2]
+    assert len(caplog.messages) == (2 if warns else 0)
+    for message in caplog.messages:
+        assert "secret" not in message
+        assert "FLUSHALL" in message
+        assert f"ACL SETUSER <name> ~{{{namespace}}}:* {RIGHTS} (see docs/stores.md)" in message
+        assert message.isprintable()
+    with server.client() as admin:
+        assert admin.get("{other}:meta") == b"precious", "asking does not do it"
+
+
+def test_nothing_is_said_of_a_store_without_redis(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_rights(Settings(store="memory://"))
+    warn_of_rights(Settings(store="redis://127.0.0.1:1"))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(("rights", "lines"), [("+@all", 1), (RIGHTS, 0)])
+def test_the_service_says_so_when_it_starts(
+    server: RedisServer, tmp_path: Path, rights: str, lines: int
+) -> None:
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", server.limited_url(rights), "serve"]
+    environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
+    process = subprocess.Popen([*command, "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    seen: list[str] = []
+    try:
+        for line in process.stderr:
+            seen.append(line)
+            if "serving at" in line:
+                assert httpx.get(f"{json.loads(line)['address']}/healthz", timeout=30).status_code == 200
+                break
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert sum("FLUSHALL" in line for line in seen) == lines, seen
