@@ -5,21 +5,24 @@ from __future__ import annotations
 import sys
 from functools import cache
 
-from resource_manager.errors import StoreUnavailableError
+from resource_manager.errors import StoreFullError, StoreUnavailableError
 
 
-def outage(message: str) -> StoreUnavailableError:
-    """A `StoreUnavailableError` which inside Airflow is an `AirflowException` too."""
+def outage(message: str, error: type[StoreUnavailableError] = StoreUnavailableError) -> StoreUnavailableError:
+    """An error of that class which inside Airflow is an `AirflowException` too."""
     if "airflow.exceptions" in sys.modules or "airflow.sdk.exceptions" in sys.modules:
-        return _in_airflow()(message)
-    return StoreUnavailableError(message)
+        return _in_airflow()[error](message)
+    return error(message)
 
 
 @cache
-def _in_airflow() -> type[StoreUnavailableError]:
+def _in_airflow() -> dict[type[StoreUnavailableError], type[StoreUnavailableError]]:
     from airflow.sdk.exceptions import AirflowException
 
     class AirflowStoreUnavailableError(StoreUnavailableError, AirflowException):
         """The store cannot be reached from inside Airflow."""
 
-    return AirflowStoreUnavailableError
+    class AirflowStoreFullError(StoreFullError, AirflowException):
+        """The memory of the store is full, found inside Airflow."""
+
+    return {StoreUnavailableError: AirflowStoreUnavailableError, StoreFullError: AirflowStoreFullError}

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json
 
 from resource_manager.cluster import Snapshot
 from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
@@ -19,6 +19,9 @@ from resource_manager.models import Change, Request
 
 FORMAT_VERSION = 1
 """Version of everything stored; a reader refuses a newer one."""
+
+MAX_REQUEST_BYTES = 8 * 1024
+"""A request as a whole, as JSON: it is kept in the state and, for each change, in the history."""
 
 _CHANGES: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Change)}
 _TAGS = {kind: tag for tag, kind in _CHANGES.items()}
@@ -97,7 +100,7 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
 
 
 def as_stored(request: Request) -> Request:
-    """The request as others will read it; raises `InvalidRequestError` if none could, or not as the same."""
+    """The request as others will read it; `InvalidRequestError` if none could, or if it is too large."""
     try:
         text = _ADAPTERS[Request].dump_json(request, exclude_defaults=True, warnings=False)
         again: Request = _ADAPTERS[Request].validate_json(text, strict=True)
@@ -105,6 +108,14 @@ def as_stored(request: Request) -> Request:
         raise InvalidRequestError(_first(error)) from error
     except PydanticSerializationError as error:
         raise InvalidRequestError(f"the request cannot be stored: {error}") from error
+    if len(text) > MAX_REQUEST_BYTES:
+        sizes = {name: len(to_json(value)) for name, value in json.loads(text).items()}
+        largest = max(sizes, key=sizes.__getitem__)
+        raise InvalidRequestError(
+            f"{largest} is too large: {sizes[largest]:,} bytes, {len(text):,} with the rest of the request, "
+            f"which may take {MAX_REQUEST_BYTES:,} as JSON",
+            field=largest,
+        )
     if again != request:
         name = next(f.name for f in fields(Request) if getattr(again, f.name) != getattr(request, f.name))
         raise InvalidRequestError(

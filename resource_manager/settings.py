@@ -97,6 +97,11 @@ class Settings(BaseModel):
     history_length: int = Field(
         default=100_000, ge=1000, description="How many changes a Redis store keeps, about."
     )
+    history_bytes: int = Field(
+        default=256 * 2**20,
+        ge=8 * 2**20,
+        description="How much memory these changes may take in a Redis store, about; the oldest go first.",
+    )
     reconfirm_s: float = Field(
         default=60.0,
         ge=0,

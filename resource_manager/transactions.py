@@ -24,6 +24,7 @@ from resource_manager.errors import (
     ResourceManagerError,
     StaleStateError,
     StateUnconfirmedError,
+    StoreFullError,
 )
 from resource_manager.learning import RuntimeLearner
 from resource_manager.locks import Lock
@@ -272,12 +273,26 @@ class Transactions:
                 logger.warning("%s", error)
                 self._attempt(group, lock_token)
                 return
+            except StoreFullError:
+                if len(group) == 1:
+                    raise
+                self._one_by_one(group, lock_token)
+                return
         for operation in whole:
             operation.finish(cluster)
         if changes and self.observer is not None:
             self.observer.committed(changes, cluster)
         if whole[0] is not group[0]:
             group[0].changes = whole[0].changes + group[0].changes
+
+    def _one_by_one(self, group: list[_Operation[Any]], lock_token: str | None) -> None:
+        """Commits what needs no memory of a full store, and refuses the others; takes them off the group."""
+        while group:
+            try:
+                self._attempt(group[:1], lock_token)
+            except StoreFullError as error:
+                group[0].error = error
+            group.pop(0).done = True
 
     def _decide(self, cluster: ClusterState, group: list[_Operation[Any]]) -> list[_Operation[Any]]:
         """Each operation's changes on top of those before it; led by what expired, if anything did."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -14,61 +14,70 @@ from typing import Any, Protocol
 import flask
 
 from resource_manager.api.problems import ProblemError, from_manager
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
 
 KEEP_S = 24 * 3600
+KEEP_REFUSAL_S = 60
 IN_FLIGHT_S = 120
 MAX_KEY_LENGTH = 255
-MAX_KEPT = 10_000
+MAX_BODY_BYTES = 4096
+"""An answer above this is kept as its status and hash."""
+MAX_KEPT = 2000
+"""Answers kept of one caller; beyond them its own oldest go, never another's."""
 
 
 class ReplyStore(Protocol):
-    """Remembers short texts for a while."""
+    """Remembers up to `MAX_KEPT` short texts of each caller for a while."""
 
-    def claim(self, key: str, value: str, keep_s: int) -> str | None:
+    def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
         """Writes the value unless there is one; returns what was there."""
 
-    def put(self, key: str, value: str, keep_s: int) -> None: ...
+    def put(self, caller: str, key: str, value: str, keep_s: int) -> None:
+        """Writes the value in the place of what was claimed, if that is still there."""
 
-    def drop(self, key: str) -> None: ...
+    def drop(self, caller: str, key: str) -> None: ...
 
 
 class MemoryReplies:
-    """In this process; the oldest go when there are more than `MAX_KEPT`."""
+    """In this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._kept: dict[str, OrderedDict[str, tuple[float, str]]] = {}
 
-    def claim(self, key: str, value: str, keep_s: int) -> str | None:
+    def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
         now = time.monotonic()
         with self._lock:
-            found = self._kept.get(key)
+            mine = self._kept.setdefault(caller, OrderedDict())
+            found = mine.pop(key, None)
             if found is not None and found[0] > now:
+                mine[key] = found
                 return found[1]
-            self._keep(key, value, now + keep_s)
+            mine[key] = (now + keep_s, value)
+            while len(mine) > MAX_KEPT:
+                mine.popitem(last=False)
             return None
 
-    def put(self, key: str, value: str, keep_s: int) -> None:
+    def put(self, caller: str, key: str, value: str, keep_s: int) -> None:
         with self._lock:
-            self._keep(key, value, time.monotonic() + keep_s)
+            mine = self._kept.get(caller)
+            if mine is not None and key in mine:
+                mine[key] = (time.monotonic() + keep_s, value)
 
-    def drop(self, key: str) -> None:
+    def drop(self, caller: str, key: str) -> None:
         with self._lock:
-            self._kept.pop(key, None)
-
-    def _keep(self, key: str, value: str, until: float) -> None:
-        self._kept[key] = (until, value)
-        self._kept.move_to_end(key)
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+            mine = self._kept.get(caller)
+            if mine is not None:
+                mine.pop(key, None)
 
 
 class Replies:
     """Answers to keys seen before.
 
-    A refusal is an answer. A failure of the service (5xx) is not kept: the caller should be able to try again
-    with his key.
+    A refusal (4xx) is an answer, kept for `KEEP_REFUSAL_S`. A failure of the service (5xx) is not kept: the
+    caller should be able to try again with the same key.
     """
 
     def __init__(self, store: ReplyStore) -> None:
@@ -80,9 +89,9 @@ class Replies:
         """Runs the change, or repeats its answer; raises 409 while it runs, 422 for another body."""
         if not 0 < len(key) <= MAX_KEY_LENGTH:
             raise ProblemError(400, f"Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters")
-        name = hashlib.sha256("\0".join((caller, key)).encode("utf-8", "replace")).hexdigest()
-        fingerprint = hashlib.sha256(operation.encode() + b"\0" + body).hexdigest()
-        found = self._store.claim(name, json.dumps({"print": fingerprint}), IN_FLIGHT_S)
+        place = (_hash(caller.encode("utf-8", "replace")), _hash(key.encode("utf-8", "replace")))
+        fingerprint = _hash(operation.encode() + b"\0" + body)
+        found = self._store.claim(*place, json.dumps({"print": fingerprint}), IN_FLIGHT_S)
         if found is not None:
             return self._repeat(json.loads(found), fingerprint)
         try:
@@ -92,18 +101,27 @@ class Replies:
         except ResourceManagerError as error:
             response = from_manager(error).response()
         except BaseException:
-            self._store.drop(name)
+            self._store.drop(*place)
             raise
         if response.status_code >= 500:
-            self._store.drop(name)
+            self._store.drop(*place)
             return response
+        answer = response.get_data()
         kept = {
             "print": fingerprint,
             "status": response.status_code,
             "type": response.content_type,
-            "body": base64.b64encode(response.get_data()).decode(),
+            "bytes": len(answer),
         }
-        self._store.put(name, json.dumps(kept), KEEP_S)
+        if len(answer) <= MAX_BODY_BYTES:
+            kept["body"] = answer.decode()
+        else:
+            kept["sha256"] = hashlib.sha256(answer).hexdigest()
+        keep_s = KEEP_S if response.status_code < 400 else KEEP_REFUSAL_S
+        try:
+            self._store.put(*place, json.dumps(kept, ensure_ascii=False), keep_s)
+        except StoreUnavailableError as error:  # the change was made, and its caller should hear of it
+            logger.error("the answer to an Idempotency-Key is not kept: %s", error)
         return response
 
     @staticmethod
@@ -114,9 +132,24 @@ class Replies:
             raise ProblemError(
                 409, "the first request with this key still runs", headers={"Retry-After": "1"}
             )
+        body = kept.get("body")
+        if body is None:
+            body = json.dumps(
+                {
+                    "replayed": "status",
+                    "detail": f"this was done once, for the first request with this key; its answer of "
+                    f"{kept['bytes']:,} bytes was not kept (the limit is {MAX_BODY_BYTES:,}): "
+                    "GET /api/task tells what a task holds or waits for",
+                    "sha256": kept["sha256"],
+                }
+            )
         return flask.Response(
-            base64.b64decode(kept["body"]),
+            body,
             status=kept["status"],
             content_type=kept["type"],
             headers={"Idempotent-Replay": "true"},
         )
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:32]

@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException
 from resource_manager.api.schemas import MISMATCHES
 from resource_manager.errors import (
     NO_LEASE,
+    STORE_FULL,
     TASK_TAKEN,
     UNKNOWN_SERVER,
     DuplicateTaskError,
@@ -24,6 +25,7 @@ from resource_manager.errors import (
     StaleStateError,
     StateUnconfirmedError,
     StoreError,
+    StoreFullError,
     StoreUnavailableError,
     UnknownNodeError,
 )
@@ -76,11 +78,16 @@ class ProblemError(Exception):
     ) -> None:
         super().__init__(detail)
         self.status = status
-        self.detail = detail
-        self.error = detail if error is None else error
+        self.detail = shortened(detail)
+        self.error = self.detail if error is None else shortened(error)
         self.kind = kind if refused is None else refusal_type(refused)
         self.headers = headers or {}
-        self.members = members if refused is None else {**members, "kind": str(refused)}
+        self.members = {
+            name: shortened(value, 1000) if isinstance(value, str) else value
+            for name, value in members.items()
+        }
+        if refused is not None:
+            self.members["kind"] = str(refused)
 
     def response(self) -> flask.Response:
         response = flask.jsonify(
@@ -97,7 +104,12 @@ class ProblemError(Exception):
         return response
 
 
-MAX_COMPLAINTS = 50
+def shortened(text: str, most: int = 500) -> str:
+    """The text, cut in its middle if it is longer: a refusal does not send back what it refuses."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
+
+
+MAX_COMPLAINTS = 20
 """A body can be wrong in a hundred thousand ways at once; the answer names the first of them."""
 
 
@@ -106,8 +118,8 @@ def from_validation(error: ValidationError) -> ProblemError:
     complaints: list[dict[str, str]] = []
     missing: list[str] = []
     for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
-        field = ".".join(str(part) for part in entry["loc"])
-        message = MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), entry["msg"])
+        field = shortened(".".join(str(part) for part in entry["loc"]), 100)
+        message = shortened(MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), entry["msg"]), 200)
         complaints.append({"field": field, "message": message})
         if entry["type"] == "missing" or (entry["input"] is None and field):
             missing.append(field)
@@ -125,7 +137,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
     detail = str(error)
     match error:
         case UnknownNodeError():
-            errors = [{"field": error.field or "", "message": detail}]
+            errors = [{"field": error.field or "", "message": shortened(detail)}]
             return ProblemError(400, detail, kind=UNKNOWN_SERVER, errors=errors, server=error.node)
         case DuplicateTaskError():
             return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.task_id)
@@ -133,7 +145,8 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             errors = [{"field": error.field or "", "message": detail}]
             return ProblemError(400, detail, refused=RefusalKind.NEVER_FITS, errors=errors)
         case InvalidRequestError():
-            return ProblemError(400, detail, errors=[{"field": error.field or "", "message": detail}])
+            errors = [{"field": error.field or "", "message": shortened(detail)}]
+            return ProblemError(400, detail, errors=errors)
         case LeaseNotFoundError():
             return ProblemError(
                 404, detail, kind=NO_LEASE, task_id=error.task_id, fencing_token=error.fencing_token
@@ -143,6 +156,11 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
         case LockTimeoutError():
             logger.error("the lock was busy: %s", detail)
             return from_refusal(Refusal(RefusalKind.LOCK_BUSY, detail))
+        case StoreFullError():
+            logger.error("the store is full: %s", detail)
+            return ProblemError(
+                503, detail, error=ALLOCATION_FAILED, kind=STORE_FULL, headers={"Retry-After": "60"}
+            )
         case StoreUnavailableError() | StaleStateError():
             logger.error("the store did not answer: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "5"})

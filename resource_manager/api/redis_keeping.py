@@ -7,16 +7,20 @@ import secrets
 from dataclasses import asdict
 from typing import Any
 
+from resource_manager.api.idempotency import KEEP_S, MAX_KEPT
 from resource_manager.api.tokens import Token
-from resource_manager.redis_client import RedisClient
+from resource_manager.redis_client import RedisClient, load_script
 
 
 def secret(client: RedisClient) -> str:
     """What signs sessions, made by whoever comes first."""
     key = client.key("session-secret")
     with client.reporting():
-        client.driver.set(key, secrets.token_hex(32), nx=True)
-        return _text(client.driver.get(key)) or ""
+        found = client.driver.get(key)  # the rule: with its memory full Redis refuses even to set it in vain
+        if found is None:
+            client.driver.set(key, secrets.token_hex(32), nx=True)
+            found = client.driver.get(key)
+        return _text(found) or ""
 
 
 class TokenRedis:
@@ -46,25 +50,21 @@ class RedisReplies:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
 
-    def claim(self, key: str, value: str, keep_s: int) -> str | None:
-        driver, name = self._client.driver, self._name(key)
-        with self._client.reporting():
-            while not driver.set(name, value, nx=True, ex=keep_s):
-                found = _text(driver.get(name))
-                if found is not None:  # else it ran out between the two calls: claim it
-                    return found
-            return None
+    def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
+        names = self._client.key(f"replies:{caller}")
+        script = load_script("claim_reply")
+        limits = (keep_s, KEEP_S, MAX_KEPT)
+        return _text(self._client.run(script, (self._name(caller, key), names), (value, *limits)))
 
-    def put(self, key: str, value: str, keep_s: int) -> None:
-        with self._client.reporting():
-            self._client.driver.set(self._name(key), value, ex=keep_s)
+    def put(self, caller: str, key: str, value: str, keep_s: int) -> None:
+        self._client.run(load_script("keep_reply"), (self._name(caller, key),), (value, keep_s))
 
-    def drop(self, key: str) -> None:
+    def drop(self, caller: str, key: str) -> None:
         with self._client.reporting():
-            self._client.driver.delete(self._name(key))
+            self._client.driver.delete(self._name(caller, key))
 
-    def _name(self, key: str) -> str:
-        return self._client.key(f"reply:{key}")
+    def _name(self, caller: str, key: str) -> str:
+        return self._client.key(f"reply:{caller}:{key}")
 
 
 def _text(value: Any) -> str | None:

@@ -33,6 +33,7 @@ def open_store(url: str, settings: Settings | None = None) -> Store:
         return RedisStore(
             RedisClient.from_url(url),
             history_length=settings.history_length,
+            history_bytes=settings.history_bytes,
             reconfirm_s=settings.reconfirm_s,
         )
     known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES))

@@ -20,10 +20,12 @@ from resource_manager.errors import (
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
+    StoreFullError,
 )
 from resource_manager.locks import Lock, RedisLock
 from resource_manager.models import Change, Granted, InventoryChanged
-from resource_manager.redis_client import RedisClient, load_script
+from resource_manager.outage import outage
+from resource_manager.redis_client import MEMORY_FULL, RedisClient, load_script
 from resource_manager.schemas import FORMAT_VERSION, change_from_json, check_format
 from resource_manager.server_clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.stores import redis_layout
@@ -32,7 +34,7 @@ PARTS = ("meta", "inventory", "leases", "renewals", "quarantined", "waiting", "d
 
 
 class RedisStore:
-    """Keeps about the last `history_length` changes; safe to share by threads.
+    """Keeps about the last `history_length` changes, in `history_bytes`; safe to share by threads.
 
     Redis may lose its last writes when it restarts or a replica takes over. The store notices that another
     server process holds the data, and for `reconfirm_s` seconds from then refuses commits that grant
@@ -40,10 +42,16 @@ class RedisStore:
     """
 
     def __init__(
-        self, client: RedisClient, *, history_length: int = 100_000, reconfirm_s: float = 60.0
+        self,
+        client: RedisClient,
+        *,
+        history_length: int = 100_000,
+        history_bytes: int = 256 * 2**20,
+        reconfirm_s: float = 60.0,
     ) -> None:
         self._client = client
         self._history_length = history_length
+        self._history_bytes = history_bytes
         self._reconfirm_s = reconfirm_s
         self._keys = tuple(client.key(part) for part in PARTS)
         self._commit = load_script("examine", "commit")
@@ -99,6 +107,7 @@ class RedisStore:
             lock_token or "",
             commit_id,
             self._history_length,
+            self._history_bytes,
             self._reconfirm_s,
             fencing,
             last_node,
@@ -214,6 +223,8 @@ class RedisStore:
             case "stale":
                 missed = answer[5] if len(answer) > 5 else ()
                 raise StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
+            case "full":
+                raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
             case "locked":
                 raise LockedError(version)
             case "clock":

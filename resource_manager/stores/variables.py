@@ -207,8 +207,7 @@ class VariableStore:
         if not written:
             raise LockError(f"{self._where} was not written: it changed, so the lock was lost meanwhile")
         self._epoch, self._seen = new.epoch, new.commit
-        with self._client.reporting():
-            self._client.driver.set(self._witness, new.cluster.version)
+        self._client.remember(self._witness, new.cluster.version)
 
     @contextmanager
     def _holding(self, version: int, token: str | None, *, patient: bool = False) -> Iterator[RedisLock]:

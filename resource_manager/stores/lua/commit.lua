@@ -1,14 +1,16 @@
 -- One commit: all changes or none, on the version they were decided on. See redis.py for the keys.
 -- ARGV: 1 format, 2 epoch, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
---       8 length of the history, 9 rest after a restart in s, 10 last fencing number, 11 last node,
---       12 new inventory or '', then for each change: operation, key, JSON ('forget' is no change).
--- Answers: status, seconds, microseconds, stored version, detail, and for 'stale' the changes missed, if few.
+--       8 most changes and 9 most bytes of the history, 10 rest after a restart in s, 11 last fencing
+--       token, 12 last node, 13 new inventory or '', then for each change: operation, key, JSON ('forget'
+--       is no change).
+-- Answers: status ('full': memory is, and this needs some), seconds, microseconds, stored version, detail,
+--       and for 'stale' the changes missed, if few.
 local meta, inventory, leases, renewals, quarantined, waiting, drained, changes, lock =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 
-local status, version, detail = examine(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[9]))
+local status, version, detail = examine(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -32,13 +34,57 @@ end
 if math.abs(now - tonumber(ARGV[4])) > tonumber(ARGV[5]) then
   return {'clock', time[1], time[2], version, ''}
 end
-if ARGV[10] ~= '' and detail ~= '' then
+if ARGV[11] ~= '' and detail ~= '' then
   return {'resting', time[1], time[2], version, detail}
 end
 
--- What frees capacity comes first: with its memory full, Redis refuses only what would add, and only as
--- the first write of a script, so that releases still go through.
-for i = 13, #ARGV, 3 do
+-- A JSON of that length takes about as much of a stream, measured on Redis 6.2 and 7.
+local function stream_bytes(json)
+  return math.ceil(#json * 1.25) + 100
+end
+
+-- Whether there is a new request, a lease of one that did not wait, or another inventory among the changes.
+local function grows()
+  for i = 14, #ARGV, 3 do
+    local operation = ARGV[i]
+    if operation == 'wait' or operation == 'inventory'
+      or operation == 'grant' and redis.call('HEXISTS', waiting, ARGV[i + 1]) == 0 then
+      return true
+    end
+  end
+  return false
+end
+
+local added, bytes = 0, 0
+for i = 14, #ARGV, 3 do
+  if ARGV[i] ~= 'forget' then
+    added = added + 1
+    bytes = bytes + stream_bytes(ARGV[i + 2])
+  end
+end
+local fields = {'version', version + added}
+if ARGV[11] ~= '' then
+  fields = {'version', version + added, 'fencing', ARGV[11], 'last_node', ARGV[12]}
+end
+
+-- With its memory full, Redis refuses what may add to it, but only as the first write of a script. Then new
+-- leases and requests are refused here, and what is left goes on behind a write that adds nothing: leases
+-- are renewed and end, requests are cancelled, and those that wait get what becomes free.
+local full = false
+local written = redis.pcall('HSET', meta, unpack(fields))
+if type(written) == 'table' then
+  if not string.find(written.err, 'OOM', 1, true) then
+    return written
+  end
+  if grows() then
+    return {'full', time[1], time[2], version, ''}
+  end
+  full = true
+  redis.call('HDEL', meta, '')
+  redis.call('HSET', meta, unpack(fields))
+end
+
+for i = 14, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if operation == 'grant' then
     redis.call('HSET', leases, key, json)
@@ -58,23 +104,36 @@ for i = 13, #ARGV, 3 do
     redis.call('HDEL', waiting, key)
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
-  elseif operation == 'restore' then
+  elseif operation == 'restore' or operation == 'forget' then
     redis.call('HDEL', drained, key)
   end
-  if operation == 'forget' then
-    redis.call('HDEL', drained, key)
-  else
+  if operation ~= 'forget' then
     version = version + 1
-    redis.call('XADD', changes, 'MAXLEN', '~', ARGV[8], version .. '-0', 'c', json, 'i', ARGV[7])
+    redis.call('XADD', changes, version .. '-0', 'c', json, 'i', ARGV[7])
   end
 end
-if ARGV[10] ~= '' then
-  redis.call('HSET', meta, 'version', version, 'fencing', ARGV[10], 'last_node', ARGV[11])
-else
-  redis.call('HSET', meta, 'version', version)
-end
-if ARGV[12] ~= '' then
-  redis.call('SET', inventory, ARGV[12])
+if ARGV[13] ~= '' then
+  redis.call('SET', inventory, ARGV[13])
   redis.call('HSET', meta, 'inventory_version', version)
+end
+
+-- The oldest changes are forgotten a hundred at a time; with memory full, as many as came. The last hundred
+-- stay whatever they take: by them a commit that is sent again is known.
+local kept = redis.call('HINCRBY', meta, 'history_bytes', bytes)
+local length = redis.call('XLEN', changes)
+local least = added + 100
+local most, step = tonumber(ARGV[8]) + 100, 100
+if full then
+  step = math.max(added, 1)
+  most = math.min(most, length - added + 1)
+end
+while length > least and (length >= most or kept > tonumber(ARGV[9])) do
+  local oldest = redis.call('XRANGE', changes, '-', '+', 'COUNT', math.min(step, length - least))
+  for _, entry in ipairs(oldest) do
+    kept = kept - stream_bytes(entry[2][2])
+  end
+  length = length - #oldest
+  redis.call('XTRIM', changes, 'MAXLEN', length)
+  redis.call('HSET', meta, 'history_bytes', kept)
 end
 return {'ok', time[1], time[2], version, ''}

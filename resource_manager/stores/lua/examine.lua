@@ -19,6 +19,8 @@ local function examine(meta, format, epoch, now, rest_s)
     -- as current and no number is given out twice.
     resting_until = now + rest_s
     version = version + 1048576
+    -- A first write that adds nothing opens a full memory to those that follow.
+    redis.call('HDEL', meta, '')
     redis.call('HINCRBY', meta, 'fencing', 1048576)
     redis.call('HSET', meta, 'server', server, 'version', version, 'resting_until', resting_until)
   end

@@ -4,6 +4,9 @@ local lock, waiters, fencing = KEYS[1], KEYS[2], KEYS[3]
 local step, token = ARGV[1], ARGV[2]
 local life_ms, alive_ms, claim_ms = ARGV[3], ARGV[4], ARGV[5]
 local alive, turn = lock .. ':alive:' .. token, lock .. ':turn:' .. token
+-- A first write that adds nothing opens a full memory to those that follow. A turn that still stands here is
+-- claimed now, or was not in time.
+redis.call('DEL', turn)
 local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 if redis.call('GET', lock .. ':server') ~= server then
   -- Redis was restarted or failed over: the holder's commits are void by then, so nobody waits for it.
@@ -21,7 +24,6 @@ if step == 'acquire' then
     end
   elseif holder == token then
     redis.call('PEXPIRE', lock, life_ms)
-    redis.call('DEL', turn)
     return {tonumber(redis.call('GET', fencing)), 0}
   end
   if redis.call('EXISTS', alive) == 0 then
@@ -50,7 +52,7 @@ end
 local held = holder == token
 if step == 'leave' then
   redis.call('LREM', waiters, 0, token)
-  redis.call('DEL', alive, turn)
+  redis.call('DEL', alive)
 end
 if held then
   redis.call('DEL', lock)

@@ -5,7 +5,7 @@
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
 local parts = {lease = KEYS[3], waiting = KEYS[6], drained = KEYS[7]}
 local time = redis.call('TIME')
-local found = redis.call('HMGET', meta, 'format', 'version', 'fencing', 'sequence', 'epoch')
+local found = redis.call('HMGET', meta, 'format', 'version', 'fencing', 'sequence', 'epoch', 'history_bytes')
 local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local epoch, by_hand = ARGV[2], false
 
@@ -31,6 +31,7 @@ if not found[1] then
 end
 redis.call('HSET', meta, 'format', ARGV[1], 'epoch', epoch, 'version', version, 'fencing', fencing,
   'sequence', sequence, 'last_node', ARGV[7], 'inventory_version', version,
+  'history_bytes', found[1] and found[6] or 0,
   'server', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
 if by_hand then
   redis.call('HSET', meta, 'by_hand', by_hand)

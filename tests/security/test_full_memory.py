@@ -1,0 +1,435 @@
+"""A caller who fills the memory of Redis: what it costs, and that leases are renewed and end all the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.api import idempotency, redis_keeping, tokens
+from resource_manager.api.app import create_app
+from resource_manager.api.assemble import keeping, standalone
+from resource_manager.api.tokens import Role
+from resource_manager.errors import InvalidRequestError, StoreFullError
+from resource_manager.locks import RedisLock
+from resource_manager.models import Cancelled, Change, Queued, Request
+from resource_manager.redis_client import RedisClient
+from resource_manager.stores import RedisStore
+from tests.resource_manager.conftest import EMBEDDED, RedisServer
+from tests.resource_manager.stores.walk import started
+from tests.waiting import wait_for
+
+MIB = 2**20
+WISH = {"required_gpus": 8, "required_cpus": 1}
+
+
+@pytest.fixture(params=["embedded_redis", "system_redis"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of this test's own, of 6.2 and of the release on PATH."""
+    executable = EMBEDDED if request.param == "embedded_redis" else shutil.which("redis-server")
+    if executable is None:
+        pytest.skip("no redis-server on PATH")
+    server = RedisServer(executable, tmp_path, "--appendonly", "yes")
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+def fill(server: RedisServer) -> None:
+    """Makes what the server holds more than it may."""
+    with server.client() as admin:
+        admin.config_set("maxmemory", 1)
+
+
+def used(server: RedisServer) -> int:
+    with server.client() as admin:
+        return int(admin.info("memory")["used_memory"])
+
+
+def all_keys(server: RedisServer) -> dict[bytes, Any]:
+    with server.client() as admin:
+        return {key: admin.dump(key) for key in admin.scan_iter()}
+
+
+# ---- the store ----
+
+
+def test_leases_and_the_queue_go_on_with_memory_full(server: RedisServer) -> None:
+    with GPUResourceManager.from_url(server.url) as manager:
+        held = [manager.allocate_resources(f"t{number}", 8, 1, ttl_s=600) for number in range(4)]
+        assert all(held)
+        for name in ("w1", "w2"):
+            assert manager.submit(name, 8, 1)["state"] == "WAITING"
+        fill(server)
+        before = all_keys(server)
+        for step in (
+            lambda: manager.submit("new", 8, 1),
+            lambda: manager.submit("w3", 2, 1, labels={"a": "b"}),
+        ):
+            with pytest.raises(StoreFullError, match=r"memory is full.*raise maxmemory") as caught:
+                step()
+            assert "\n" not in str(caught.value)
+        assert all_keys(server) == before, "nothing half written"
+        for _ in range(300):
+            renewed = manager.renew("t0")
+        assert renewed["expires_at"] > held[0]["expires_at"]  # type: ignore[index]
+        assert manager.release_resources("t1"), "and the first that waits gets what is free"
+        assert manager.status_of("w1")["state"] == "RUNNING"  # type: ignore[index]
+        assert manager.cancel("w2")
+        assert manager.release_resources("t2")
+        with pytest.raises(StoreFullError):
+            manager.allocate_resources("new", 8, 1)
+        manager.drain(3)
+        manager.restore(3)
+        with server.client() as admin:
+            admin.config_set("maxmemory", 0)
+        assert manager.allocate_resources("new", 8, 1) is not None
+        assert {lease["task_id"] for lease in manager.leases()} == {"t0", "t3", "w1", "new"}
+
+
+def test_a_lost_race_and_a_restart_with_memory_full(server: RedisServer) -> None:
+    """The lock, and the first look at a Redis that came back, write too."""
+    with GPUResourceManager.from_url(server.url, reconfirm_s=0) as manager:
+        manager.allocate_resources("t", 8, 1)
+        fill(server)
+        lock = RedisLock(RedisClient.from_url(server.url))
+        assert lock.acquire(5)
+        waiter = threading.Thread(target=manager.renew, args=("t",))
+        waiter.start()
+        waiter.join(0.3)
+        assert waiter.is_alive(), "it waits for the lock"
+        lock.release()
+        waiter.join(30)
+        assert not waiter.is_alive()
+        server.stop()
+        server.start()
+        with server.client() as admin:
+            admin.config_set("maxmemory", 1)
+        manager.renew("t")
+        assert manager.release_resources("t")
+
+
+def test_in_a_group_only_what_needs_memory_is_refused(server: RedisServer) -> None:
+    """Threads that come together are decided and committed together."""
+    with GPUResourceManager.from_url(server.url) as manager:
+        for name in ("t0", "t1"):
+            manager.allocate_resources(name, 8, 1)
+        fill(server)
+        ended: dict[str, object] = {}
+
+        def note(name: str, step: Callable[[], object]) -> None:
+            try:
+                ended[name] = step()
+            except StoreFullError as error:
+                ended[name] = error
+
+        steps: dict[str, Callable[[], object]] = {
+            "allocate": lambda: manager.allocate_resources("a", 8, 1),
+            "renew": lambda: manager.renew("t0"),
+            "submit": lambda: manager.submit("b", 8, 1),
+            "release": lambda: manager.release_resources("t1"),
+        }
+        threads = [threading.Thread(target=note, args=item) for item in steps.items()]
+        with manager._state._mutex:  # until all stand in line
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: len(manager._state._line) == len(threads))
+        for thread in threads:
+            thread.join()
+        assert isinstance(ended["allocate"], StoreFullError)
+        assert isinstance(ended["submit"], StoreFullError)
+        assert ended["release"] is True
+        assert [lease["task_id"] for lease in manager.leases()] == ["t0"]
+
+
+def test_with_memory_full_a_change_takes_the_place_of_the_oldest(server: RedisServer) -> None:
+    with GPUResourceManager.from_url(server.url) as manager:
+        manager.allocate_resources("t", 8, 1)
+        for _ in range(1000):
+            manager.renew("t")
+        manager.status_of("t")
+        fill(server)
+        before = used(server)
+        for _ in range(1000):
+            manager.renew("t")
+        assert used(server) < before + 64 * 1024
+        assert len(manager.history(limit=10_000)) == 1001
+
+
+def test_a_renewal_is_a_change_as_any_other(server: RedisServer) -> None:
+    """With memory full its place in the history is kept, and other clients learn of it."""
+    with GPUResourceManager.from_url(server.url) as mine, GPUResourceManager.from_url(server.url) as other:
+        mine.allocate_resources("t", 8, 1)
+        assert other.status_of("t") is not None
+        fill(server)
+        renewed = mine.renew("t")
+        seen = other.status_of("t")
+        assert seen is not None
+        assert seen["expires_at"] == renewed["expires_at"]
+        assert [change["change"] for change in other.history()] == ["granted", "renewed"]
+
+
+@pytest.mark.parametrize("size", [100, 8000])
+def test_the_history_is_bounded_in_bytes(server: RedisServer, size: int) -> None:
+    store = RedisStore(RedisClient.from_url(server.url), history_bytes=4 * MIB)
+    cluster = started(store)
+    before = used(server)
+    for step in range(12 * MIB // (size + 200) // 100):
+        now = store.now()
+        changes: list[Change] = []
+        for number in range(50):
+            changes.append(Queued(Request(f"t{step}-{number}", 9, labels={"note": "x" * size}), now))
+            changes.append(Cancelled(f"t{step}-{number}", now, "y" * size))
+        store.commit(cluster.version, changes, now=now)
+        for change in changes:
+            cluster.apply(change)
+    assert 2 * MIB < used(server) - before < 5 * MIB
+    kept = store.history(limit=100_000)
+    assert kept[-1][0] == cluster.version
+    assert [version for version, _ in kept] == list(range(kept[0][0], cluster.version + 1))
+    with server.client() as admin:
+        counted = int(admin.hget("{gpu_manager}:meta", "history_bytes"))
+        assert counted <= 4 * MIB
+    store.replace(cluster.snapshot())
+    with server.client() as admin:
+        assert int(admin.hget("{gpu_manager}:meta", "history_bytes")) == counted
+
+
+def test_the_bytes_of_the_history_are_a_setting(server: RedisServer) -> None:
+    with GPUResourceManager.from_url(server.url, history_bytes=9 * MIB) as manager:
+        assert manager.store._history_bytes == 9 * MIB  # type: ignore[attr-defined]
+    assert Settings.load({"GPU_MANAGER_HISTORY_BYTES": str(8 * MIB)}).history_bytes == 8 * MIB
+
+
+def test_the_lock_of_a_variable_works_with_memory_full(server: RedisServer) -> None:
+    """And so does what it remembers."""
+    client = RedisClient.from_url(server.url)
+    fill(server)
+    lock = RedisLock(client, "lock:gpu_resource_status")
+    assert lock.acquire(1)
+    lock.release()
+    client.remember(client.key("witness"), 7)
+    assert client.driver.get(client.key("witness")) == b"7"
+
+
+# ---- a request as a whole ----
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("labels", {f"label-{number}": "x" * 150 for number in range(60)}),
+        ("labels", {"ключ": "ы" * 4500}),
+        ("gpu_types", ["H100" + "x" * 200] * 50),
+        ("resources", {f"amount-{number}" + "x" * 100: 1 for number in range(80)}),
+        ("owner", "o" * 9000),
+    ],
+)
+def test_a_request_is_bounded_as_a_whole(field: str, value: Any) -> None:
+    with GPUResourceManager.from_url("memory://") as manager:
+        for step in (manager.allocate_resources, manager.submit, manager.explain):
+            with pytest.raises(
+                InvalidRequestError,
+                match=rf"^{field} is too large: [\d,]+ bytes, [\d,]+ with the rest of the request, "
+                r"which may take 8,192 as JSON$",
+            ) as caught:
+                step("t", 8, 1, **{field: value})
+            assert caught.value.field == field
+        with pytest.raises(InvalidRequestError, match="too large"):
+            manager.allocate_batch([Request("t", 8, labels={"a": "x" * 9000})])
+        assert manager.allocate_resources("t", 8, 1, labels={"a": "x" * 7000}) is not None
+
+
+# ---- answers to keys ----
+
+
+@pytest.fixture
+def service(server: RedisServer) -> Iterator[Callable[[str], Any]]:
+    """service("ada") -> a client of a service on that Redis with a token of that name."""
+    with GPUResourceManager.from_url(server.url) as manager:
+        kept = keeping(Settings(store=server.url))
+        made = standalone(manager, kept, rate="100000/second")
+        app = create_app(made)
+
+        def caller(name: str) -> Any:
+            client = app.test_client()
+            text = tokens.create(kept.tokens, name, Role.USER)
+            client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"
+            return client
+
+        yield caller
+        made.watch.close()
+
+
+def keyed(client: Any, key: str, body: Any, path: str = "/api/submit") -> Any:
+    return client.post(path, json=body, headers={"Idempotency-Key": key})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"x" * 900_000: 1},
+        {**WISH, "task_id": "t", "vendor": "x" * 900_000},
+        {**WISH, "task_id": "t", "labels": {f"{n}" + "x" * 240: "y" * 240 for n in range(50)}},
+        {**WISH, "task_id": "t", **{f"k{n}" + "x" * 1000: 1 for n in range(500)}},
+    ],
+    ids=["key", "vendor", "labels", "keys"],
+)
+def test_a_refusal_neither_repeats_the_demand_nor_fills_redis(
+    server: RedisServer, service: Callable[[str], Any], body: Any
+) -> None:
+    ada = service("ada")
+    before = used(server)
+    for number in range(20):
+        answer = keyed(ada, f"k{number}", body)
+        assert answer.status_code == 400
+        assert len(answer.data) < 10_000
+    assert used(server) - before < 200_000
+    with server.client() as admin:
+        lives = [admin.ttl(key) for key in admin.scan_iter("*:reply:*")]
+    assert len(lives) in (0, 20), "a body that is no request at all is refused before"
+    assert all(0 < life <= 60 for life in lives)
+
+
+def test_a_large_answer_is_kept_as_its_status(server: RedisServer, service: Callable[[str], Any]) -> None:
+    ada = service("ada")
+    labels = {str(number): "x" * 240 for number in range(20)}
+    batch = {"requests": [{**WISH, "task_id": f"t{n}", "labels": labels} for n in range(2)]}
+    first = keyed(ada, "k", batch, "/api/allocate/batch")
+    assert len(first.data) > 4096
+    assert ada.post("/api/release", json={"task_id": "t0"}).status_code == 200
+    again = keyed(ada, "k", batch, "/api/allocate/batch")
+    assert first.status_code == again.status_code == 200
+    assert again.headers["Idempotent-Replay"] == "true"
+    assert again.json["replayed"] == "status"
+    assert again.json["sha256"] == hashlib.sha256(first.data).hexdigest()
+    assert f"its answer of {len(first.data):,} bytes was not kept" in again.json["detail"]
+    assert len(again.data) < 500
+    assert ada.get("/api/task?task_id=t0").status_code == 404, "it did not act again"
+    batch["requests"].pop()
+    assert keyed(ada, "k", batch, "/api/allocate/batch").status_code == 422
+    with server.client() as admin:
+        assert all(admin.strlen(key) < 500 for key in admin.scan_iter("*:reply:*"))
+
+
+@pytest.mark.parametrize("place", ["memory", "redis"])
+def test_a_caller_pushes_out_its_own_answers_only(
+    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (idempotency, redis_keeping):
+        monkeypatch.setattr(module, "MAX_KEPT", 50)
+    replies = (
+        idempotency.MemoryReplies()
+        if place == "memory"
+        else redis_keeping.RedisReplies(RedisClient.from_url(server.url))
+    )
+    assert replies.claim("bob", "k", "bob's", 100) is None
+    for number in range(200):
+        assert replies.claim("ada", f"k{number}", str(number), 100) is None
+    for number in range(150, 200):
+        assert replies.claim("ada", f"k{number}", "again", 100) == str(number)
+    assert replies.claim("bob", "k", "again", 100) == "bob's"
+    assert replies.claim("ada", "k149", "anew", 100) is None
+    replies.put("ada", "k150", "too late", 100)
+    assert replies.claim("ada", "k150", "free", 100) is None
+    if place == "redis":
+        with server.client() as admin:
+            assert sum(1 for _ in admin.scan_iter("*:reply:*")) == 51
+
+
+def test_answers_are_kept_and_changes_made_with_memory_full(
+    server: RedisServer, service: Callable[[str], Any]
+) -> None:
+    ada, bob = service("ada"), service("bob")
+    keyed(ada, "a", {**WISH, "task_id": "t"})
+    for n in range(4):
+        keyed(bob, f"b{n}", {**WISH, "task_id": f"w{n}"})
+    fill(server)
+    answer = keyed(bob, "s", {**WISH, "task_id": "new"})
+    assert answer.status_code == 503
+    assert answer.json["type"] == "urn:gpu-manager:store-full"
+    assert answer.json["error"] == "Resource allocation failed"
+    assert answer.headers["Retry-After"]
+    assert "memory is full" in answer.json["detail"]
+    for key in ("r1", "r2"):
+        assert keyed(ada, key, {"task_id": "t"}, "/api/renew").status_code == 200
+    for _ in range(2):
+        assert keyed(bob, "c", {"task_id": "w3"}, "/api/cancel").status_code == 200
+        assert keyed(ada, "e", {"task_id": "t"}, "/api/release").status_code == 200
+    assert bob.post("/api/cancel", json={"task_id": "w3"}).status_code == 404
+    assert keeping(Settings(store=server.url)).secret, "a service can start"
+
+
+# ---- the whole attack ----
+
+
+def test_a_flood_by_one_token_stops_nobody_elses_renewal(server: RedisServer, tmp_path: Path) -> None:
+    """Against the real service: as much as fits into each request, each with a key, until Redis is full."""
+    kept = keeping(Settings(store=server.url)).tokens
+    headers = {
+        name: {"Authorization": f"Bearer {tokens.create(kept, name, role)}"}
+        for name, role in (("ada", Role.USER), ("eve", Role.USER), ("root", Role.OPERATOR))
+    }
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", server.url, "serve", "--port", "0"]
+    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        address = next(json.loads(line)["address"] for line in process.stderr if "serving at" in line)
+        drain = threading.Thread(target=process.stderr.read)
+        drain.start()
+        http = httpx.Client(base_url=address, timeout=60)
+        mine = [
+            http.post("/api/allocate", json={**WISH, "task_id": f"ada-{n}"}, headers=headers["ada"]).json()
+            for n in range(3)
+        ]
+        for n in range(3):
+            http.post("/api/submit", json={**WISH, "task_id": f"ada-w{n}"}, headers=headers["ada"])
+        with server.client() as admin:
+            admin.config_set("maxmemory", used(server) + 3 * MIB)
+        labels = {f"label-{number}": "x" * 240 for number in range(28)}
+        refused = 0
+        for number in range(3000):
+            body = {**WISH, "task_id": f"eve-{number}", "labels": labels}
+            key = {"Idempotency-Key": f"eve-{number}"}
+            answer = http.post("/api/submit", json=body, headers={**headers["eve"], **key})
+            refused = refused + 1 if answer.status_code == 503 else 0
+            assert answer.status_code in (200, 503), answer.text
+            if refused == 20:
+                break
+        assert refused == 20, "the memory is full"
+        assert answer.json()["type"] == "urn:gpu-manager:store-full"
+        for lease in mine:
+            body = {"task_id": lease["task_id"], "fencing_token": lease["fencing_token"]}
+            for more in ({}, {"Idempotency-Key": f"renew-{lease['task_id']}"}):
+                renewed = http.post("/api/renew", json=body, headers={**headers["ada"], **more})
+                assert renewed.status_code == 200, renewed.text
+        assert http.post("/api/release", json=body, headers=headers["ada"]).status_code == 200
+        cancel = {"task_id": "ada-w2"}
+        assert http.post("/api/cancel", json=cancel, headers=headers["ada"]).status_code == 200
+        waits = http.get("/api/queue?limit=1000", headers=headers["root"]).json()["items"]
+        flood = [entry["task_id"] for entry in waits if entry["task_id"].startswith("eve-")]
+        assert len(flood) > 50
+        for task_id in flood:
+            done = http.post("/api/cancel", json={"task_id": task_id}, headers=headers["root"])
+            assert done.status_code == 200, done.text
+        with server.client() as admin:
+            admin.config_set("maxmemory", 0)
+        after = http.post("/api/submit", json={**WISH, "task_id": "ada-new"}, headers=headers["ada"])
+        assert after.status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        http.close()
+        drain.join()
+        process.stderr.close()
