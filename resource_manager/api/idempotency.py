@@ -132,23 +132,25 @@ class Replies:
             raise ProblemError(
                 409, "the first request with this key still runs", headers={"Retry-After": "1"}
             )
-        body = kept.get("body")
-        if body is None:
-            body = json.dumps(
-                {
-                    "replayed": "status",
-                    "detail": f"this was done once, for the first request with this key; its answer of "
-                    f"{kept['bytes']:,} bytes was not kept (the limit is {MAX_BODY_BYTES:,}): "
-                    "GET /api/task tells what a task holds or waits for",
-                    "sha256": kept["sha256"],
-                }
-            )
-        return flask.Response(
-            body,
-            status=kept["status"],
-            content_type=kept["type"],
-            headers={"Idempotent-Replay": "true"},
-        )
+        if "body" in kept:
+            answer = flask.Response(kept["body"], kept["status"], content_type=kept["type"])
+        else:
+            answer = _without_body(kept)
+        answer.headers["Idempotent-Replay"] = "true"
+        return answer
+
+
+def _without_body(kept: dict[str, Any]) -> flask.Response:
+    """The status of an answer that was too large to keep, and its hash."""
+    size = f"its answer of {kept['bytes']:,} bytes was not kept (the limit is {MAX_BODY_BYTES:,})"
+    hints = {"replayed": "status", "sha256": kept["sha256"]}
+    if kept["status"] >= 400:
+        detail = f"the first request with this key was refused; {size}: send it with another key"
+        return ProblemError(kept["status"], detail, **hints).response()
+    detail = f"this was done once, for the first request with this key; {size}: GET /api/task tells what a "
+    answer = flask.jsonify(detail=f"{detail}task holds or waits for", **hints)
+    answer.status_code = kept["status"]
+    return answer
 
 
 def _hash(text: bytes) -> str:

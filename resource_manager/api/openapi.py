@@ -68,7 +68,8 @@ def _operation(route: Route) -> dict[str, Any]:
                 "name": "Idempotency-Key",
                 "in": "header",
                 "required": False,
-                "description": "Sent again with the same body, the change happens once.",
+                "description": "Sent again with the same body, the change happens once; of an answer above "
+                "4 KiB only the status is repeated.",
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             }
         )

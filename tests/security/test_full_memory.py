@@ -317,6 +317,12 @@ def test_a_large_answer_is_kept_as_its_status(server: RedisServer, service: Call
     assert f"its answer of {len(first.data):,} bytes was not kept" in again.json["detail"]
     assert len(again.data) < 500
     assert ada.get("/api/task?task_id=t0").status_code == 404, "it did not act again"
+    long = {"task_id": "長" * 1000}
+    first, again = (keyed(ada, "m", long, "/api/release") for _ in range(2))
+    assert first.status_code == again.status_code == 404
+    assert len(first.data) > 4096
+    assert again.content_type == "application/problem+json"
+    assert "was refused" in again.json["detail"]
     batch["requests"].pop()
     assert keyed(ada, "k", batch, "/api/allocate/batch").status_code == 422
     with server.client() as admin:
