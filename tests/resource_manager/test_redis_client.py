@@ -11,6 +11,7 @@ import redis
 from resource_manager import GPUResourceManager
 from resource_manager.bench import redis_server
 from resource_manager.errors import SettingsError, StoreUnavailableError
+from resource_manager.redis_client import RIGHTS
 from resource_manager.stores import open_store
 
 
@@ -49,7 +50,7 @@ def test_answers_are_bytes_whatever_the_url_says() -> None:
 
 
 def test_a_user_needs_the_rights_of_the_documentation() -> None:
-    rights = ["~{gpu_manager}:*", "+@read", "+@write", "+eval", "+evalsha", "+info", "+time", "+ping"]
+    rights = ["~{gpu_manager}:*", *RIGHTS.split()]
     assert " ".join(rights) in Path("docs/stores.md").read_text(encoding="utf-8")
     with redis_server(None) as url:
         operator = redis.Redis.from_url(url)

@@ -148,11 +148,6 @@ def test_a_service_needs_no_more(server: RedisServer) -> None:
         service.watch.close()
 
 
-def test_the_documentation_names_these_rights() -> None:
-    pages = Path(__file__).parents[2] / "docs"
-    assert f"~{{gpu_manager}}:* {RIGHTS}" in (pages / "stores.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("rights", "warns"),
     [
