@@ -24,7 +24,7 @@ from resource_manager.api.assemble import keeping, standalone
 from resource_manager.api.tokens import Role
 from resource_manager.errors import InvalidRequestError, StoreFullError
 from resource_manager.locks import RedisLock
-from resource_manager.models import Cancelled, Change, Queued, Request
+from resource_manager.models import Cancelled, Change, Drained, Queued, Request, Restored
 from resource_manager.redis_client import RedisClient
 from resource_manager.stores import RedisStore
 from tests.resource_manager.conftest import EMBEDDED, RedisServer
@@ -154,17 +154,24 @@ def test_in_a_group_only_what_needs_memory_is_refused(server: RedisServer) -> No
 
 
 def test_with_memory_full_a_change_takes_the_place_of_the_oldest(server: RedisServer) -> None:
-    with GPUResourceManager.from_url(server.url) as manager:
-        manager.allocate_resources("t", 8, 1)
-        for _ in range(1000):
-            manager.renew("t")
-        manager.status_of("t")
-        fill(server)
+    """Of a history that is worth it; a short one is kept whole."""
+    store = RedisStore(RedisClient.from_url(server.url))
+    cluster = started(store)
+    for full in (False, False, True, True):
+        if full:
+            fill(server)
         before = used(server)
-        for _ in range(1000):
-            manager.renew("t")
-        assert used(server) < before + 64 * 1024
-        assert len(manager.history(limit=10_000)) == 1001
+        for _ in range(6):
+            now = store.now()
+            changes: list[Change] = [Drained("gpu-server-0", now), Restored("gpu-server-0", now)] * 500
+            store.commit(cluster.version, changes, now=now)
+            for change in changes:
+                cluster.apply(change)
+        if full:
+            assert used(server) < before + 128 * 1024
+            assert len(store.history(limit=100_000)) == 12_000
+        else:
+            assert len(store.history(limit=100_000)) == cluster.version
 
 
 def test_a_renewal_is_a_change_as_any_other(server: RedisServer) -> None:

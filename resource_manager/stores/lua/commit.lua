@@ -117,15 +117,15 @@ if ARGV[13] ~= '' then
   redis.call('HSET', meta, 'inventory_version', version)
 end
 
--- The oldest changes are forgotten a hundred at a time; with memory full, as many as came. The last hundred
--- stay whatever they take: by them a commit that is sent again is known.
+-- The oldest changes are forgotten a hundred at a time; with memory full and above ten thousand, as many as
+-- came. The last hundred stay whatever they take: by them a commit that is sent again is known.
 local kept = redis.call('HINCRBY', meta, 'history_bytes', bytes)
 local length = redis.call('XLEN', changes)
 local least = added + 100
 local most, step = tonumber(ARGV[8]) + 100, 100
 if full then
   step = math.max(added, 1)
-  most = math.min(most, length - added + 1)
+  most = math.min(most, math.max(length - added, 10000) + 1)
 end
 while length > least and (length >= most or kept > tonumber(ARGV[9])) do
   local oldest = redis.call('XRANGE', changes, '-', '+', 'COUNT', math.min(step, length - least))
