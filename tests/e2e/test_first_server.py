@@ -1,6 +1,5 @@
 """docs/first-server.md from its first block to its last, with one sshd for both servers."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -42,9 +41,6 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
         .replace('"login": "gpu"', '"login": "root"')
         .replace('"/etc/airflow/gpu_key"', f'"{ssh_server.key}", "no_host_key_check": true')
     )
-    settings["GPU_MANAGER_MIN_GPUS"] = "1"
-    if importlib.util.find_spec("resource_manager.airflow") is None:
-        dag = dag.replace("resource_manager.airflow", "resource_manager.provider.operators")
     dags = tmp_path / "dags"
     dags.mkdir()
     (dags / "first.py").write_text(dag)
