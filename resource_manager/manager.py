@@ -236,13 +236,13 @@ class GPUResourceManager:
     def try_allocate(
         self,
         task_id: str,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
-        **options: Unpack[RequestOptions],
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[AliasedOptions],
     ) -> dict[str, Any] | Refusal:
         """As `allocate`, with the lease as the dict of `allocate_resources`."""
-        request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
         return self._allocate([request], views.allocation)[0]
 
     def submit(

@@ -49,7 +49,8 @@ def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:
 def replies_for(settings: Settings) -> Replies:
     """Where answers to idempotency keys are kept: in the store's Redis if it has one."""
     client = _redis_of(settings)
-    return Replies(MemoryReplies() if client is None else redis_keeping.RedisReplies(client))
+    store = MemoryReplies() if client is None else redis_keeping.RedisReplies(client)
+    return Replies(store, settings.lock_timeout_s)
 
 
 def _redis_of(settings: Settings) -> RedisClient | None:

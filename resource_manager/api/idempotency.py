@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -14,7 +16,7 @@ from typing import Any, Protocol
 import flask
 
 from resource_manager.api.problems import ProblemError, from_manager
-from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.errors import ResourceManagerError, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -25,52 +27,69 @@ MAX_KEY_LENGTH = 255
 MAX_BODY_BYTES = 4096
 """An answer above this is kept as its status and hash."""
 MAX_KEPT = 2000
-"""Answers kept of one caller; beyond them its own oldest go, never another's."""
+"""Answers kept of one caller, and refusals as many; beyond them its own oldest go, never another's."""
 
 
 class ReplyStore(Protocol):
-    """Remembers up to `MAX_KEPT` short texts of each caller for a while."""
+    """Remembers short texts of each caller for a while.
+
+    Of each caller up to `MAX_KEPT` claims and refusals are kept, and as many other answers: neither displaces
+    the other, nor anything of another caller. A claim that was displaced, ran out or was taken by a later
+    request is no longer its maker's: `put` and `drop` leave it alone.
+    """
 
     def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
-        """Writes the value unless there is one; returns what was there."""
+        """Write the value unless there is one; return what was there."""
 
-    def put(self, caller: str, key: str, value: str, keep_s: int) -> None:
-        """Writes the value in the place of what was claimed, if that is still there."""
+    def put(self, caller: str, key: str, claimed: str, value: str, keep_s: int) -> None:
+        """Replace what was claimed by the value, for long if `keep_s` is `KEEP_S`."""
 
-    def drop(self, caller: str, key: str) -> None: ...
+    def drop(self, caller: str, key: str, claimed: str) -> None:
+        """Forget what was claimed."""
 
 
 class MemoryReplies:
-    """In this process."""
+    """Replies of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, OrderedDict[str, tuple[float, str]]] = {}
+        self._kept: dict[tuple[str, bool], OrderedDict[str, tuple[float, str]]] = {}
 
     def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
         now = time.monotonic()
         with self._lock:
-            mine = self._kept.setdefault(caller, OrderedDict())
-            found = mine.pop(key, None)
-            if found is not None and found[0] > now:
-                mine[key] = found
-                return found[1]
-            mine[key] = (now + keep_s, value)
-            while len(mine) > MAX_KEPT:
-                mine.popitem(last=False)
+            for is_long in (True, False):
+                found = self._of(caller, is_long).get(key)
+                if found is not None and found[0] > now:
+                    return found[1]
+            self._add(caller, False, key, now + keep_s, value)
             return None
 
-    def put(self, caller: str, key: str, value: str, keep_s: int) -> None:
+    def put(self, caller: str, key: str, claimed: str, value: str, keep_s: int) -> None:
         with self._lock:
-            mine = self._kept.get(caller)
-            if mine is not None and key in mine:
-                mine[key] = (time.monotonic() + keep_s, value)
+            if self._take(caller, key, claimed):
+                self._add(caller, keep_s == KEEP_S, key, time.monotonic() + keep_s, value)
 
-    def drop(self, caller: str, key: str) -> None:
+    def drop(self, caller: str, key: str, claimed: str) -> None:
         with self._lock:
-            mine = self._kept.get(caller)
-            if mine is not None:
-                mine.pop(key, None)
+            self._take(caller, key, claimed)
+
+    def _of(self, caller: str, is_long: bool) -> OrderedDict[str, tuple[float, str]]:
+        return self._kept.setdefault((caller, is_long), OrderedDict())
+
+    def _take(self, caller: str, key: str, claimed: str) -> bool:
+        short = self._of(caller, False)
+        if short.get(key, (0.0, ""))[1] != claimed:
+            return False
+        del short[key]
+        return True
+
+    def _add(self, caller: str, is_long: bool, key: str, until: float, value: str) -> None:
+        kept = self._of(caller, is_long)
+        kept.pop(key, None)
+        kept[key] = (until, value)
+        while len(kept) > MAX_KEPT:
+            kept.popitem(last=False)
 
 
 class Replies:
@@ -80,8 +99,10 @@ class Replies:
     caller should be able to try again with the same key.
     """
 
-    def __init__(self, store: ReplyStore) -> None:
+    def __init__(self, store: ReplyStore, lock_timeout_s: float = 60.0) -> None:
         self._store = store
+        # A request that still runs keeps its claim: it may wait for the lock twice, in this process and beyond.
+        self._in_flight_s = math.ceil(max(IN_FLIGHT_S, 2 * lock_timeout_s + 60))
 
     def once(
         self, caller: str, key: str, operation: str, body: bytes, run: Callable[[], flask.Response]
@@ -91,7 +112,8 @@ class Replies:
             raise ProblemError(400, f"Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters")
         place = (_hash(caller.encode("utf-8", "replace")), _hash(key.encode("utf-8", "replace")))
         fingerprint = _hash(operation.encode() + b"\0" + body)
-        found = self._store.claim(*place, json.dumps({"print": fingerprint}), IN_FLIGHT_S)
+        claimed = json.dumps({"print": fingerprint, "claim": secrets.token_hex(8)})
+        found = self._store.claim(*place, claimed, self._in_flight_s)
         if found is not None:
             return self._repeat(json.loads(found), fingerprint)
         try:
@@ -101,10 +123,10 @@ class Replies:
         except ResourceManagerError as error:
             response = from_manager(error).response()
         except BaseException:
-            self._store.drop(*place)
+            self._forget(*place, claimed)
             raise
         if response.status_code >= 500:
-            self._store.drop(*place)
+            self._forget(*place, claimed)
             return response
         answer = response.get_data()
         kept = {
@@ -119,10 +141,16 @@ class Replies:
             kept["sha256"] = hashlib.sha256(answer).hexdigest()
         keep_s = KEEP_S if response.status_code < 400 else KEEP_REFUSAL_S
         try:
-            self._store.put(*place, json.dumps(kept, ensure_ascii=False), keep_s)
-        except StoreUnavailableError as error:  # the change was made, and its caller should hear of it
+            self._store.put(*place, claimed, json.dumps(kept, ensure_ascii=False), keep_s)
+        except StoreError as error:  # the change was made, and its caller should hear of it
             logger.error("the answer to an Idempotency-Key is not kept: %s", error)
         return response
+
+    def _forget(self, caller: str, key: str, claimed: str) -> None:
+        try:
+            self._store.drop(caller, key, claimed)
+        except StoreError as error:  # what went wrong before matters more
+            logger.error("a claim on an Idempotency-Key stays until it runs out: %s", error)
 
     @staticmethod
     def _repeat(kept: dict[str, Any], fingerprint: str) -> flask.Response:

@@ -51,17 +51,20 @@ class RedisReplies:
         self._client = client
 
     def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
-        names = self._client.key(f"replies:{caller}")
-        script = load_script("claim_reply")
-        limits = (keep_s, KEEP_S, MAX_KEPT)
-        return _text(self._client.run(script, (self._name(caller, key), names), (value, *limits)))
+        keys = (self._name(caller, key), self._names(caller, "short"))
+        return _text(self._client.run(load_script("claim_reply"), keys, (value, keep_s, MAX_KEPT)))
 
-    def put(self, caller: str, key: str, value: str, keep_s: int) -> None:
-        self._client.run(load_script("keep_reply"), (self._name(caller, key),), (value, keep_s))
+    def put(self, caller: str, key: str, claimed: str, value: str, keep_s: int) -> None:
+        kept = self._names(caller, "long" if keep_s == KEEP_S else "short")
+        keys = (self._name(caller, key), self._names(caller, "short"), kept)
+        self._client.run(load_script("keep_reply"), keys, (claimed, value, keep_s, MAX_KEPT))
 
-    def drop(self, caller: str, key: str) -> None:
-        with self._client.reporting():
-            self._client.driver.delete(self._name(caller, key))
+    def drop(self, caller: str, key: str, claimed: str) -> None:
+        keys = (self._name(caller, key), self._names(caller, "short"))
+        self._client.run(load_script("drop_reply"), keys, (claimed,))
+
+    def _names(self, caller: str, life: str) -> str:
+        return self._client.key(f"replies:{caller}:{life}")
 
     def _name(self, caller: str, key: str) -> str:
         return self._client.key(f"reply:{caller}:{key}")

@@ -336,17 +336,20 @@ def test_a_large_answer_is_kept_as_its_status(server: RedisServer, service: Call
         assert all(admin.strlen(key) < 500 for key in admin.scan_iter("*:reply:*"))
 
 
+def replies_in(place: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> idempotency.ReplyStore:
+    """A store of replies that keeps 50 of each caller."""
+    for module in (idempotency, redis_keeping):
+        monkeypatch.setattr(module, "MAX_KEPT", 50)
+    if place == "memory":
+        return idempotency.MemoryReplies()
+    return redis_keeping.RedisReplies(RedisClient.from_url(server.url))
+
+
 @pytest.mark.parametrize("place", ["memory", "redis"])
 def test_a_caller_pushes_out_its_own_answers_only(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (idempotency, redis_keeping):
-        monkeypatch.setattr(module, "MAX_KEPT", 50)
-    replies = (
-        idempotency.MemoryReplies()
-        if place == "memory"
-        else redis_keeping.RedisReplies(RedisClient.from_url(server.url))
-    )
+    replies = replies_in(place, server, monkeypatch)
     assert replies.claim("bob", "k", "bob's", 100) is None
     for number in range(200):
         assert replies.claim("ada", f"k{number}", str(number), 100) is None
@@ -354,11 +357,41 @@ def test_a_caller_pushes_out_its_own_answers_only(
         assert replies.claim("ada", f"k{number}", "again", 100) == str(number)
     assert replies.claim("bob", "k", "again", 100) == "bob's"
     assert replies.claim("ada", "k149", "anew", 100) is None
-    replies.put("ada", "k150", "too late", 100)
+    replies.put("ada", "k150", "150", "too late", idempotency.KEEP_S)
     assert replies.claim("ada", "k150", "free", 100) is None
     if place == "redis":
         with server.client() as admin:
             assert sum(1 for _ in admin.scan_iter("*:reply:*")) == 51
+
+
+@pytest.mark.parametrize("place", ["memory", "redis"])
+def test_failures_and_refusals_push_out_no_answer(
+    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = replies_in(place, server, monkeypatch)
+    replies.claim("ada", "paid", "claim", 100)
+    replies.put("ada", "paid", "claim", "answer", idempotency.KEEP_S)
+    for number in range(200):
+        replies.claim("ada", f"f{number}", "failed", 100)
+        replies.drop("ada", f"f{number}", "failed")
+        replies.claim("ada", f"r{number}", "refused", 100)
+        replies.put("ada", f"r{number}", "refused", "no", idempotency.KEEP_REFUSAL_S)
+    assert replies.claim("ada", "paid", "again", 100) == "answer"
+    assert replies.claim("ada", "r199", "again", 100) == "no"
+    assert replies.claim("ada", "r100", "again", 100) is None
+
+
+@pytest.mark.parametrize("place", ["memory", "redis"])
+def test_a_late_answer_leaves_the_claim_of_a_later_request_alone(
+    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = replies_in(place, server, monkeypatch)
+    replies.claim("ada", "k", "first", 100)
+    replies.drop("ada", "k", "first")  # as if it had run out
+    assert replies.claim("ada", "k", "second", 100) is None
+    replies.put("ada", "k", "first", "late", idempotency.KEEP_S)
+    replies.drop("ada", "k", "first")
+    assert replies.claim("ada", "k", "third", 100) == "second"
 
 
 def test_answers_are_kept_and_changes_made_with_memory_full(
