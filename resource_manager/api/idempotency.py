@@ -101,7 +101,7 @@ class Replies:
 
     def __init__(self, store: ReplyStore, lock_timeout_s: float = 60.0) -> None:
         self._store = store
-        # A request that still runs keeps its claim: it may wait for the lock twice, in this process and beyond.
+        # A request that still runs keeps its claim; it may wait for the lock twice.
         self._in_flight_s = math.ceil(max(IN_FLIGHT_S, 2 * lock_timeout_s + 60))
 
     def once(

@@ -297,6 +297,7 @@ def test_a_refusal_neither_repeats_the_demand_nor_fills_redis(
     server: RedisServer, service: Callable[[str], Any], body: Any
 ) -> None:
     ada = service("ada")
+    keyed(ada, "first", body)  # loads scripts and fills buffers
     before = used(server)
     for number in range(20):
         answer = keyed(ada, f"k{number}", body)
