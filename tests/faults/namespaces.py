@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 from functools import cache
 
@@ -27,6 +28,8 @@ def what_is_missing() -> str:
         Namespace().close()
     except (RuntimeError, OSError) as error:
         return f"needs the right to make network namespaces and iproute2: {error}"
+    if not has_netem() and shutil.which("iptables") is None:
+        return "needs iptables (Debian: iptables) where the kernel has no netem"
     return ""
 
 

@@ -223,7 +223,9 @@ def test_one_gpu_is_granted_wherever_an_inventory_is_stored(monkeypatch, tmp_pat
             [*command, "serve", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
         )
         try:
-            for name, host in (("STORE", url), ("SERVICE", json.loads(service.stderr.readline())["address"])):
+            lines = map(json.loads, service.stderr)
+            address = next(line["address"] for line in lines if "address" in line)
+            for name, host in (("STORE", url), ("SERVICE", address)):
                 connection = {"conn_type": "gpu_manager", "host": host}
                 monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
                 with closing(GPUManagerHook(name.lower()).get_conn()) as manager:
@@ -311,6 +313,7 @@ def test_a_waiting_task_repeats_a_reason_only_when_it_changes():
 
 
 def test_the_reasons_of_a_wait_are_kept_for_the_task_s_log(manager, monkeypatch, fast_triggers, capsys):
+    monkeypatch.setenv("GPU_MANAGER_INSTANCE", TASK.instance)
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
