@@ -1,4 +1,4 @@
-"""`gpu-simulate`: one command a simulator, loaded only when it is called."""
+"""`gpu-simulate`: one command per simulator, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ COMMANDS = {
 
 
 class BadInput(Failure):
-    """One line on standard error, and exit status 2."""
+    """Error shown as one line on standard error, with exit status 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, BAD_INPUT)
 
 
 class InputErrors(click.Command):
-    """Whatever is wrong with the input becomes a `BadInput`."""
+    """Command that turns every error of its input into a `BadInput`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever reads has read enough; click ends in silence
+        except BrokenPipeError:  # the reader closed the pipe; click then ends without a message
             raise
         except (ResourceManagerError, OSError) as error:
             raise BadInput(str(error)) from error
 
 
 class LazyGroup(InputErrors, OneLineErrors):
-    """Imports a simulator when its command is asked for, so that one missing extra spoils only itself."""
+    """Group that imports a simulator only when its command is called: a missing extra affects no other."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -73,7 +73,7 @@ class LazyGroup(InputErrors, OneLineErrors):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers; `FloatRange` takes nan for a member of every range."""
+    """Range of finite numbers; `FloatRange` accepts nan in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -86,7 +86,7 @@ MOST_SEEDS = 100_000
 
 
 class Seeds(click.ParamType):  # type: ignore[type-arg]
-    """Numbers and ranges such as 1-20 or 3,5,8-9, in order and without repeats."""
+    """Seeds given as numbers and ranges such as 1-20 or 3,5,8-9, in order and without repeats."""
 
     name = "SEEDS"
 
@@ -95,7 +95,7 @@ class Seeds(click.ParamType):  # type: ignore[type-arg]
 
 
 def read_seeds(text: str) -> list[int]:
-    """The seeds that the text names; raises `BadInput`."""
+    """Return the seeds that the text lists; raise `BadInput` for a text that is no list of seeds."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
@@ -116,15 +116,15 @@ seeds_option = click.option(
 
 
 def seeds_of(seeds: list[int] | None, seed: int) -> list[int]:
-    """Those of --seeds, or the one of --seed; raises `BadInput` where both are given."""
+    """Return the seeds of --seeds, or the one of --seed; raise `BadInput` where both are given."""
     if seeds is None:
         return [seed]
-    refuse_given(("seed",), "is for one run; leave it or --seeds out")
+    refuse_given(("seed",), "is for one run; use either --seed or --seeds")
     return seeds
 
 
 def refuse_given(names: Sequence[str], reason: str) -> None:
-    """Raises `BadInput` for the first of these options that was given and not left at its default."""
+    """Raise `BadInput` for the first of these options that was given instead of left at its default."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -133,7 +133,7 @@ def refuse_given(names: Sequence[str], reason: str) -> None:
 
 
 def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options every simulator command takes: --seed, --output-dir, --json."""
+    """Add the options that every simulator command takes: --seed, --output-dir, --json."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else."),
         click.option(
@@ -155,4 +155,4 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Replays and simulates GPU scheduling with the resource manager's own allocator."""
+    """Replay and simulate GPU scheduling with the resource manager's own allocator."""

@@ -1,4 +1,4 @@
-"""Errors of the simulators; their root is the project's own."""
+"""Errors of the simulators; all derive from the project's `ResourceManagerError`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class SimulationError(ResourceManagerError):
 
 
 class InputError(SimulationError, ValueError):
-    """Bad input; where it came from a file, the message names file and line."""
+    """Bad input; the message names the file and line where the input came from one."""
 
     def __init__(self, reason: str, *, path: str | Path | None = None, line: int | None = None) -> None:
         where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
-        # The reason may quote the file; what cannot be printed there must not steer a terminal, nor fill it.
+        # The reason may quote the file: unprintable text must not steer a terminal, nor long text fill it.
         reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
         super().__init__(where + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason))
         self.path = path

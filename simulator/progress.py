@@ -1,4 +1,4 @@
-"""How far a long run is: told to a callback, and shown as a bar where a terminal watches."""
+"""Progress of a long run: reported to a callback, and shown as a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = Callable[[int, int], object]
-"""Told, while something runs, how much is done of how much."""
+"""Callback that receives, during a run, how much is done and how much there is in total."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """Tells nobody."""
+    """Ignore the progress."""
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
-    """A bar with rate and time left on standard error, if that is a terminal."""
+    """Yield a callback that draws a bar with rate and time left on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield no_progress
         return

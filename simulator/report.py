@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, so that a stop in the middle leaves no half report."""
+"""Files of a run, each written as a whole or not at all, so that an interruption leaves no partial report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls `write` with a temporary path beside `path`, then renames it into place."""
+    """Call `write` with a temporary path beside `path`, then rename it into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
@@ -30,17 +30,17 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 text, whole or not at all."""
+    """Write UTF-8 text, as a whole or not at all."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes indented JSON, whole or not at all."""
+    """Write indented JSON, as a whole or not at all."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a table with a header, whole or not at all."""
+    """Write a table with a header, as a whole or not at all."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -49,7 +49,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files."""
+    """Return matplotlib's pyplot, set to draw into files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -59,12 +59,12 @@ def pyplot() -> Any:
 
 
 def plain(name: str) -> str:
-    """The name for matplotlib, which else takes what stands between two dollars for a formula."""
+    """Return the name with its dollar signs escaped: matplotlib reads text between two as a formula."""
     return name.replace("$", r"\$")
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Saves a matplotlib figure, whole or not at all, and closes it."""
+    """Save a matplotlib figure, as a whole or not at all, and close it."""
     from matplotlib import pyplot
 
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=120, bbox_inches="tight"))

@@ -1,4 +1,4 @@
-"""Many runs over any `concurrent.futures.Executor`: processes here, Dask on a cluster; resumable."""
+"""Many runs over any `concurrent.futures.Executor` (local processes or a Dask cluster), resumable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Case(Protocol):
 
 
 Result = dict[str, Any]
-"""What a run returns: JSON values."""
+"""Result of a run: JSON values."""
 
 
 def sweep(
@@ -36,11 +36,11 @@ def sweep(
     folder: Path | None = None,
     progress: Progress = no_progress,
 ) -> list[Result]:
-    """The results of `run` on every case, in the order of the cases, whatever the executor.
+    """Return the results of `run` on every case, in the order of the cases, the same for every executor.
 
-    With a folder, each result is written there as soon as it is known, and a later sweep of the same
-    cases runs only what is missing. `run` must be a function of a module. An error of a run ends the
-    sweep; what was finished is kept.
+    With a folder, each result is written there as soon as it is known, and a later sweep of the same cases
+    runs only the missing ones. `run` must be a function at module level. An error of a run ends the sweep;
+    finished results are kept.
     """
     results: dict[int, Result] = {}
     if folder is not None:
@@ -74,27 +74,27 @@ def _read(path: Path) -> Result | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError:  # not ours or spoilt: run it again
+    except ValueError:  # damaged, or written by another program: run the case again
         return None
     return value if isinstance(value, dict) else None
 
 
 @contextmanager
 def processes(workers: int | None = None) -> Iterator[Executor]:
-    """An executor over so many processes of this machine, but no more than one a core."""
+    """Yield an executor over that many local processes, at most one per core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers == 1:
-        with ThreadPoolExecutor(1) as alone:  # no other process to start and to send things to
+        with ThreadPoolExecutor(1) as alone:  # saves starting a process and sending data to it
             yield alone
         return
-    # A process that has threads must not be forked; a fresh one imports what it needs.
+    # A process with threads must not be forked; a fresh one imports what it needs.
     with ProcessPoolExecutor(min(workers or cores, cores), mp_context=get_context("forkserver")) as pool:
         yield pool
 
 
 @contextmanager
 def dask(address: str) -> Iterator[Executor]:
-    """An executor over the Dask cluster at that address; raises `SimulationError` if it cannot be reached."""
+    """Yield an executor over the Dask cluster there; raise `SimulationError` if it is unreachable."""
     try:
         from distributed import Client
     except ModuleNotFoundError as error:

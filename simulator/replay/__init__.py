@@ -1,1 +1,1 @@
-"""Recorded workloads played through the allocator: openb, Muri, histories, traces of one's own."""
+"""Replay of recorded workloads through the allocator: openb, Muri, histories, and a user's own traces."""

@@ -43,9 +43,9 @@ def command(
     output_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Replays a recorded workload through the resource manager's own allocator."""
+    """Replay a recorded workload through the resource manager's own allocator."""
     if curve is not None and trace != "openb":
-        raise BadInput("--curve goes with --trace openb; others write theirs into --output-dir")
+        raise BadInput("--curve needs --trace openb; other replays write their curves into --output-dir")
     refuse_idle(trace, history, [order or "fifo"])
     with progress_bar("replaying") as progress:
         if trace == "muri":
@@ -66,7 +66,7 @@ def _muri(data: Path | None, jobs: str | None, order: str, progress: Progress) -
     if data is None or jobs is None:
         raise BadInput("--trace muri needs --data, the folder, and --jobs, the trace such as trace1")
     if order not in muri.ORDERS:
-        raise BadInput(f"--trace muri knows --order {' and '.join(muri.ORDERS)}, not {order!r}")
+        raise BadInput(f"--trace muri supports --order {' and '.join(muri.ORDERS)}, not {order!r}")
     return muri.replay(muri.read_jobs(data, jobs), order, progress)
 
 
@@ -100,7 +100,7 @@ def _timed(case: Case, progress: Progress, output_dir: Path | None) -> dict[str,
 
 
 def _write(case: Case, record: Record, output_dir: Path) -> None:
-    """Every job as a row, and the pictures."""
+    """Write one row per job, and the figures."""
     columns = ("job", "team", "submitted_s", "started_s", "ended_s", "wait_s", "node", "gpu_ids")
     rows = []
     for task_id, stay in record.stays.items():
@@ -115,7 +115,7 @@ def _write(case: Case, record: Record, output_dir: Path) -> None:
 
 
 def report(summary: dict[str, Any], as_json: bool) -> None:
-    """The summary as JSON, or as lines of name and value."""
+    """Print the summary as JSON, or as lines of name and value."""
     if as_json:
         print_json(summary)
         return

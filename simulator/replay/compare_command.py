@@ -22,10 +22,10 @@ from simulator.report import write_json, write_text
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
-    """Names, separated by commas."""
+    """Return the names of a comma-separated list."""
     names = list(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not names:
-        raise click.BadParameter("names nothing")
+        raise click.BadParameter("lists no name")
     return names
 
 
@@ -36,7 +36,7 @@ def parse_names(context: click.Context, parameter: click.Parameter, value: str) 
     "--orders", callback=parse_names, default="fifo", show_default=True, help="Also with +backfill."
 )
 @seeds_option
-@click.option("--workers", type=click.IntRange(1), help="Processes; by default one a core.")
+@click.option("--workers", type=click.IntRange(1), help="Processes; by default one per core.")
 @click.option("--dask", help="Run on the Dask cluster at this address instead.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML page with everything."
@@ -60,13 +60,13 @@ def command(
     output_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Runs every policy under every order on one workload, in parallel, and says how they differ.
+    """Run every policy under every order on one workload, in parallel, and report how they differ.
 
-    With --output-dir an interrupted comparison goes on where it stopped: finished runs are kept there.
+    With --output-dir an interrupted comparison can be resumed: finished runs are kept there.
     """
     seeds = seeds_of(seeds, seed)
     if dask is not None:
-        refuse_given(("workers",), "is for processes here; it cannot be used with --dask")
+        refuse_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
     refuse_idle(trace, history, orders)
     with in_a_file(history, output_dir) as recorded:
         source = source_of(trace, data, pods, nodes, jobs, recorded)
@@ -97,7 +97,7 @@ def command(
 
 @contextmanager
 def in_a_file(history: str | None, output_dir: Path | None) -> Iterator[str | None]:
-    """The history as a file, since a store may go on while the runs must all see the same."""
+    """Yield the history as a file: a store may keep changing, and all runs must read the same history."""
     if history is None or not history.startswith(REDIS_SCHEMES):
         yield history
         return
@@ -113,7 +113,7 @@ def _head(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def print_rows(table: list[dict[str, Any]], said: list[str]) -> None:
-    """The table and the findings on standard output."""
+    """Print the table and the findings on standard output."""
     from rich.console import Console
     from rich.table import Table
 
@@ -130,7 +130,7 @@ def print_rows(table: list[dict[str, Any]], said: list[str]) -> None:
     for row in table:
         shape.add_row(*(shown(row.get(name)) for name in columns))
     console = Console()
-    # Rather wider than the terminal than with names and figures cut off.
+    # A table wider than the terminal is better than one with names and figures cut off.
     console.width = max(console.width, Console(width=1000).measure(shape).maximum)
     console.print(shape)
     for line in said:

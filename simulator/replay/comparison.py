@@ -1,4 +1,4 @@
-"""Policies and queue orders side by side on one workload: the runs, a row for each, and what they say."""
+"""Policies and queue orders side by side on one workload: the runs, a row for each, and the findings."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the workload is: `openb` (folder, pod list), `jobs` (nodes, jobs) or `history` (file or URL)."""
+    """Source of the workload: `openb` (folder, pod list), `jobs` (nodes, jobs) or `history` (file or URL)."""
 
     kind: str
     paths: tuple[str, ...]
 
     def fingerprint(self) -> list[object]:
-        """Names the files and changes with them."""
+        """Return values that identify the files and change with their content."""
         found: list[object] = [self.kind, *self.paths]
         for text in self.paths:
             path = Path(text)
@@ -55,7 +55,7 @@ class Case:
     quotas: tuple[tuple[str, float], ...] = ()
 
     def fingerprint(self) -> str:
-        """All that decides the result, as text."""
+        """Return all that decides the result, as text."""
         return json.dumps(
             [FORMAT, self.source.fingerprint(), self.policy, self.order, self.seed, self.quotas]
         )
@@ -72,7 +72,7 @@ def cases(
     seeds: Sequence[int],
     quotas: tuple[tuple[str, float], ...] = (),
 ) -> list[Case]:
-    """Every combination that can differ: openb knows no order; elsewhere a seed matters to random alone."""
+    """Return every combination that can differ: openb has no order; elsewhere only `random` uses the seed."""
     found: list[Case] = []
     for policy in policies:
         for order in orders[:1] if source.kind == "openb" else orders:
@@ -84,19 +84,19 @@ def cases(
 def cases_as_values(
     source: Source, policies: Sequence[str], orders: Sequence[str], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The cases as JSON values, for those who hand them on in their own way."""
+    """Return the cases as JSON values, for callers that distribute the runs themselves."""
     return [asdict(case) for case in cases(source, policies, orders, seeds)]
 
 
 def case_from_values(values: Mapping[str, Any]) -> Case:
-    """The case that `cases_as_values` wrote."""
+    """Return the case that `cases_as_values` wrote."""
     source = Source(values["source"]["kind"], tuple(values["source"]["paths"]))
     quotas = tuple((team, share) for team, share in values["quotas"])
     return Case(source, values["policy"], values["order"], values["seed"], quotas)
 
 
 def check(source: Source, policies: Sequence[str], orders: Sequence[str], seeds: Sequence[int]) -> None:
-    """Raises an error about a name or a file before any run starts."""
+    """Raise an error about a wrong name or file before any run starts."""
     for order in orders:
         get_order(order)
     if source.kind == "openb":
@@ -112,7 +112,7 @@ def check(source: Source, policies: Sequence[str], orders: Sequence[str], seeds:
 
 
 def read(source: Source) -> Workload:
-    """The workload, read once a process unless its files change."""
+    """Return the workload; a process reads it again only when its files change."""
     return _read(source, json.dumps(source.fingerprint()))
 
 
@@ -131,7 +131,7 @@ def _read_openb(folder: str, pods: str, seed: int) -> openb.Trace:
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """The figures, curves and waits of one run, as JSON values."""
+    """Return the figures, curves and waits of one run, as JSON values."""
     head = {"name": case.name, **{key: value for key, value in asdict(case).items() if key != "source"}}
     if case.source.kind == "openb":
         trace = _read_openb(*case.source.paths, case.seed)
@@ -143,13 +143,13 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[str, float]) -> Record:
-    """One replay of a workload that takes time."""
+    """Return the record of one replay of a workload with run times."""
     chosen = seeded(seed) if policy == "random" else get_policy(policy)
     return Replay(workload, chosen, get_order(order, quotas)).run()
 
 
 def pictures(record: Record) -> dict[str, Any]:
-    """What a report draws, thinned to what can be seen."""
+    """Return the data of a report's figures, thinned to the resolution of a picture."""
     samples = record.samples
     step = max(math.ceil(len(samples) / CURVE_POINTS), 1)
     first = samples[0].at if samples else 0.0
@@ -173,7 +173,7 @@ def pictures(record: Record) -> dict[str, Any]:
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each policy and order: the mean of every figure over its seeds."""
+    """Return a row for each policy and order: the mean of every figure over its seeds."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault(result["case"]["name"], []).append(result)
@@ -189,7 +189,7 @@ def rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def findings(results: Sequence[dict[str, Any]]) -> list[str]:
-    """A plain sentence for each policy or order, against the first one, with the figure that explains it."""
+    """Return one sentence per policy or order compared with the first, with the figure that explains it."""
     table = rows(results)
     if len(table) < 2:
         return []
@@ -206,15 +206,15 @@ def _placing(row: dict[str, Any], first: dict[str, Any], results: Sequence[dict[
         return f"{row['name']} places as much as {first['name']}."
     much = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
     fact = (
-        f"when 90 % of the load has arrived, {lost:.1f} % of its idle GPU capacity is of no use to the usual "
-        f"tasks, {lost_first:.1f} % of that of {first['name']}"
+        f"when 90 % of the load has arrived, {lost:.1f} % of its idle GPU capacity is fragmented for the "
+        f"usual tasks, {lost_first:.1f} % of that of {first['name']}"
     )
     link = "because" if (gain > 0) == (lost < lost_first) else "although"
     return f"{row['name']} places {much} than {first['name']}, {link} {fact}."
 
 
 def _fragmented(results: Sequence[dict[str, Any]], name: str) -> float:
-    """The fragmentation ratio at 90 % of arrived load, the mean over seeds."""
+    """Return the fragmentation ratio at 90 % of arrived load, the mean over seeds."""
     return fmean(r["curve"]["frag_ratio_percent"][90] for r in results if r["case"]["name"] == name)
 
 
@@ -237,7 +237,7 @@ def _waiting(row: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def _reason(row: dict[str, Any], first: dict[str, Any], shorter: bool) -> str:
-    """The measured difference that goes with it: what was in use, what lay in pieces, or who waited."""
+    """Return the measured difference beside it: allocation, fragmentation, or the longest wait."""
     used, used_first = row["allocated_percent"], first["allocated_percent"]
     if used is not None and abs(used - used_first) >= 0.5:
         link = "because" if (used > used_first) == shorter else "although"
@@ -247,12 +247,10 @@ def _reason(row: dict[str, Any], first: dict[str, Any], shorter: bool) -> str:
     lost, lost_first = row.get("frag_ratio_percent"), first.get("frag_ratio_percent")
     if lost is not None and lost_first is not None and abs(lost - lost_first) >= 0.5:
         link = "because" if (lost < lost_first) == shorter else "although"
-        return (
-            f"{link} {lost:.1f} % of the idle capacity is of no use, {lost_first:.1f} % under {first['name']}"
-        )
+        return f"{link} {lost:.1f} % of idle capacity is fragmented, {lost_first:.1f} % under {first['name']}"
     longest, longest_first = row["max_wait_s"], first["max_wait_s"]
     return (
-        f"because others wait instead: the longest wait is {_seconds(longest)}, "
+        f"because other jobs wait instead: the longest wait is {_seconds(longest)}, "
         f"{_seconds(longest_first)} under {first['name']}"
     )
 

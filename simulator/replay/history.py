@@ -1,4 +1,4 @@
-"""A recorded history as a workload: what came from outside, apart from what was decided about it."""
+"""A recorded history as a workload: the external events, separated from the scheduler's decisions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "unix://")
 
 
 def read_history(source: str) -> History:
-    """The history in a file of `gpu-manager history --export`, or in the Redis at a URL.
+    """Return the history in a file of `gpu-manager history --export`, or in the Redis at a URL.
 
     Raises `InputError` with file, line and reason, or `StoreError`.
     """
@@ -44,7 +44,7 @@ def read_history(source: str) -> History:
     rows = read_json_lines(path)
     first = next(rows, None)
     if first is None:
-        raise InputError("there is no history", path=path)
+        raise InputError("the file is empty; expected a history export", path=path)
     row = first
     try:
         before = snapshot_of(first.values)
@@ -53,7 +53,7 @@ def read_history(source: str) -> History:
         for row in rows:
             change = change_of(row.values)
             version = row.values.get("version")
-            # Only behind the snapshot is there a gap, of changes that the store had forgotten.
+            # A gap is possible only right after the snapshot: changes that the store had already dropped.
             if not isinstance(version, int) or version <= last or (changes and version > last + 1):
                 raise row.fail(f"version is {version!r} after {last}; lines are missing or in another order")
             last = version
@@ -66,10 +66,10 @@ def read_history(source: str) -> History:
 
 
 def workload_of(history: History, name: str) -> Workload:
-    """Arrivals with the time each job ran, and what operators did; the grants are left to the replay.
+    """Return arrivals with each job's run time, and the operators' changes; the replay decides the grants.
 
-    A commit of the manager is a run of changes made at one time whose grants come last. A task id that
-    comes again gets a number, so that both can live at once where the replay is slower than the record.
+    A commit of the manager is a run of changes made at one time whose grants come last. A repeated task id
+    gets a number, so that both jobs can exist at once where the replay is slower than the record.
     """
     changes = _rename(history)
     ends = _ends(changes)
@@ -117,12 +117,12 @@ def workload_of(history: History, name: str) -> Workload:
 
 
 def _ends(changes: Iterable[Change]) -> dict[str, float]:
-    """When each task ended."""
+    """Return the end of each task, in seconds."""
     return {change.task_id: change.at for change in changes if isinstance(change, Released | Expired)}
 
 
 def _endless_request(request: Request) -> Request:
-    """The request with a life that only its recorded end limits."""
+    """Return the request with a lifetime limited only by its recorded end."""
     return replace(request, ttl_s=math.inf)
 
 
@@ -131,7 +131,7 @@ def _endless(lease: Lease) -> Lease:
 
 
 def _rename(history: History) -> list[Change]:
-    """The changes with a number behind each task id that was used before."""
+    """Return the changes with a number appended to each task id that was used before."""
     uses: Counter[str] = Counter(lease.task_id for lease in history.before.leases)
     uses.update(entry.task_id for entry in history.before.waiting)
     waiting = {entry.task_id for entry in history.before.waiting}

@@ -1,4 +1,4 @@
-"""From the record of a replay to figures: waiting, completion, allocation, occupancy, fragmentation."""
+"""Figures of a replay from its record: waiting, completion, allocation, occupancy, fragmentation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from simulator.replay.replay import Record, Sample, Stay
 
 
 def summarise(record: Record) -> dict[str, Any]:
-    """The figures of one replay; times in seconds, shares in percent, means over time where of the cluster.
+    """Return the figures of one replay: times in seconds, percentages of the cluster as means over time.
 
-    Waiting counts jobs that started; completion those that also ended.
+    Waiting times count jobs that started; completion times those that also ended.
     """
     stays = list(record.stays.values())
     started = [stay for stay in stays if stay.started_at is not None]
@@ -37,13 +37,13 @@ def summarise(record: Record) -> dict[str, Any]:
 
 
 def wait_s(stay: Stay) -> float:
-    """How long a job that started has waited."""
+    """Return how long a started job has waited, in seconds."""
     assert stay.started_at is not None
     return max(stay.started_at - stay.job.submitted_at, 0.0)
 
 
 def over_time(record: Record) -> dict[str, float | None]:
-    """Means over time from the first to the last thing that happened."""
+    """Return means over time, from the first to the last event."""
     samples = record.samples
     total = _time_mean(samples, [sample.gpu_milli for sample in samples])
     nodes = _time_mean(samples, [sample.nodes for sample in samples])
@@ -62,13 +62,13 @@ def over_time(record: Record) -> dict[str, float | None]:
 
 
 def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[float]], float, float]:
-    """(node names, share of GPU milli in use by node and time bin, first and last second)."""
+    """Return (node names, fraction of GPU milli in use by node and time bin, first and last second)."""
     import numpy as np
 
     samples = record.samples
     start, end = (samples[0].at, samples[-1].at) if samples else (0.0, 0.0)
     gpus: dict[str, int] = {}
-    for node in record.workload.nodes:  # the most that a node ever has
+    for node in record.workload.nodes:  # the largest capacity that a node ever has
         gpus[node.name] = max(gpus.get(node.name, 1), len(node.gpus))
     nodes = {name: place for place, name in enumerate(gpus)}
     sizes = np.array(list(gpus.values())) * MILLI_PER_GPU
@@ -87,7 +87,7 @@ def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[fl
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """The value below which that share of the sorted values lies (nearest rank)."""
+    """Return the smallest of the sorted values with at least that fraction at or below it (nearest rank)."""
     if not ascending:
         return None
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
@@ -98,7 +98,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _time_mean(samples: Sequence[Sample], values: Sequence[float]) -> float:
-    """The mean of a quantity that keeps each value until the next sample."""
+    """Return the mean over time of a quantity that keeps each value until the next sample."""
     if len(samples) < 2:
         return values[0] if values else 0.0
     span = samples[-1].at - samples[0].at

@@ -37,13 +37,13 @@ OVERHEAD_S = {
 }
 """Seconds that a running job loses at each event, by model, for each of `GPU_COUNTS`.
 
-vgg16 on 32 GPUs takes 10 s: with 9 s five of the eight published runs do not come out.
+vgg16 on 32 GPUs takes 10 s: with 9 s, five of the eight published runs are not reproduced.
 """
 
 
 @dataclass(slots=True)
 class Job:
-    """A training job and how far it is."""
+    """A training job and its progress."""
 
     parts: tuple[Request, ...]
     gpus: int
@@ -60,7 +60,7 @@ class Job:
         return self.iterations_left * self.iteration_s
 
     def charge(self, now: float) -> None:
-        """Counts the iterations done since the last event; each event costs the overhead."""
+        """Count the iterations done since the last event; each event costs the overhead."""
         if self.running:
             self.iterations_left -= max(now - self.checked_at - self.overhead_s, 0) / self.iteration_s
         self.checked_at = now
@@ -76,11 +76,11 @@ ORDERS: dict[str, Key] = {
 
 
 def read_jobs(folder: Path, name: str) -> list[Job]:
-    """The jobs of a trace by time of submission; raises `InputError` with file, line and reason."""
+    """Return the jobs of a trace by submission time; raise `InputError` with file, line and reason."""
     path = folder / f"{name}.csv"
     jobs = [_job(row) for row in read_csv(path, COLUMNS)]
     if not jobs:
-        raise InputError("there is no job", path=path)
+        raise InputError("the trace lists no job", path=path)
     return sorted(jobs, key=lambda job: job.submitted_at)
 
 
@@ -105,7 +105,7 @@ def _job(row: Row) -> Job:
 
 
 def servers() -> list[Node]:
-    """Eight servers of eight GPUs."""
+    """Return eight servers of eight GPUs."""
     return [
         Node(f"server-{index}", index, {}, tuple(Gpu(gpu_id) for gpu_id in range(GPUS_PER_SERVER)))
         for index in range(SERVERS)
@@ -113,7 +113,7 @@ def servers() -> list[Node]:
 
 
 def run(jobs: list[Job], order: Key, progress: Progress = no_progress) -> None:
-    """Runs the jobs to their ends, which it sets."""
+    """Run the jobs to their ends and set `ended_at` of each."""
     cluster = ClusterState(servers())
     arriving = list(reversed(jobs))
     active: list[Job] = []
@@ -140,7 +140,7 @@ def run(jobs: list[Job], order: Key, progress: Progress = no_progress) -> None:
 
 
 def _replan(cluster: ClusterState, active: list[Job]) -> None:
-    """Decides who runs, from an empty cluster: first fit in order, skipping what does not fit."""
+    """Decide which jobs run, from an empty cluster: first fit in order, skipping what does not fit."""
     idle = SERVERS * GPUS_PER_SERVER
     with cluster.trial():
         for job in active:
@@ -149,14 +149,14 @@ def _replan(cluster: ClusterState, active: list[Job]) -> None:
                 continue
             idle -= job.gpus
             for part in job.parts:
-                # Sizes are powers of two, so first fit leaves fewer than eight idle GPUs on servers in part
-                # use: what fits by number fits by server, and a job of many servers finds them whole.
+                # Sizes are powers of two, so first fit leaves fewer than eight idle GPUs on partly used
+                # servers: what fits by total count fits by server, and a large job finds whole servers.
                 [granted] = allocate(cluster, part, first_fit, 0.0)
                 cluster.apply(granted)
 
 
 def _ends(active: list[Job], now: float) -> list[tuple[float, list[Job]]]:
-    """When the running jobs would end if nothing else happened, the earliest first."""
+    """Return the ends of the running jobs if no other event happened, the earliest first."""
     ends: list[tuple[float, list[Job]]] = []
     for job in active:
         if job.running:
@@ -172,7 +172,7 @@ def _ends(active: list[Job], now: float) -> list[tuple[float, list[Job]]]:
 
 
 def replay(jobs: list[Job], order: str, progress: Progress = no_progress) -> dict[str, Any]:
-    """The summary of one order over the jobs; a job's completion time counts from its submission."""
+    """Return the summary of one order over the jobs; completion time counts from a job's submission."""
     started = time.perf_counter()
     run(jobs, ORDERS[order], progress)
     completion_s = sorted(job.ended_at - job.submitted_at for job in jobs)

@@ -31,14 +31,14 @@ NODE_LIST = "openb_node_list_gpu_node.csv"
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
 ARRIVING_PERCENT = 130
-"""Pods arrive until they have asked for this share of all GPUs."""
+"""Pods arrive until they have requested this fraction of all GPUs."""
 
 PLACED_PER_REPORT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Nodes in the order that breaks ties, the pods of the original list, and the pods as they arrive."""
+    """Nodes in tie-breaking order, the pods of the original list, and the pods in order of arrival."""
 
     nodes: tuple[Node, ...]
     pods: tuple[Request, ...]
@@ -46,12 +46,12 @@ class Trace:
 
     @property
     def gpu_milli(self) -> int:
-        """What the whole cluster has."""
+        """GPU milli of the whole cluster."""
         return sum(len(node.gpus) for node in self.nodes) * MILLI_PER_GPU
 
 
 class Step(NamedTuple):
-    """One arrival: what has arrived and been placed so far, and the node that took it as it is now."""
+    """One arrival: what has arrived and been placed so far, and the node that took it, as it is now."""
 
     arrived_milli: int
     used_milli: int
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a policy made of a trace; `wall_s` is the time it took to place all pods."""
+    """Result of a policy on a trace; `wall_s` is the time it took to place all pods, in seconds."""
 
     steps: tuple[Step, ...]
     cluster: ClusterState
@@ -74,7 +74,7 @@ class Placed:
 
 
 def read_trace(folder: Path, pods: str, seed: int) -> Trace:
-    """The trace in that folder, with the arrival order of the seed's fixture, or one drawn from the seed.
+    """Return the trace in the folder, in the seed's fixture order, or in one drawn from the seed.
 
     Raises `InputError` with file, line and reason.
     """
@@ -84,11 +84,11 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
         known = sorted(
             p.stem.removeprefix("openb_pod_list_") for p in path.parent.glob("openb_pod_list_*.csv")
         )
-        raise InputError(f"there is no such pod list; found {', '.join(known) or 'none'}", path=path)
+        raise InputError(f"no such pod list; found {', '.join(known) or 'none'}", path=path)
     rows = sorted(read_csv(path, POD_COLUMNS), key=lambda row: row.text("name"))
     requests = tuple(_request(row) for row in rows)
     if not requests:
-        raise InputError("there is no pod", path=path)
+        raise InputError("the pod list is empty", path=path)
     refuse_misfits("pod", zip(rows, requests, strict=True), nodes)
     fixture = folder / "fixtures" / f"{pods}.json.gz"
     if fixture.exists():
@@ -101,20 +101,20 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
 
 
 def read_nodes(path: Path) -> list[Node]:
-    """The servers of a node list; raises `InputError`."""
+    """Return the servers of a node list; raise `InputError`."""
     nodes: dict[str, Node] = {}
     gpus_left = MAX_GPUS
     for row in read_csv(path, NODE_COLUMNS):
         name = row.text("sn")
         if not name or name in nodes:
-            raise row.fail(f"the name {name!r} is empty or there twice")
+            raise row.fail(f"the node name {name!r} is empty or used twice")
         count = row.whole("gpu", most=min(MAX_GPUS_OF_SERVER, gpus_left))
         gpus_left -= count
         gpus = tuple(Gpu(gpu_id, row.text("model")) for gpu_id in range(count))
         resources = {"cpu_milli": row.whole("cpu_milli"), "memory_mib": row.whole("memory_mib")}
         nodes[name] = Node(name, len(nodes), resources, gpus)
     if not any(node.gpus for node in nodes.values()):
-        raise InputError("there is no node with a GPU", path=path)
+        raise InputError("no node has a GPU", path=path)
     return list(nodes.values())
 
 
@@ -143,7 +143,7 @@ def _read_fixture(path: Path, seed: int, pods: int, nodes: int) -> tuple[list[in
     value = read_json(path)
     if not isinstance(value, dict) or str(seed) not in value:
         known = ", ".join(sorted(value)) if isinstance(value, dict) else "none"
-        raise InputError(f"has no order for seed {seed}; it has {known}", path=path)
+        raise InputError(f"no order for seed {seed}; the file has {known}", path=path)
     found = value[str(seed)]
     order, rank = (_integers(found, key, path, seed) for key in ("order", "node_rank"))
     if any(not 0 <= row < pods for row in order):
@@ -161,12 +161,12 @@ def _integers(found: Any, key: str, path: Path, seed: int) -> list[int]:
 
 
 def _draw(pods: tuple[Request, ...], nodes: list[Node], seed: int) -> tuple[list[int], list[int]]:
-    """All pods shuffled, then pods at random until 130 % of the GPUs are asked for; ranks shuffled."""
+    """Return all pods shuffled, then random pods until 130 % of the GPUs are requested; ranks shuffled."""
     draw = random.Random(seed)
     limit = sum(len(node.gpus) for node in nodes) * MILLI_PER_GPU * ARRIVING_PERCENT // 100
     demand = [pod.gpus * pod.gpu_milli for pod in pods]
     if not any(demand):
-        raise InputError("no pod asks for a GPU, so no load could be reached")
+        raise InputError("no pod requests a GPU, so no load can be reached")
     rows = list(range(len(pods)))
     draw.shuffle(rows)
     order: list[int] = []
@@ -184,7 +184,7 @@ def _draw(pods: tuple[Request, ...], nodes: list[Node], seed: int) -> tuple[list
 
 
 def policy_for(name: str, fragmentation: Fragmentation, seed: int) -> Policy:
-    """The policy as the published study measures it: CPU in milli, and the trace's own task mix.
+    """Return the policy as the published study measures it: CPU in milli, and the trace's own task mix.
 
     Its best fit weighs CPU against GPU, where ours counts free GPUs. Raises `PolicyError`.
     """
@@ -203,21 +203,21 @@ def policy_for(name: str, fragmentation: Fragmentation, seed: int) -> Policy:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keeps the garbage collector from walking hundreds of thousands of live objects; none forms a cycle."""
+    """Keep the garbage collector from scanning hundreds of thousands of live objects; none forms a cycle."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
-            # What was made meanwhile counts as old at once, or the next object made would have it all walked.
+            # Objects made meanwhile are marked old; otherwise the next allocation would scan them all.
             gc.freeze()
             gc.unfreeze()
             gc.enable()
 
 
 def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Placed:
-    """Tries each arriving pod once, in order; nothing departs."""
+    """Try each arriving pod once, in order; nothing departs."""
     cluster = ClusterState(trace.nodes)
     by_name = cluster.by_name
     steps: list[Step] = []
@@ -246,11 +246,11 @@ def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Pla
 def curve(
     trace: Trace, placed: Placed, fragmentation: Fragmentation
 ) -> list[tuple[int, float, float, float]]:
-    """Rows of (arrived %, allocated %, fragmentation amount %, fragmentation ratio %) for x = 0 to 130.
+    """Return rows of (arrived %, allocated %, fragmentation amount %, fragmentation ratio %), x = 0 to 130.
 
-    A row is the mean over the pods with that x. As published, the allocated and the ratio of a pod are
-    rounded to two decimals before the mean, the amount is not; a mean of amounts or allocated is rounded.
-    A row without a pod repeats the one before.
+    A row is the mean over the pods with that x. As published, allocated and ratio of a pod are rounded to
+    two decimals before the mean, the amount is not; a mean of amounts or allocated is rounded. A row without
+    a pod repeats the one before.
     """
     import numpy as np
 
@@ -273,7 +273,7 @@ def curve(
     last = (0.0, 100 * sum(fragmentation.of_node(node) for node in nodes) / total, 0.0)
     for x in range(ARRIVING_PERCENT + 1):
         if x in columns:
-            # One array a quantity: the published means are numpy's, which sum pairwise.
+            # One array per quantity: the published means are numpy's, which sum pairwise.
             allocated, amounts, ratios = (np.array(values) for values in zip(*columns[x], strict=True))
             last = (
                 float(np.round(np.mean(allocated), 2)),
@@ -290,7 +290,7 @@ CURVE_COLUMNS = ("arrived_percent", "allocated_percent", "frag_amount_percent", 
 def replay(
     trace: Trace, policy_name: str, seed: int, progress: Progress = no_progress
 ) -> tuple[dict[str, Any], list[tuple[int, float, float, float]]]:
-    """The summary and the curve of one policy over the trace; both percentages are those of the last row."""
+    """Return summary and curve of one policy over the trace; both percentages are those of the last row."""
     fragmentation = Fragmentation.of(trace.pods, CPU_MILLI.cpu_name)
     placed = place(trace, policy_for(policy_name, fragmentation, seed), progress)
     rows = curve(trace, placed, fragmentation)

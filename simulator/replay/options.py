@@ -1,4 +1,4 @@
-"""Options that `replay` and `compare` share: where the workload is."""
+"""Options shared by `replay` and `compare`: the source of the workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.replay.comparison import Source
 
 
 def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options that name a workload."""
+    """Add the options that name a workload."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -53,22 +53,23 @@ IDLE_WITH: dict[str | None, tuple[str, ...]] = {
     "json": ("data", "pods"),
     None: ("data", "pods", "nodes", "jobs"),
 }
-"""Kind of trace (None: a history) -> the options that would do nothing there."""
+"""Kind of trace (None: a history) -> the options without effect there."""
 
 
 def refuse_idle(trace: str | None, history: str | None, orders: Sequence[str]) -> None:
-    """Raises `BadInput` for an option that does nothing with that workload or under those orders."""
+    """Raise `BadInput` for an option without effect on that workload or under those orders."""
     if (trace is None) == (history is None):
         raise BadInput("name one workload: --trace with its files, or --history")
-    refuse_given(IDLE_WITH[trace], f"does not go with {'--history' if trace is None else f'--trace {trace}'}")
+    workload = "--history" if trace is None else f"--trace {trace}"
+    refuse_given(IDLE_WITH[trace], f"cannot be used with {workload}")
     if not any(order.startswith("fair_share") for order in orders):
-        refuse_given(("quotas",), "is for the order fair_share alone")
+        refuse_given(("quotas",), "applies only to the order fair_share")
 
 
 def source_of(
     trace: str | None, data: Path | None, pods: str, nodes: Path | None, jobs: str | None, history: str | None
 ) -> Source:
-    """The workload that the options name; raises `BadInput` that says which is missing."""
+    """Return the workload that the options name; raise `BadInput` naming a missing option."""
     if history is not None:
         return Source("history", (history,))
     if trace == "openb":
@@ -79,5 +80,5 @@ def source_of(
         raise BadInput(f"--trace {trace} needs --nodes and --jobs, the files of servers and jobs")
     for path in (nodes, Path(jobs)):
         if (path.suffix in (".json", ".jsonl")) != (trace == "json"):
-            raise BadInput(f"--trace {trace} does not go with the file {path}")
+            raise BadInput(f"--trace {trace} cannot read the file {path}")
     return Source("jobs", (str(nodes), jobs))

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page with everything in it."""
+"""A comparison as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ img { max-width: 100%; background: #fff; border-radius: 4px; }
 
 
 def render(title: str, results: Sequence[dict[str, Any]]) -> str:
-    """The page: what was found, the table, the pictures."""
+    """Return the page: the findings, the table, the figures."""
     table = rows(results)
     columns = list(dict.fromkeys(key for row in table for key in row))
     said = findings(results)
@@ -47,7 +47,7 @@ def render(title: str, results: Sequence[dict[str, Any]]) -> str:
 
 
 def shown(value: object) -> str:
-    """A figure as people read it."""
+    """Return a figure formatted for people."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Pictures of replays: allocation and fragmentation over time or load, waiting times, busy servers."""
+"""Figures of replays: allocation and fragmentation over time or load, waiting times, busy servers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from simulator.report import pyplot, save_figure
 
 HEAT_MAPS = 6
-"""So many heat maps are drawn at most."""
+"""Maximum number of heat maps drawn."""
 
 
 def figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Matplotlib figures by title; runs of one name with several seeds are drawn as one colour."""
+    """Return matplotlib figures by title; runs of one name with several seeds share one colour."""
     found = {
         "GPU capacity in use": _curves(results, "allocated_percent", "GPU milli allocated, %"),
         "Idle capacity of no use": _curves(results, "frag_ratio_percent", "of idle GPU milli, %"),
@@ -28,13 +28,13 @@ def figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def save(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Writes each figure as a PNG file named after its title."""
+    """Write each figure as a PNG file named after its title."""
     for title, figure in figures(results).items():
         save_figure(figure, folder / f"{title.lower().replace(' ', '-')}.png")
 
 
 def as_images(results: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
-    """(title, data URL) of each figure."""
+    """Yield (title, data URL) of each figure."""
     for title, figure in figures(results).items():
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=90, bbox_inches="tight")

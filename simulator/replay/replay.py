@@ -1,4 +1,4 @@
-"""Plays a workload through the allocator under a placement policy and a queue order."""
+"""Replay of a workload through the allocator under a placement policy and a queue order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOMENTS_PER_REPORT = 64
 
 @dataclass(slots=True)
 class Stay:
-    """One job in a replay: when it came, started and ended, and where it ran; times in seconds."""
+    """One job in a replay: its start, end and placement; times in seconds."""
 
     job: Job
     started_at: float | None = None
@@ -34,7 +34,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster after all that happened at one time; servers may come and go."""
+    """The cluster after all events of one time; servers may be added and removed."""
 
     at: float
     used_milli: int
@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Record:
-    """What a replay did: every job, and the cluster over time."""
+    """Every job of a replay, and the cluster over time."""
 
     workload: Workload
     stays: dict[str, Stay] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Replay:
         self._tickets = count()
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
         self._of_node: list[tuple[int, int, float, int]] = []
-        """Used milli, whether busy, fragmented milli and milli of each node when it was last looked at."""
+        """Used milli, busy flag (0 or 1), fragmented milli and total milli of each node, as last sampled."""
         self._totals: list[float] = []
         self._mark = -1
         for job in workload.present:
@@ -76,9 +76,9 @@ class Replay:
                 stay.started_at, stay.placement = lease.granted_at, lease.placement
 
     def run(self, progress: Progress = no_progress) -> Record:
-        """Plays the workload to its end, and on until nothing more can end; once, for it leaves its state."""
+        """Play the workload until no job is left to end; only once, since it changes the state."""
         if self.record.samples:
-            raise SimulationError("this replay has been played; make another Replay for another run")
+            raise SimulationError("this replay has already run; create another Replay for another run")
         moments = self.record.workload.moments
         for done, moment in enumerate(moments):
             self._end_before(moment.at)
@@ -90,7 +90,7 @@ class Replay:
         return self.record
 
     def _end_before(self, time: float) -> None:
-        """Ends what ends up to that time, at one time together: capacity is freed before anyone arrives."""
+        """End the jobs due up to that time, those of one time together: capacity is freed before arrivals."""
         while self._ends and self._ends[0][0] <= time:
             now = self._ends[0][0]
             over: list[Change] = []
@@ -105,7 +105,7 @@ class Replay:
         now = moment.at
         changes = [change for thing in moment.outside if (change := self._outside(thing, now))]
         if changes:
-            # An inventory cannot be tried together with the grants that it makes possible.
+            # A change of the inventory cannot be tried together with the grants that it makes possible.
             for change in changes:
                 self._note(change, now)
                 self.cluster.apply(change)
@@ -119,7 +119,7 @@ class Replay:
             self._arrive(moment)
 
     def _arrive(self, moment: Moment) -> None:
-        """As the manager does: at once while nobody waits, then through the queue, all together."""
+        """Allocate as the manager does: at once while the queue is empty, then all together through it."""
         now = moment.at
         requests = [job.request for job in moment.arrivals]
         while requests and not self.cluster.waiting:
@@ -131,7 +131,7 @@ class Replay:
             self._commit(allocator.settle(self.cluster, queued, self._policy, self._order, now), now)
 
     def _outside(self, thing: Outside, now: float) -> Change | None:
-        """The change that a recorded thing makes here; None if it is about a job that is not so far."""
+        """Return the change that a recorded event makes here; None if its job has not reached that event."""
         if isinstance(thing, End):
             lease = self.cluster.leases.get(thing.task_id)
             if lease is None or not _as_recorded(self.record.stays[thing.task_id]):
@@ -202,7 +202,7 @@ def _as_recorded(stay: Stay) -> bool:
 
 
 def differences(record: Record) -> list[str]:
-    """Where the replay decided otherwise than its recording: a line for each such job."""
+    """Return one line for each job that the replay placed or started otherwise than the recording."""
     found: list[str] = []
     for task_id, stay in record.stays.items():
         was = stay.job.recorded
@@ -214,9 +214,9 @@ def differences(record: Record) -> list[str]:
 
 
 def against_record(record: Record, longest: int = 20) -> dict[str, Any]:
-    """How the replay's decisions compare to the recorded ones, and who would have started earlier.
+    """Return how the replay's decisions compare to the recorded ones, and which jobs start earlier.
 
-    `started_earlier` names those who gain most, with the seconds gained.
+    `started_earlier` lists the jobs that gain most, with the seconds gained.
     """
     moved = [
         (task_id, stay.started_at - stay.job.recorded.granted_at)

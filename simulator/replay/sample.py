@@ -1,4 +1,4 @@
-"""A small workload made by chance, to try the replay on before one's own is at hand."""
+"""A small random workload, for trying the replay without a recording."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator.report import write_text
 
 
 def write_sample(folder: Path, jobs: int = 200, seed: int = 0) -> tuple[Path, Path]:
-    """Writes four servers of eight GPUs and the jobs of three teams; returns the two paths."""
+    """Write four servers of eight GPUs and the jobs of three teams; return the two paths."""
     draw = random.Random(seed)
     nodes = ["node,gpus,gpu_type,cpus", *(f"server-{index},8,A100,64" for index in range(4))]
     rows = ["job,submit_s,runtime_s,gpus,gpu_milli,cpus,team,priority"]

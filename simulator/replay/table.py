@@ -1,4 +1,4 @@
-"""Rows of CSV and JSON files; whatever is wrong is named by file, line and reason."""
+"""Rows of CSV and JSON files; every error names file, line and reason."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import Any
 from simulator.errors import InputError
 
 MOST = 10**15
-"""No number of a table is above it: so sums and squares stay finite, and seconds exact."""
+"""Largest number a table may hold: sums and squares stay finite, and seconds exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table: its values by column, and where it stands."""
+    """One row of a table: its values by column, and its position."""
 
     values: Mapping[str, Any]
     path: Path
     line: int
 
     def fail(self, reason: str) -> InputError:
-        """The error to raise about this row."""
+        """Return the error to raise about this row."""
         return InputError(reason, path=self.path, line=self.line)
 
     def text(self, column: str) -> str:
-        """The value as text; empty if the column is absent."""
+        """Return the value as text; empty if the column is absent."""
         value = self.values.get(column)
         return "" if value is None else str(value).strip()
 
     def whole(self, column: str, default: int | None = None, *, most: float = MOST) -> int:
-        """A whole number of 0 to `most`; an empty value is the default, if there is one."""
+        """Return a whole number of 0 to `most`; an empty value gives the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -51,7 +51,7 @@ class Row:
         return value
 
     def number(self, column: str, default: float | None = None) -> float:
-        """A number of 0 to `MOST`; an empty value is the default, if there is one."""
+        """Return a number of 0 to `MOST`; an empty value gives the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -67,7 +67,7 @@ class Row:
 
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
-    """The rows of a CSV file with a header; raises `InputError` for a missing file, column or value."""
+    """Yield the rows of a CSV file with a header; raise `InputError` for a missing file, column or value."""
     try:
         file = path.open(newline="", encoding="utf-8-sig")
     except OSError as error:
@@ -91,7 +91,7 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[Row]:
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
-    """The objects of a file with one JSON object a line; raises `InputError`."""
+    """Yield the objects of a file with one JSON object a line; raise `InputError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -111,7 +111,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 
 MAX_UNPACKED_BYTES = 2**30
-"""A gzip file of a megabyte can unpack to a gigabyte, and one of a gigabyte to anything."""
+"""Limit of unpacked data: a gzip file of a megabyte can unpack to a gigabyte."""
 
 
 def _unpacked(path: Path) -> bytes:
@@ -123,7 +123,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file, gzipped if its name ends in .gz; raises `InputError`."""
+    """Return the value in a JSON file, gzipped if its name ends in .gz; raise `InputError`."""
     try:
         return json.loads(_unpacked(path) if path.suffix == ".gz" else path.read_bytes())
     except RecursionError:

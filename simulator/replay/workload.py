@@ -1,4 +1,4 @@
-"""A workload: a state to start from, and what happens from outside in the order of time."""
+"""A workload: an initial state, and the external events in order of time."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that arrives, and how long it runs once it has started.
+    """A request that arrives, and its run time once started, in seconds.
 
-    `runtime_s` is infinite for one that was still running at the end of its recording. `recorded` is the
+    `runtime_s` is infinite for a job that was still running at the end of its recording. `recorded` is the
     lease that it got there, if any.
     """
 
@@ -50,12 +50,12 @@ class End:
 
 
 Outside = Drained | Restored | InventoryChanged | Cancelled | End
-"""What happens beside arrivals."""
+"""External events other than arrivals."""
 
 
 @dataclass(slots=True)
 class Moment:
-    """Things that happen together: first those that end or change servers, then the arrivals."""
+    """Events of one time: first those that end jobs or change servers, then the arrivals."""
 
     at: float
     outside: list[Outside] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The state at the start, the jobs that hold leases or wait in it, and the moments in order of time."""
+    """The initial state, the jobs that run or are pending in it, and the event batches in order of time."""
 
     name: str
     start: Snapshot
@@ -73,19 +73,19 @@ class Workload:
 
     @property
     def jobs(self) -> list[Job]:
-        """Every job, those of the start first."""
+        """Every job, those of the initial state first."""
         return [*self.present, *(job for moment in self.moments for job in moment.arrivals)]
 
     @property
     def nodes(self) -> list[Node]:
-        """Every server there ever is, those of the start first; one that is changed comes again."""
+        """Every server that ever exists, those of the initial state first; a changed one appears again."""
         changes = (thing for moment in self.moments for thing in moment.outside)
         came = (node for thing in changes if isinstance(thing, InventoryChanged) for node in thing.nodes)
         return [*self.start.nodes, *came]
 
 
 def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
-    """A workload of the user's own, from CSV files or JSON (a list of objects, or one object a line).
+    """Return a user's own workload, from CSV files or JSON (a list of objects, or one object a line).
 
     Raises `InputError` with file, line and reason. The columns are in docs/simulators/replay.md.
     """
@@ -93,11 +93,11 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
     rows = list(_rows(jobs_path, JOB_COLUMNS))
     jobs = [_job(row) for row in rows]
     if not jobs:
-        raise InputError("there is no job", path=jobs_path)
+        raise InputError("the file lists no job", path=jobs_path)
     names: set[str] = set()
     for row, job in zip(rows, jobs, strict=True):
         if job.request.task_id in names:
-            raise row.fail(f"job {job.request.task_id!r} is there twice")
+            raise row.fail(f"job {job.request.task_id!r} appears twice")
         names.add(job.request.task_id)
     refuse_misfits("job", zip(rows, (job.request for job in jobs), strict=True), nodes)
     jobs.sort(key=lambda job: job.submitted_at)
@@ -109,7 +109,7 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
 
 
 def refuse_misfits(what: str, asked: Iterable[tuple[Row, Request]], nodes: Sequence[Node]) -> None:
-    """Raises `InputError` for a row that no node could ever take, even if it were empty."""
+    """Raise `InputError` for a row that no node could ever take, even an empty one."""
     types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
     shapes: set[tuple[object, ...]] = set()
     for row, request in asked:
@@ -152,19 +152,19 @@ def _read_nodes(path: Path) -> list[Node]:
     for row in _rows(path, NODE_COLUMNS):
         name = row.text("node")
         if not name or name in nodes:
-            raise row.fail(f"the name {name!r} is empty or there twice")
+            raise row.fail(f"the node name {name!r} is empty or used twice")
         vendor = row.text("vendor") or "nvidia"
         count = row.whole("gpus", most=min(MAX_GPUS_OF_SERVER, gpus_left))
         gpus_left -= count
         gpus = tuple(Gpu(gpu_id, row.text("gpu_type"), vendor) for gpu_id in range(count))
         nodes[name] = Node(name, len(nodes), _amounts(row), gpus, vendor=vendor if gpus else "")
     if not nodes:
-        raise InputError("there is no node", path=path)
+        raise InputError("the file lists no node", path=path)
     return list(nodes.values())
 
 
 def _amounts(row: Row) -> dict[str, float]:
-    """The divisible resources of a row; whole amounts stay integers."""
+    """Return the divisible resources of a row; whole amounts stay integers."""
     amounts: dict[str, float] = {}
     for name in ("cpus", "memory_mib"):
         amount = row.number(name, 0.0)

@@ -1,4 +1,4 @@
-"""`gpu-simulate`: what is wrong with the words after it is said in one line, as `gpu-manager` says it."""
+"""`gpu-simulate` reports a usage error in one line, in the form of `gpu-manager`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from simulator.report import write_text
         (["oasis", "--seed", "x"], "Invalid value for '--seed': 'x' is not a valid integer range."),
     ],
 )
-def test_wrong_words_are_one_line_and_exit_2(arguments: list[str], said: str) -> None:
+def test_usage_errors_are_one_line_and_exit_2(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: {said}")
     assert result.stderr.count("\n") == 1
 
 
-def test_without_words_the_commands_are_listed() -> None:
+def test_without_arguments_the_commands_are_listed() -> None:
     result = CliRunner().invoke(main, [])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "  replay " in result.stderr
 
 
-def test_a_reader_that_has_read_enough_is_no_bad_input() -> None:
+def test_a_closed_pipe_is_not_reported_as_bad_input() -> None:
     """The end of the pipe is closed before anything is written to it."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -51,7 +51,7 @@ def test_seeds_are_numbers_and_ranges_without_repeats() -> None:
     assert read_seeds("3, 1-4,9") == [3, 1, 2, 4, 9]
 
 
-def test_a_bar_is_drawn_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar_is_drawn_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Screen(io.StringIO):
         def __init__(self, is_terminal: bool) -> None:
             super().__init__()
@@ -72,7 +72,7 @@ def test_a_bar_is_drawn_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> 
     assert shown[1] == ""
 
 
-def test_a_file_that_cannot_be_written_is_named_itself(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "no folder").write_text("")
     with pytest.raises(OSError, match="no folder"):
         write_text(tmp_path / "no folder" / "page.html", "")

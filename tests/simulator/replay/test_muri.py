@@ -39,8 +39,8 @@ def write(folder: Path, *rows: str) -> Path:
     return folder
 
 
-def test_by_hand(tmp_path: Path) -> None:
-    """Two jobs want all 64 GPUs' worth of servers: the shorter one preempts, both pay for the event.
+def test_the_overhead_is_charged_at_each_event(tmp_path: Path) -> None:
+    """Two jobs of 32 GPUs run side by side; the running one pays for the arrival and the end of the other.
 
     One iteration of 1000 ms takes 1.015 s. `a` (32 GPUs, 1,000 iterations) starts at 0; `b` (32 GPUs) at
     100 fits beside it, and costs `a` 10 s of progress; `b` ends at 100 + 101.5 and costs `a` 10 s more.
@@ -53,8 +53,8 @@ def test_by_hand(tmp_path: Path) -> None:
     assert summary["p99_jct_s"] == pytest.approx(1035)
 
 
-def test_an_event_sooner_than_the_overhead_costs_no_more_than_the_time(tmp_path: Path) -> None:
-    """At 5 s `a` has done nothing yet, and not less; b's end at 106.5 s costs it 10 s of 101.5."""
+def test_an_event_costs_no_more_than_the_time_since_the_last_one(tmp_path: Path) -> None:
+    """At 5 s `a` has no progress to lose, and loses none; b's end at 106.5 s costs it 10 s of 101.5."""
     write(tmp_path, "a,32,0,1000,bert,1000", "b,32,5000,100,bert,1000")
     jobs = read_jobs(tmp_path, "made")
     replay(jobs, "srtf")
@@ -62,14 +62,14 @@ def test_an_event_sooner_than_the_overhead_costs_no_more_than_the_time(tmp_path:
 
 
 def test_jobs_that_end_together_end_in_one_event(tmp_path: Path) -> None:
-    """Else the second of them would pay for the end of the first."""
+    """Otherwise the second of them would pay for the end of the first."""
     write(tmp_path, *(f"{name},8,0,100,bert,1000" for name in "abc"))
     jobs = read_jobs(tmp_path, "made")
     replay(jobs, "srtf")
     assert [job.ended_at for job in jobs] == pytest.approx([101.5] * 3)
 
 
-def test_who_fits_by_number_runs_and_who_does_not_is_skipped(tmp_path: Path) -> None:
+def test_a_job_too_large_for_the_idle_gpus_is_skipped(tmp_path: Path) -> None:
     """Beside a and b 31 GPUs are idle: too few for c, of 32, but not for d, which c displaces after a."""
     rows = ["a,1,0,100,bert,1000", "b,32,0,200,bert,1000", "c,32,0,300,bert,1000", "d,1,0,400,bert,1000"]
     write(tmp_path, *rows)
@@ -81,7 +81,7 @@ def test_who_fits_by_number_runs_and_who_does_not_is_skipped(tmp_path: Path) -> 
     assert d == pytest.approx(213 + (406 - 91.5) + 10)  # from the end of b on; it paid for that of a
 
 
-def test_shortest_service_counts_the_gpus(tmp_path: Path) -> None:
+def test_shortest_service_multiplies_time_by_gpus(tmp_path: Path) -> None:
     """64 GPUs: 100 s on 32 of them are 3,200 GPU seconds, 300 s on 8 are 2,400, so these go first."""
     rows = ["wide,32,0,100,bert,1000", "long,8,0,300,bert,1000"]
     ends = {}
@@ -96,7 +96,7 @@ def test_shortest_service_counts_the_gpus(tmp_path: Path) -> None:
 
 
 def test_vgg16_on_32_gpus_loses_ten_seconds_at_an_event(tmp_path: Path) -> None:
-    """Published figures come out with 10 s only, though every other size of it loses 7 to 9 s."""
+    """The published figures need 10 s, though every other size of the model loses 7 to 9 s."""
     write(tmp_path, "a,32,0,1000,vgg16,1000", "b,32,100000,100,vgg16,1000", "c,16,0,10,vgg16,1000")
     assert [job.overhead_s for job in read_jobs(tmp_path, "made")] == [10, 9, 10]
 
@@ -107,7 +107,7 @@ def test_p99_is_the_hundredth_of_101(tmp_path: Path) -> None:
     assert replay(read_jobs(tmp_path, "made"), "srtf")["p99_jct_s"] == pytest.approx(100 * 1.015)
 
 
-def test_a_shorter_job_preempts(tmp_path: Path) -> None:
+def test_a_shorter_job_preempts_a_longer_one(tmp_path: Path) -> None:
     """Two jobs of 32 GPUs fill the cluster; a short one of 32 takes the place of the longer of them."""
     rows = ["a,32,0,1000,bert,1000", "b,32,0,2000,bert,1000", "c,32,100000,100,bert,1000"]
     write(tmp_path, *rows)
@@ -140,7 +140,7 @@ def test_bad_rows_are_named(tmp_path: Path, row: str, message: str) -> None:
     assert result.stdout == ""
 
 
-def test_command_prints_the_summary(tmp_path: Path) -> None:
+def test_the_command_prints_the_summary(tmp_path: Path) -> None:
     write(tmp_path, "a,8,0,10,dqn,100")
     result = CliRunner().invoke(
         main,

@@ -1,4 +1,4 @@
-"""The replay of openb equals the published results, and names what is wrong with its files."""
+"""The replay of openb reproduces the published results, and names errors in its files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def published(folder: Path, table: str) -> dict[tuple[str, str, int], list[float
 
 
 read_once = lru_cache(maxsize=1)(read_trace)
-"""The slow tests go through the policies of one trace and seed after the other."""
+"""One trace is enough to cache: the slow tests run all policies of a trace and seed in succession."""
 
 
 def assert_equals_published(openb: Path, trace: str, policy: str, seed: int) -> None:
@@ -71,7 +71,7 @@ def test_random_is_within_half_a_point_of_its_published_mean(openb: Path, trace:
     assert mean == pytest.approx(sum(expected) / len(expected), abs=0.5)
 
 
-# ---- a small made trace, whose answers are worked out by hand ----
+# ---- a small synthetic trace, its results computed by hand ----
 
 NODES = """sn,cpu_milli,memory_mib,gpu,model
 a,8000,1000,2,T4
@@ -87,7 +87,7 @@ p3,1000,10,1,1000,T4
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Two nodes of two GPUs; node b ranks before node a; arrivals p0, p1, p2, p3."""
+    """Write two nodes of two GPUs; node b ranks before node a; arrivals p0, p1, p2, p3."""
     (tmp_path / "csv").mkdir()
     (tmp_path / "fixtures").mkdir()
     (tmp_path / "csv" / "openb_node_list_gpu_node.csv").write_text(NODES)
@@ -97,7 +97,7 @@ def small(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_small_trace_by_hand(small: Path) -> None:
+def test_a_small_trace_gives_the_results_computed_by_hand(small: Path) -> None:
     """All nodes tie, so p0 goes to b, which ranks first, and p1 to the same GPU; p2 to a, p3 to b."""
     summary, rows = replay(read_trace(small, "default", 1), "gpu_packing", 1)
     assert (summary["pods"], summary["placed"]) == (4, 4)
@@ -120,7 +120,7 @@ def test_ties_go_to_the_lowest_rank_and_not_to_the_first_row(small: Path) -> Non
 
 
 def test_a_load_is_rounded_to_the_nearest_percent(small: Path) -> None:
-    """Of three GPUs a half is 16.67 %: it counts at 17, and 16 repeats what was before."""
+    """Of three GPUs, half a GPU is 16.67 %: it counts at 17, and 16 repeats the row before."""
     nodes = NODES.replace("b,8000,1000,2", "b,8000,1000,1")
     (small / "csv" / "openb_node_list_gpu_node.csv").write_text(nodes)
     _, rows = replay(read_trace(small, "default", 1), "gpu_packing", 1)
@@ -196,7 +196,7 @@ def spoil(folder: Path, what: str) -> None:
         ("order", "default.json.gz: the order of seed 1 does not match the pod list of 4 pods"),
         ("rank", "default.json.gz: node_rank of seed 1 has 3 ranks for 2 nodes"),
         ("truncated", "default.json.gz: not a whole gzip file"),
-        ("seed", "default.json.gz: has no order for seed 1"),
+        ("seed", "default.json.gz: no order for seed 1"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(

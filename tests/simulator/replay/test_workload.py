@@ -1,4 +1,4 @@
-"""A user's own workload: read strictly, replayed by hand-checked rules."""
+"""A user's own workload: validated strictly, replayed with results checked by hand."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def starts(record: Record) -> dict[str, float | None]:
     return {task_id: stay.started_at for task_id, stay in record.stays.items()}
 
 
-def test_a_replay_is_played_once(tmp_path: Path) -> None:
+def test_a_replay_runs_only_once(tmp_path: Path) -> None:
     replay = Replay(read_workload(*files(tmp_path)), first_fit, get_order("fifo"))
     replay.run()
-    with pytest.raises(SimulationError, match="has been played"):
+    with pytest.raises(SimulationError, match="has already run"):
         replay.run()
 
 
-def test_fifo_by_hand(tmp_path: Path) -> None:
-    """x holds a until 100, y holds b until 60; z needs two GPUs and waits, and s waits behind it."""
+def test_fifo_starts_jobs_in_order_of_arrival(tmp_path: Path) -> None:
+    """x occupies a until 100, y b until 60; z needs two GPUs and waits, and s waits behind it."""
     record = play(tmp_path, "fifo")
     assert starts(record) == {"x": 0, "y": 10, "z": 100, "s": 100}
     placement = record.stays["s"].placement
@@ -59,18 +59,18 @@ def test_fifo_by_hand(tmp_path: Path) -> None:
     assert placement.node == "b"
 
 
-def test_backfill_by_hand(tmp_path: Path) -> None:
-    """From 60 b is free: s runs there for 20 s and delays z, whose place is on a, by nothing."""
+def test_backfill_starts_a_job_that_delays_no_earlier_one(tmp_path: Path) -> None:
+    """From 60 b is free: s runs there for 20 s and does not delay z, whose placement is on a."""
     assert starts(play(tmp_path, "fifo+backfill")) == {"x": 0, "y": 10, "z": 100, "s": 60}
 
 
-def test_priority_by_hand(tmp_path: Path) -> None:
-    """s is more urgent than z, and takes b as soon as y is over."""
+def test_the_more_urgent_job_starts_first(tmp_path: Path) -> None:
+    """s has a higher priority than z, and takes b when y ends."""
     assert starts(play(tmp_path, "priority")) == {"x": 0, "y": 10, "z": 100, "s": 60}
 
 
-def test_what_ends_makes_room_before_who_comes_at_that_time(tmp_path: Path) -> None:
-    """At 100 x leaves a, the first server: n is placed there, though b is free as well."""
+def test_capacity_is_freed_before_the_arrivals_of_the_same_time(tmp_path: Path) -> None:
+    """At 100 x frees a, the first server: n is placed there, though b is free as well."""
     paths = files(tmp_path, jobs=JOBS.splitlines()[0] + "\nx,0,100,2,,1,,red,\nn,100,10,1,,1,,red,\n")
     record = Replay(read_workload(*paths), first_fit, get_order("fifo")).run()
     placement = record.stays["n"].placement
@@ -78,8 +78,8 @@ def test_what_ends_makes_room_before_who_comes_at_that_time(tmp_path: Path) -> N
     assert placement.node == "a"
 
 
-def test_who_was_cancelled_while_he_waited_ends_then_if_the_replay_started_him(tmp_path: Path) -> None:
-    """And who still waits there leaves the queue."""
+def test_a_recorded_cancellation_ends_a_job_that_the_replay_has_started(tmp_path: Path) -> None:
+    """A job that is still pending in the replay leaves the queue."""
     workload = read_workload(*files(tmp_path))
     [early, late] = [
         Job(Request(name, 2, gpu_types=("T4",)), 0.0, math.inf) for name in ("starts at once", "waits")
@@ -92,7 +92,7 @@ def test_who_was_cancelled_while_he_waited_ends_then_if_the_replay_started_him(t
     assert (waited.started_at, waited.cancelled) == (None, True)
 
 
-def test_figures_by_hand(tmp_path: Path) -> None:
+def test_the_summary_gives_the_figures_computed_by_hand(tmp_path: Path) -> None:
     """Waits are 0, 0, 80 and 70 s; of 3 GPUs over 120 s: 2 x 100, 1 x 50, 2 x 10 and 0.5 x 20 s."""
     summary = metrics.summarise(play(tmp_path, "fifo"))
     assert summary["mean_wait_s"] == 37.5
@@ -106,8 +106,8 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     assert summary["occupied_nodes_percent"] == pytest.approx(100 * (110 + 50 + 20) / 240, abs=0.01)
 
 
-def test_fragmentation_is_a_share_of_what_is_idle(tmp_path: Path) -> None:
-    """Of three GPUs one is used for 10 s and two for 10 s; 900 milli of the idle ones are of no use."""
+def test_fragmentation_is_a_share_of_the_idle_capacity(tmp_path: Path) -> None:
+    """Of three GPUs one is used for 10 s, then two for 10 s; 900 milli of the idle capacity is fragmented."""
     record = play(tmp_path, "fifo")
     record.samples = [
         Sample(0, 1000, 1, 4, 900, 3000, 2),
@@ -119,8 +119,8 @@ def test_fragmentation_is_a_share_of_what_is_idle(tmp_path: Path) -> None:
     assert figures["mean_queue_length"] == 3
 
 
-def test_shares_are_of_the_servers_there_are_at_the_time(tmp_path: Path) -> None:
-    """a leaves at 10, is kept by x until 20, and b goes on alone; c comes at 10 and takes w for 10 s."""
+def test_percentages_refer_to_the_servers_present_at_the_time(tmp_path: Path) -> None:
+    """a is removed at 10 but runs x until 20, b stays; c is added at 10 and runs w for 10 s."""
     workload = read_workload(*files(tmp_path))
     b = workload.start.nodes[1]
     c = Node("c", 2, {}, (Gpu(0), Gpu(1)))
@@ -145,8 +145,8 @@ def test_shares_are_of_the_servers_there_are_at_the_time(tmp_path: Path) -> None
     assert (names, shares) == (["a", "b", "c"], [[1, 1, 0], [0, 0, 0], [0, 1, 1]])
 
 
-def test_a_recorded_end_counts_only_for_who_started_as_recorded(tmp_path: Path) -> None:
-    """y ran from 10 to 40. Here it starts at 30, since x holds a until then, and runs its 30 s."""
+def test_a_recorded_end_applies_only_to_a_job_that_started_as_recorded(tmp_path: Path) -> None:
+    """y ran from 10 to 40. Here it starts at 30, since x occupies a until then, and runs its 30 s."""
     workload = read_workload(*files(tmp_path))
     asked = {name: Request(name, 2, gpu_types=("T4",)) for name in "xy"}
     recorded = Lease(asked["y"], Placement("a", (0, 1)), 1, 10.0, 99.0)
@@ -207,7 +207,7 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
         ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node"),
         ("A100,blue", "H100,blue", "jobs.csv:3: no node has a GPU of type 'H100'; known are A100, T4"),
         ("1,500", "2,500", "jobs.csv:5: a share asks for one GPU"),
-        ("y,10", "x,10", "jobs.csv:3: job 'x' is there twice"),
+        ("y,10", "x,10", "jobs.csv:3: job 'x' appears twice"),
         ("blue,5", "blue,high", "jobs.csv:5: priority is 'high', not a whole number"),
         ("z,20,10,2", "z,20,10,two", "jobs.csv:4: gpus is 'two', not a whole number"),
         ("a,2", "a,1025", "nodes.csv:2: gpus is 1025, above 1,024"),
@@ -232,14 +232,14 @@ def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) ->
         (["--trace", "csv"], "--trace csv needs --nodes and --jobs"),
         (["--trace", "openb"], "--trace openb needs --data"),
         (["--trace", "muri", "--jobs", "trace1"], "--trace muri needs --data"),
-        (["--trace", "muri", "--nodes", "n.csv"], "--nodes does not go with --trace muri"),
-        (["--history", "h.jsonl", "--jobs", "j.csv"], "--jobs does not go with --history"),
-        (["--trace", "json", "--nodes", "n.csv", "--jobs", "j.csv"], "does not go with the file n.csv"),
-        (["--trace", "openb", "--order", "fifo"], "--order does not go with --trace openb"),
-        (["--trace", "openb", "--quotas", "a=1"], "--quotas does not go with --trace openb"),
-        (["--trace", "muri", "--policy", "fgd"], "--policy does not go with --trace muri"),
-        (["--trace", "csv", "--pods", "cpu250"], "--pods does not go with --trace csv"),
-        (["--history", "h.jsonl", "--quotas", "a=1"], "--quotas is for the order fair_share alone"),
+        (["--trace", "muri", "--nodes", "n.csv"], "--nodes cannot be used with --trace muri"),
+        (["--history", "h.jsonl", "--jobs", "j.csv"], "--jobs cannot be used with --history"),
+        (["--trace", "json", "--nodes", "n.csv", "--jobs", "j.csv"], "cannot read the file n.csv"),
+        (["--trace", "openb", "--order", "fifo"], "--order cannot be used with --trace openb"),
+        (["--trace", "openb", "--quotas", "a=1"], "--quotas cannot be used with --trace openb"),
+        (["--trace", "muri", "--policy", "fgd"], "--policy cannot be used with --trace muri"),
+        (["--trace", "csv", "--pods", "cpu250"], "--pods cannot be used with --trace csv"),
+        (["--history", "h.jsonl", "--quotas", "a=1"], "--quotas applies only to the order fair_share"),
         (["--history", "absent.jsonl"], "absent.jsonl: cannot be read: No such file"),
         (["--history", "redis://localhost:1/0"], "localhost:1"),
     ],

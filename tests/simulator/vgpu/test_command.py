@@ -185,7 +185,7 @@ def test_options_that_do_nothing_are_refused() -> None:
     assert "--hist-bucket is for the reports; name their folder with --output-dir" in bucket.stderr
     seeds = call("--scenarios", "A1", "--seed", "3", "--seeds", "1-2", "--engine", "plain")
     assert seeds.exit_code == 2
-    assert "--seed is for one run; leave it or --seeds out" in seeds.stderr
+    assert "--seed is for one run; use either --seed or --seeds" in seeds.stderr
 
 
 def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
