@@ -1,4 +1,4 @@
-"""Fits the free parameters of the prices, the utility floor and eta, on instances kept for training."""
+"""Calibration of the free parameters of the prices, utility floor and eta, on training instances."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simulator.progress import Progress, no_progress
 
 FLOORS = (0.01, 0.1, 0.5, 1.0)
 ETA_FACTORS = tuple(10 ** (-step / 2) for step in range(17))
-"""Tried as multiples of the eta that the proof asks for: from that one down to a hundred-millionth."""
+"""Multiples tried of the eta that the proof requires: from 1 down to a hundred-millionth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The parameters chosen, and the share of its upper bound that the utility came to in training."""
+    """The parameters chosen, and the fraction of the upper bound that the utility reached in training."""
 
     utility_floor: float
     eta: float
@@ -29,10 +29,10 @@ class Calibration:
 def calibrate(
     training: Sequence[tuple[Instance, Sequence[Job]]], progress: Progress = no_progress
 ) -> Calibration:
-    """The floor and eta under which OASiS loses least on the training pairs of (instance, history).
+    """Return the floor and eta under which OASiS loses least on the training pairs (instance, history).
 
-    Loss is the mean of upper bound / utility, the bound being every job finished in its shortest duration;
-    the offline optimum, which would take minutes, is not needed.
+    Loss is the mean of upper bound / utility; the bound is the utility of every job finished in its shortest
+    duration. The offline optimum, which would take minutes, is not needed.
     """
     start = max(safe_eta(history, instance, OUTLIERS) for instance, history in training)
     tried: list[tuple[float, Calibration]] = []
@@ -48,7 +48,7 @@ def calibrate(
 
 
 def share_gained(instance: Instance, history: Sequence[Job], utility_floor: float, eta: float) -> float:
-    """OASiS's utility as a share of what all jobs would bring if each had the cluster to itself."""
+    """Return OASiS's utility as a fraction of the total if each job had the cluster to itself."""
     prices = fit_prices(history, instance, utility_floor, eta, OUTLIERS)
     utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility
     return utility / sum(job.utility(job.shortest_duration) for job in instance.jobs)

@@ -34,14 +34,14 @@ from simulator.report import write_json
 MOST_LOAD = 100.0
 
 DRAWING = ("jobs", "slots", "servers", "mixed", "load", "sweep")
-"""The options that shape drawn instances."""
+"""Options that shape drawn instances."""
 
 PRICING = ("prices", "utility_floor", "eta", "training_runs", "misestimate", "reoffer_after")
-"""The options that shape what OASiS does."""
+"""Options that change how OASiS decides."""
 
 
 def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
-    """Names of algorithms, separated by commas."""
+    """Return the names of a comma-separated list of algorithms."""
     names = list(dict.fromkeys(part.strip() for part in value.split(",")))
     for name in names:
         if name not in ALGORITHMS:
@@ -50,7 +50,7 @@ def parse_algorithms(ctx: click.Context, param: click.Parameter, value: str) -> 
 
 
 def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float | None:
-    """A number above 0, or None for the word `proof`."""
+    """Return a number above 0, or None for the word `proof`."""
     if value == "proof":
         return None
     try:
@@ -63,7 +63,7 @@ def parse_eta(ctx: click.Context, param: click.Parameter, value: str) -> float |
 
 
 def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, list[float]]:
-    """What is varied and its values, written as `jobs:5,10,20`."""
+    """Return the values by axis of each sweep, written as `jobs:5,10,20`."""
     sweeps: dict[str, list[float]] = {}
     for text in value:
         axis, _, listed = text.partition(":")
@@ -86,20 +86,22 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 
 
 @click.command("oasis")
-@click.option("--jobs", type=click.IntRange(1, MOST), default=10, show_default=True, help="Jobs an instance.")
-@click.option("--slots", type=click.IntRange(1, MOST), default=30, show_default=True, help="Slots of time.")
+@click.option(
+    "--jobs", type=click.IntRange(1, MOST), default=10, show_default=True, help="Jobs per instance."
+)
+@click.option("--slots", type=click.IntRange(1, MOST), default=30, show_default=True, help="Time slots.")
 @click.option(
     "--servers",
     type=click.IntRange(1, MOST),
     default=5,
     show_default=True,
-    help="Worker servers, and as many parameter servers.",
+    help="Number of worker servers, and of parameter servers.",
 )
 @click.option("--mixed", is_flag=True, help="Servers of several types instead of one.")
 @click.option(
     "--load",
     type=FiniteRange(0, MOST_LOAD, min_open=True),
-    help="Scale the jobs until the most demanded resource is asked for that share of all its slots.",
+    help="Scale the jobs until they request this fraction of all slots of the most demanded resource.",
 )
 @seeds_option
 @click.option(
@@ -107,21 +109,21 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     callback=parse_algorithms,
     default="oasis",
     show_default=True,
-    help=f"Of {', '.join(ALGORITHMS)}.",
+    help=f"Comma-separated, from {', '.join(ALGORITHMS)}.",
 )
 @click.option(
     "--prices",
     type=click.Choice(["estimated", "clairvoyant"]),
     default="estimated",
     show_default=True,
-    help="Price functions from other jobs of the same distribution, or from the very jobs to come.",
+    help="Fit the prices on other jobs of the same distribution, or on the very jobs to come.",
 )
 @click.option(
     "--utility-floor",
     type=FiniteRange(0, 1, min_open=True),
     default=UTILITY_FLOOR,
     show_default=True,
-    help="The latest finish of a job counts as at least this share of its priority in the lowest price.",
+    help="The lowest price counts a job's latest finish as at least this fraction of its priority.",
 )
 @click.option(
     "--eta",
@@ -129,13 +131,13 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     default=f"{ETA:g}",
     show_default=True,
     metavar="NUMBER|proof",
-    help="Divides the lowest price; proof: the smallest for which the competitive ratio is proven.",
+    help="Divides the lowest price; proof: the smallest value with a proven competitive ratio.",
 )
 @click.option(
     "--calibrate",
     "training_runs",
     type=click.IntRange(1),
-    help="Fit --utility-floor and --eta on that many other instances first.",
+    help="First fit --utility-floor and --eta on this many other instances.",
 )
 @click.option(
     "--misestimate",
@@ -143,21 +145,21 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     default=(1.0, 1.0),
     show_default=True,
     metavar="LOW HIGH",
-    help="Multiply the lowest and the highest prices by these, as a wrong estimate would.",
+    help="Multiply the lowest and the highest prices by these factors, as a wrong estimate would.",
 )
 @click.option(
     "--reoffer-after",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Offer a job that OASiS refused again each so many slots; 0: never.",
+    help="Offer a job that OASiS refused again every this many slots; 0: never.",
 )
 @click.option(
     "--time-limit-s",
     type=FiniteRange(0, min_open=True),
     default=TIME_LIMIT_S,
     show_default=True,
-    help="For the optimum of one instance; it then says that it is not proven.",
+    help="Time limit for the optimum of one instance; after it the optimum is reported as not proven.",
 )
 @click.option(
     "--sweep",
@@ -200,15 +202,15 @@ def command(
     output_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Online scheduling of training jobs by resource prices, its baselines and the offline optimum."""
+    """Schedule training jobs online by resource prices; compare with baselines and the offline optimum."""
     if instance_file is not None:
         refuse_given(DRAWING, "shapes drawn instances; it cannot be used with --instance")
     if "oasis" not in algorithms:
-        refuse_given(PRICING, "is for OASiS; name oasis in --algorithms")
+        refuse_given(PRICING, "applies only to OASiS; add oasis to --algorithms")
     if "optimal" not in algorithms:
-        refuse_given(("time_limit_s",), "is for the optimum; name optimal in --algorithms")
+        refuse_given(("time_limit_s",), "applies only to the optimum; add optimal to --algorithms")
     if training_runs is not None:
-        refuse_given(("eta", "utility_floor"), "is what --calibrate fits; give one of them")
+        refuse_given(("eta", "utility_floor"), "is fitted by --calibrate; use one of the two")
         if prices == "clairvoyant":
             raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
     seeds = seeds_of(seeds, seed)
@@ -260,7 +262,7 @@ def command(
 def compare_rounds(
     method: Method, rounds: Sequence[dict[int, Instance]], watch: PriceWatch, progress: Progress
 ) -> list[list[Comparison]]:
-    """Every round's comparisons, by seed; `watch` follows the first of them all."""
+    """Return every round's comparisons, by seed; `watch` records the prices of the first one."""
     found: list[list[Comparison]] = []
     done, total = 0, sum(map(len, rounds))
     for instances in rounds:

@@ -1,4 +1,4 @@
-"""Several algorithms on the same instances, and what they came to."""
+"""Several algorithms on the same instances, and their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulator.oasis.workload import draw_history
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One instance to be scheduled: the seed of whatever an algorithm draws, and the prices for OASiS."""
+    """One instance to schedule: the seed of an algorithm's random draws, and the prices for OASiS."""
 
     seed: int
     instance: Instance
@@ -28,7 +28,7 @@ class Case:
 
 
 class MakeScheduler(Protocol):
-    """Makes the scheduler of a case on an empty ledger."""
+    """Factory of the scheduler of a case on an empty ledger."""
 
     def __call__(self, ledger: Ledger, case: Case) -> Scheduler: ...
 
@@ -40,7 +40,7 @@ SCHEDULERS: dict[str, MakeScheduler] = {
     "rrh": lambda ledger, case: Rrh(ledger, case.seed),
     "dorm": lambda ledger, case: Dorm(ledger, case.instance),
 }
-"""Algorithm -> what makes its scheduler."""
+"""Algorithm -> factory of its scheduler."""
 
 
 ALGORITHMS = (*SCHEDULERS, "optimal")
@@ -48,7 +48,7 @@ ALGORITHMS = (*SCHEDULERS, "optimal")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The runs on one case by algorithm, and the optimum where it was asked for."""
+    """The runs on one case by algorithm, and the optimum where it was requested."""
 
     case: Case
     runs: dict[str, Run]
@@ -63,7 +63,7 @@ def compare(
     time_limit_s: float = TIME_LIMIT_S,
     on_slot: OnSlot | None = None,
 ) -> Comparison:
-    """Each algorithm's run on the instance; `on_slot` watches OASiS, `time_limit_s` bounds the optimum."""
+    """Return each algorithm's run; `on_slot` observes OASiS, `time_limit_s` limits the optimum."""
     runs: dict[str, Run] = {}
     optimum = None
     for name in algorithms:
@@ -82,7 +82,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How instances are compared: the algorithms, and where OASiS has its prices from."""
+    """Settings of a comparison: the algorithms, and the source of OASiS's prices."""
 
     algorithms: list[str]
     clairvoyant: bool
@@ -93,7 +93,7 @@ class Method:
     time_limit_s: float
 
     def prices(self, instance: Instance, seed: int) -> Prices:
-        """The price functions for the instance."""
+        """Return the price functions for the instance."""
         history, outliers = (
             (instance.jobs, 0.0) if self.clairvoyant else (draw_history(instance, seed), OUTLIERS)
         )
@@ -101,7 +101,7 @@ class Method:
         return fitted.scaled(*self.misestimate)
 
     def compare(self, instance: Instance, seed: int, on_slot: OnSlot | None = None) -> Comparison:
-        """Every algorithm on the instance."""
+        """Return the comparison of every algorithm on the instance."""
         return compare(
             Case(seed, instance, self.prices(instance, seed)),
             self.algorithms,
@@ -112,7 +112,7 @@ class Method:
 
 
 def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The object that `--json` prints: figures by algorithm, one a case, and each case's load."""
+    """Return the object that `--json` prints: figures by algorithm, one a case, and each case's load."""
     algorithms: dict[str, dict[str, Any]] = {}
     for name in comparisons[0].runs:
         mine = [comparison.runs[name] for comparison in comparisons]
@@ -149,7 +149,7 @@ def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def ratio(optimum: float, utility: float) -> float | None:
-    """How many times the utility the optimum is; None where the utility is 0 and the optimum is not."""
+    """Return optimum / utility; None where the utility is 0 and the optimum is not."""
     if utility > 0:
         return optimum / utility
     return 1.0 if optimum == 0 else None

@@ -15,13 +15,13 @@ from simulator.report import write_json
 
 
 class Document(BaseModel):
-    """Every part of the file: exact types, finite numbers, no unknown key."""
+    """Base of every part of the file: exact types, finite numbers, no unknown key."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class AmountsDocument(Document):
-    """GPUs, CPUs, GB of memory and storage, Gb/s, to a millionth; what is left out is 0."""
+    """GPUs, CPUs, GB of memory and storage, Gb/s, to a millionth; an omitted amount is 0."""
 
     gpu: int = Field(0, ge=0, le=MAX_GPUS_OF_SERVER)
     cpu: float = Field(0, ge=0, le=MOST_AMOUNT)
@@ -62,7 +62,7 @@ class InstanceDocument(Document):
 
 
 def read_instance(path: Path) -> Instance:
-    """The instance in that file; raises `InputError` naming the file, the place and what is wrong."""
+    """Return the instance in the file; raise `InputError` with the file, the position and the reason."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +84,7 @@ def read_instance(path: Path) -> Instance:
 
 
 def first_complaint(error: ValidationError) -> str:
-    """The first thing wrong in one line, and how many more there are."""
+    """Return the first error as one line, with the number of further errors."""
     complaints = error.errors(include_url=False)
     first = complaints[0]
     place = ""
@@ -100,7 +100,7 @@ def first_complaint(error: ValidationError) -> str:
 
 
 def to_instance(document: InstanceDocument) -> Instance:
-    """The validated document as an instance; raises `InputError` for a job that cannot fit its slots."""
+    """Return the document as an instance; raise `InputError` for a job that cannot fit its slots."""
     jobs = []
     for index, entry in enumerate(document.jobs):
         job = Job(
@@ -133,7 +133,7 @@ def to_instance(document: InstanceDocument) -> Instance:
 
 
 def to_document(instance: Instance) -> dict[str, Any]:
-    """What `read_instance` reads back as the same instance."""
+    """Return the document that `read_instance` reads back as the same instance."""
     return {
         "slots": instance.slots,
         "worker_servers": [dict(zip(RESOURCES, server, strict=True)) for server in instance.worker_servers],
@@ -159,5 +159,5 @@ def to_document(instance: Instance) -> dict[str, Any]:
 
 
 def write_instance(path: Path, instance: Instance) -> None:
-    """Writes the instance as JSON, whole or not at all."""
+    """Write the instance as JSON, as a whole or not at all."""
     write_json(path, to_document(instance))

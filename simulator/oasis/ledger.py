@@ -1,4 +1,4 @@
-"""What every worker and parameter server holds: one `ClusterState` a slot, moved only by the allocator."""
+"""Allocations of the worker and parameter servers: one `ClusterState` per slot, changed by the allocator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODE_RESOURCES = ("", "micro_cpus", "memory_kb", "storage_kb", "bandwidth_kbps")
 
 
 class Pool:
-    """The servers of one role, with their free amounts of every slot as an array read off the ledger.
+    """The servers of one role, with their free amounts in every slot as an array derived from the ledger.
 
     `capacity` is servers x resources, `free` is slots x servers x resources, both in `Units`.
     """
@@ -51,27 +51,27 @@ class Pool:
         return len(self.nodes)
 
     def demand(self, job: Job) -> Units:
-        """What one worker, or one PS, of the job takes."""
+        """Return the demand of one worker, or one PS, of the job."""
         return demand_of(job, self.role)
 
     def room(self, job: Job) -> int:
-        """How many workers (or PS) of the job fit when nothing else runs."""
+        """Return how many workers (or PS) of the job fit when nothing else runs."""
         return int(how_many(self.capacity, self.demand(job)).sum())
 
     def fit(self, job: Job, first_slot: int, last_slot: int | None = None) -> Ints:
-        """How many workers (or PS) of the job each server still takes: slots x servers."""
+        """Return how many workers (or PS) of the job still fit on each server: slots x servers."""
         return how_many(self.free[first_slot:last_slot], self.demand(job))
 
 
 def demand_of(job: Job, role: str) -> Units:
-    """What one worker, or one PS, of the job takes."""
+    """Return the demand of one worker, or one PS, of the job."""
     return job.worker_units if role == WORKER else job.ps_units
 
 
 def how_many(free: Floats, demand: Units) -> Ints:
-    """The largest whole n with n x demand <= free in every resource.
+    """Return the largest whole n with n x demand <= free in every resource.
 
-    `free` has resources last; a demand of nothing at all fits any number of times, given as 2**31.
+    `free` has resources last; an empty demand fits any number of times, returned as 2**31.
     """
     most: Floats = np.full(free.shape[:-1], 2.0**31)
     for r, amount in enumerate(demand):
@@ -82,7 +82,7 @@ def how_many(free: Floats, demand: Units) -> Ints:
 
 
 class Ledger:
-    """One cluster state a slot over the same servers; places and removes through the allocator only."""
+    """One cluster state per slot over the same servers, changed through the allocator only."""
 
     def __init__(self, instance: Instance) -> None:
         self.slots = instance.slots
@@ -94,13 +94,13 @@ class Ledger:
         self._placed = [0] * instance.slots
 
     def pool(self, role: str) -> Pool:
-        """The servers of that role."""
+        """Return the servers of the role."""
         return self.worker if role == WORKER else self.ps
 
     def place(self, slot: int, job: Job, role: str, server: int, count: int) -> Lease:
-        """Books that many workers (or PS) of the job on that server, as one lease.
+        """Allocate that many workers (or PS) of the job on the server, as one lease.
 
-        Raises `SimulationError` if the allocator refuses: whoever planned it broke a capacity.
+        Raises `SimulationError` if the allocator refuses: the scheduler's plan exceeds a capacity.
         """
         pool = self.pool(role)
         demand = pool.demand(job)
@@ -122,11 +122,11 @@ class Ledger:
         return self.states[slot].leases[request.task_id]
 
     def remove(self, slot: int, lease: Lease) -> None:
-        """Gives a lease of that slot back."""
+        """Release a lease of the slot."""
         self._apply(slot, allocator.release(self.states[slot], lease.task_id, slot))
 
     def end_slot(self, slot: int) -> tuple[Lease, ...]:
-        """Checks the slot's books, gives every lease back and returns what ran."""
+        """Check the slot's state, release every lease and return the leases that ran."""
         state = self.states[slot]
         allocator.check(state)
         ran = tuple(state.leases.values())
@@ -149,10 +149,10 @@ class Ledger:
 
 
 def count_of(lease: Lease) -> int:
-    """How many workers (or PS) the lease holds."""
+    """Return how many workers (or PS) the lease is for."""
     return int(lease.request.labels["count"])
 
 
 def role_of(lease: Lease) -> str:
-    """`worker` or `ps`."""
+    """Return `worker` or `ps`."""
     return lease.request.labels["role"]

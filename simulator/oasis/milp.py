@@ -1,7 +1,7 @@
 """Mixed-integer linear programmes, built row by row and solved by HiGHS.
 
-HiGHS is used through `highspy`, its own interface, and not `scipy.optimize.milp`: cuts are added to a model
-that is kept, a known solution can be given to start from, and the dual bound is at hand after a time limit.
+HiGHS is used through `highspy`, its own interface, and not `scipy.optimize.milp`: cuts can be added to a kept
+model, a known solution can serve as the start, and the dual bound is available after a time limit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RELATIVE_GAP = 1e-6
 """An optimum counts as proven when the bound is this close to it."""
 
 PARALLEL_ROWS_AND_COLUMNS = 1 << 13
-"""A rule of HiGHS's presolve. HiGHS 1.15.1 with it calls solutions optimal that are not: some of the small
-programmes that the tests solve by brute force as well, and all of them agree without it."""
+"""Presolve rule of HiGHS, switched off: with it HiGHS 1.15.1 calls solutions optimal that are not, among
+them some of the small programmes that the tests also solve by brute force; without it all agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Solution:
     infeasible: bool
 
     def whole(self, column: int) -> int:
-        """An integer column's value."""
+        """Return an integer column's value."""
         return round(self.values[column])
 
 
 class Maximisation:
-    """A model that grows by columns and rows and can be solved again after each."""
+    """A model that grows by columns and rows and can be solved again after each change."""
 
     def __init__(self) -> None:
         self._highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ class Maximisation:
         self.columns = 0
 
     def add(self, upper: float, gain: float = 0.0, *, integer: bool = True) -> int:
-        """A column from 0 to `upper`, worth `gain` a unit; its number."""
+        """Add a column from 0 to `upper`, worth `gain` a unit; return its number."""
         none = np.empty(0)
         self._highs.addCol(gain, 0.0, upper, 0, none.astype(np.int32), none)
         if integer:
@@ -67,7 +67,7 @@ class Maximisation:
     def constrain(
         self, terms: Mapping[int, float], *, at_least: float = -math.inf, at_most: float = math.inf
     ) -> None:
-        """The sum of coefficient x column lies between the two."""
+        """Constrain the sum of coefficient x column to lie between the two bounds."""
         columns = np.fromiter(terms.keys(), np.int32, len(terms))
         coefficients = np.fromiter(terms.values(), float, len(terms))
         self._highs.addRow(
@@ -79,7 +79,7 @@ class Maximisation:
         )
 
     def solve(self, time_limit_s: float, *, relaxed: bool = False) -> Solution:
-        """The best solution within the time; `relaxed` lets integer columns take any value."""
+        """Return the best solution within the time; `relaxed` lets integer columns take any value."""
         self._highs.setOptionValue("time_limit", max(0.0, time_limit_s) + self._highs.getRunTime())
         self._highs.setOptionValue("solve_relaxation", relaxed)
         self._highs.run()

@@ -14,18 +14,18 @@ GPU = RESOURCES.index("gpu")
 BANDWIDTH = RESOURCES.index("bandwidth")
 
 Amounts = tuple[float, ...]
-"""One amount a resource, in the order of `RESOURCES`."""
+"""One amount per resource, in the order of `RESOURCES`."""
 
 Units = tuple[int, ...]
-"""The same counted in whole units, so that sums are exact: GPUs, and millionths of everything else."""
+"""The same in whole units, so that sums are exact: GPUs, and millionths of every other resource."""
 
 UNITS = (1, 10**6, 10**6, 10**6, 10**6)
 
 MOST = 10_000
-"""Jobs, slots, servers of a role, chunks of a job: more would fill the memory before the first decision."""
+"""Largest count of jobs, slots, servers of a role or chunks of a job: more would exhaust the memory."""
 
 MOST_AMOUNT = 1e9
-"""So that amounts in `Units` are exact as floats."""
+"""Limit of an amount, so that amounts in `Units` are exact as floats."""
 
 ROUNDING = 1e-9
 """Products of floats that miss a whole number by less than this count as that number."""
@@ -33,15 +33,15 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job on workers and parameter servers (PS); the paper's symbol stands behind each field.
+    """A training job on workers and parameter servers (PS); a comment gives the paper's symbol of each field.
 
     Times are in slots. `gradient` is in Gb/s x slots (gigabits divided by the seconds of a slot), so that
-    gradient / bandwidth is in slots. Raises `InputError` for values that make no sense.
+    gradient / bandwidth is in slots. Raises `InputError` for invalid values.
     """
 
     job_id: str
     arrival: int  # a
-    chunks: int  # N, the most workers at a time
+    chunks: int  # N, the maximum number of workers at a time
     minibatches: int  # M, a chunk
     epochs: int  # E
     minibatch_slots: float  # tau
@@ -54,13 +54,13 @@ class Job:
     worker_units: Units = field(init=False, repr=False)
     ps_units: Units = field(init=False, repr=False)
     slots_a_chunk: float = field(init=False, repr=False)
-    """E M rho, what one worker takes for its chunk over all epochs."""
+    """E M rho, slots of one worker for its chunk over all epochs."""
     work: int = field(init=False)
     """W, worker-slots."""
     shortest_duration: int = field(init=False)
     """d, slots with a worker on every chunk."""
     ps_for: tuple[int, ...] = field(init=False, repr=False)
-    """The fewest PS whose bandwidth serves y workers, by y from 0 to `chunks`."""
+    """The fewest PS with enough bandwidth for y workers, by y from 0 to `chunks`."""
 
     def __post_init__(self) -> None:
         self._refuse_nonsense()
@@ -99,7 +99,7 @@ class Job:
             if gpus != int(gpus):
                 refuse(f"{name} must be a whole number of GPUs, got {gpus}")
         if not any(self.worker):
-            refuse("a worker must ask for something; w is all zeros")
+            refuse("a worker must request a resource; w is all zeros")
         if not self.minibatch_slots + self.gradient > 0:
             refuse("tau and e are both 0: there is no work to do")
         if self.gradient and not self.worker[BANDWIDTH]:
@@ -107,11 +107,11 @@ class Job:
         if self.worker[BANDWIDTH] > self.ps[BANDWIDTH]:
             refuse(
                 f"s.bandwidth {self.ps[BANDWIDTH]:g} is below w.bandwidth {self.worker[BANDWIDTH]:g}: "
-                "one PS a worker at most could never serve the workers"
+                "one PS per worker could not serve the workers"
             )
 
     def utility(self, duration: float) -> float:
-        """What finishing within that many slots is worth: a sigmoid around the target (paper, section V)."""
+        """Return the utility of finishing within that many slots: a sigmoid around the target (section V)."""
         exponent = self.sensitivity * (duration - self.target)
         if exponent > 0:
             shrunk = math.exp(-exponent)
@@ -119,17 +119,17 @@ class Job:
         return self.priority / (1 + math.exp(exponent))
 
     def utility_at(self, slot: int) -> float:
-        """The utility of finishing in that slot."""
+        """Return the utility of finishing in that slot."""
         return self.utility(slot - self.arrival + 1)
 
 
 def to_units(amounts: Amounts) -> Units:
-    """The amounts in whole units."""
+    """Return the amounts in whole units."""
     return tuple(round(amount * unit) for amount, unit in zip(amounts, UNITS, strict=True))
 
 
 def ceil(value: float) -> int:
-    """The value rounded up, forgiving the rounding of floats."""
+    """Return the value rounded up, tolerating floating-point error."""
     return math.ceil(value - ROUNDING * max(1.0, abs(value)))
 
 
@@ -165,7 +165,7 @@ class Instance:
             seen.add(job.job_id)
 
     def load(self) -> float:
-        """Share of all its slots that the jobs ask of the most demanded worker resource."""
+        """Return the jobs' demand for the most demanded worker resource, as a fraction of all its slots."""
         return max(
             (
                 sum(job.work * job.worker[r] for job in self.jobs) / (self.slots * capacity)

@@ -1,7 +1,7 @@
-"""The offline optimum: every job known beforehand, a time-indexed integer programme solved with HiGHS.
+"""The offline optimum: a time-indexed integer programme over all jobs, known in advance, solved with HiGHS.
 
-Workers and PS are counted by server type first, which keeps the programme small; whether the counts can be
-laid out server by server is checked afterwards, and a set of completions that cannot be is cut off.
+Workers and PS are first counted by server type, which keeps the programme small. Afterwards the counts are
+laid out server by server; a set of completions that cannot be laid out is excluded by a cut.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from simulator.oasis.programme import Completions, Plan, Programme
 TIME_LIMIT_S = 300.0
 
 QUICK_TRY_S = 3.0
-"""Most programmes are solved in this time; one that is not is tightened first."""
+"""Time for a first attempt, enough for most programmes; a programme that needs more is tightened first."""
 
 SOLVING_SHARE = 0.8
-"""The rest of the time is kept for laying the solution out."""
+"""Fraction of the time for solving; the rest is reserved for laying the solution out by server."""
 
 TIGHTENING_SHARE = 0.2
-"""At most this share of the time goes into tightening."""
+"""At most this fraction of the time goes into tightening."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Optimum:
     """The best plan found; `bound` is no lower than the best possible utility.
 
     `proven`: the plan is optimal (to a millionth). `gap` is (bound - utility) / utility. `cuts` counts the
-    times that a solution fitted by server type and not server by server.
+    solutions that fitted by server type but not server by server.
     """
 
     plan: Plan
@@ -50,7 +50,7 @@ class Optimum:
 
 
 class Booked:
-    """A scheduler that has all its plans from the start."""
+    """Scheduler whose plans are all given in advance."""
 
     def __init__(self, ledger: Ledger, plan: Plan) -> None:
         self.ledger = ledger
@@ -62,11 +62,11 @@ class Booked:
         return bool(shares)
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
-        """Nothing to do: every slot was booked on arrival."""
+        """Do nothing: every slot was allocated on arrival."""
 
 
 def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Optimum:
-    """The plan of largest utility with all jobs known, or the best one found within the time."""
+    """Return the plan of largest utility with all jobs known, or the best one found within the time."""
     started = time.monotonic()
     deadline = started + time_limit_s
     jobs = [job for job in instance.jobs if job.arrival + job.shortest_duration <= instance.slots]
@@ -110,7 +110,7 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
 def lay_out_by_server(
     instance: Instance, jobs: Sequence[Job], completions: Completions, deadline: float
 ) -> tuple[Plan | None, bool]:
-    """A plan with these completions, server by server, and whether the question was settled in time."""
+    """Return a plan with these completions, server by server, and whether the answer was found in time."""
     programme = Programme(instance, jobs, fixed=completions)
     solution = programme.model.solve(deadline - time.monotonic())
     if not solution.values:
@@ -120,14 +120,14 @@ def lay_out_by_server(
 
 
 def plan_online(instance: Instance, jobs: Sequence[Job]) -> Plan:
-    """OASiS's own best plan over some values of eta, to fall back on when the time is too short."""
+    """Return OASiS's own best plan over some values of eta, the fallback when the time is too short."""
     eta = safe_eta(jobs, instance)
     plans = [plan_at_prices(instance, jobs, fit_prices(jobs, instance, eta=eta / 10**k)) for k in range(8)]
     return max(plans, key=lambda plan: worth(instance, plan))
 
 
 def top_up(instance: Instance, jobs: Sequence[Job], plan: Plan) -> Plan:
-    """The plan with what the programme left out as worthless, where there is room for it."""
+    """Return the plan with the jobs that the programme left out as worthless, where capacity is free."""
     nothing = {WORKER: math.ulp(0.0), PS: math.ulp(0.0)}
     free = Prices(nothing, {role: (price,) * len(RESOURCES) for role, price in nothing.items()})
     return plan_at_prices(instance, jobs, free, plan)
@@ -136,7 +136,7 @@ def top_up(instance: Instance, jobs: Sequence[Job], plan: Plan) -> Plan:
 def plan_at_prices(
     instance: Instance, jobs: Sequence[Job], prices: Prices, before: Plan | None = None
 ) -> Plan:
-    """What OASiS would book, job by job in order of arrival, beside what is planned before."""
+    """Return OASiS's plans, job by job in order of arrival, added to the given plan."""
     ledger = Ledger(instance)
     plan = dict(before or {})
     for job in jobs:
@@ -150,7 +150,7 @@ def plan_at_prices(
 
 
 def worth(instance: Instance, plan: Plan) -> float:
-    """The utility of the plan."""
+    """Return the utility of the plan."""
     return math.fsum(
         job.utility_at(max(share.slot for share in plan[job.job_id] if share.role == WORKER))
         for job in instance.jobs

@@ -1,4 +1,4 @@
-"""How many workers (or PS) of several jobs the servers of one type take together."""
+"""Packing: how many workers (or PS) of several jobs fit together on the servers of one type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PARTS = 8
 
 
 SLACK = 1e-6
-"""What a weight of content may be above 1 by rounding; the weights are divided by it in the end."""
+"""Rounding error by which a server content may weigh more than 1; the weights are finally divided by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ServerType:
 
 
 def server_types(servers: Sequence[Amounts]) -> tuple[ServerType, ...]:
-    """The servers grouped by capacity, in order of first appearance."""
+    """Return the servers grouped by capacity, in order of first appearance."""
     by_capacity: dict[Units, list[int]] = {}
     for index, capacity in enumerate(servers):
         by_capacity.setdefault(to_units(capacity), []).append(index)
@@ -39,23 +39,23 @@ def server_types(servers: Sequence[Amounts]) -> tuple[ServerType, ...]:
 
 
 def most_on(kind: ServerType, demand: Units) -> int:
-    """How many with that demand fit on all servers of the type when nothing else does."""
+    """Return how many of that demand fit on all servers of the type when nothing else runs."""
     return len(kind.servers) * int(how_many(np.array(kind.capacity, dtype=float), demand))
 
 
 def capacity_rows(kind: ServerType, demands: Sequence[Units]) -> list[list[float]]:
-    """Coefficients by demand of rows `sum coefficient x count <= number of servers`, for one slot.
+    """Return coefficients by demand of rows `sum coefficient x count <= number of servers`, for one slot.
 
-    Besides each resource's share of a server, the rows round shares to parts of a server, which holds
+    Besides each resource's fraction of a server, rows round fractions to parts of a server, which holds
     server by server and so in sum (dual feasible functions u^(k), Fekete and Schepers 2001): three GPUs
-    of eight count as half a server, for no third such worker fits. Rows that another implies are left out.
+    of eight count as half a server, because no third such worker fits. Rows implied by another are left out.
     """
     rows: list[list[float]] = []
     for r in range(len(RESOURCES)):
         if not any(demand[r] for demand in demands):
             continue
         shares = [demand[r] / kind.capacity[r] if kind.capacity[r] else math.inf for demand in demands]
-        # What does not fit on a server at all is kept out by its column's upper bound.
+        # A demand that does not fit on a server at all is excluded by its column's upper bound.
         shares = [share if share <= 1 else 0.0 for share in shares]
         rows.append(shares)
         rows += ([rounded_share(share, parts) for share in shares] for parts in range(1, MOST_PARTS + 1))
@@ -72,8 +72,8 @@ def capacity_rows(kind: ServerType, demands: Sequence[Units]) -> list[list[float
 
 
 def rounded_share(share: float, parts: int) -> float:
-    """u^(parts) of Fekete and Schepers: shares that are not whole multiples of 1 / (parts + 1) round down
-    to whole multiples of 1 / parts."""
+    """Return u^(parts) of Fekete and Schepers: fractions that are not whole multiples of 1 / (parts + 1)
+    round down to whole multiples of 1 / parts."""
     scaled = share * (parts + 1)
     if abs(scaled - round(scaled)) < 1e-9:
         return share
@@ -83,7 +83,7 @@ def rounded_share(share: float, parts: int) -> float:
 def pack(
     kind: ServerType, counts: Sequence[int], demands: Sequence[Units], time_limit_s: float
 ) -> list[Counter[int]] | None:
-    """Servers of the type for that many of each demand: server -> count, by demand; None if not found."""
+    """Return servers of the type for the counts: server -> count, by demand; None if not found."""
     packed = pack_greedily(kind, counts, demands)
     return pack_exactly(kind, counts, demands, time_limit_s) if packed is None else packed
 
@@ -91,7 +91,7 @@ def pack(
 def pack_greedily(
     kind: ServerType, counts: Sequence[int], demands: Sequence[Units]
 ) -> list[Counter[int]] | None:
-    """First fit, the largest share of a server first."""
+    """Pack by first fit, the largest fraction of a server first."""
     capacity = np.array(kind.capacity, dtype=float)
     free = np.repeat(capacity[np.newaxis], len(kind.servers), axis=0)
     packed: list[Counter[int]] = [Counter() for _ in counts]
@@ -121,7 +121,7 @@ def pack_greedily(
 def pack_exactly(
     kind: ServerType, counts: Sequence[int], demands: Sequence[Units], time_limit_s: float
 ) -> list[Counter[int]] | None:
-    """A feasible assignment by HiGHS; None if there is none or the time was too short."""
+    """Return a feasible assignment by HiGHS; None if there is none or the time was too short."""
     model = Maximisation()
     columns = {
         (index, server): model.add(count)
@@ -156,11 +156,11 @@ def pack_exactly(
 def overfull_weights(
     kind: ServerType, counts: Sequence[float], demands: Sequence[Units], deadline: float
 ) -> list[float] | None:
-    """Weights by demand under which no server holds more than 1, but the counts more than all servers can.
+    """Return weights by demand under which no server holds more than 1, but the counts exceed all servers.
 
     These are the dual prices of the cutting-stock programme (Gilmore and Gomory 1961), found by adding one
-    violated server content at a time. None if there are no such weights or the time is over: then the
-    counts may still not pack, but no linear row says why.
+    violated server content at a time. Return None if there are no such weights or the time is over: then the
+    counts may still not pack, but no linear row excludes them.
     """
     present = [index for index, count in enumerate(counts) if count]
     single = [int(how_many(np.array(kind.capacity, dtype=float), demands[index])) for index in present]

@@ -1,4 +1,4 @@
-"""OASiS itself: the best schedule of a job at today's prices, and whether to accept it.
+"""OASiS itself: the best schedule of a job at the current prices, and the decision to accept it.
 
 Algorithms 1 and 2 of Bao et al., INFOCOM 2018, in a fast form that gives the same plans: the dynamic
 programme runs forward over worker-slots, so one table serves every end slot, and the cost of any number
@@ -30,7 +30,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Where a job runs in every slot; `completion` is its last slot, `cost` what that takes at the prices."""
+    """A job's placement in every slot; `completion` is its last slot, `cost` its price in total."""
 
     job: Job
     shares: tuple[Share, ...]
@@ -43,14 +43,14 @@ class Schedule:
 
 
 class Oasis:
-    """Algorithm 1: accepts a job whose best schedule pays, books it, and never revises it."""
+    """Algorithm 1: a job whose best schedule has a positive payoff is accepted; its plan is never revised."""
 
     def __init__(self, ledger: Ledger, prices: Prices) -> None:
         self.ledger = ledger
         self.prices = prices
 
     def arrive(self, job: Job, slot: int) -> bool:
-        """Whether the job, new or offered again, is accepted; its plan is then booked to the end."""
+        """Return whether the job, new or offered again, is accepted; if so, allocate its plan to the end."""
         schedule = best_schedule(job, slot, self.ledger, self.prices)
         if schedule is None:
             return False
@@ -58,17 +58,17 @@ class Oasis:
         return True
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
-        """Nothing to do: every slot was booked on arrival."""
+        """Do nothing: every slot was allocated on arrival."""
 
 
 def book(ledger: Ledger, job: Job, shares: Iterable[Share]) -> None:
-    """Places every share through the ledger's allocator."""
+    """Allocate every share through the ledger's allocator."""
     for share in shares:
         ledger.place(share.slot, job, share.role, share.server, share.count)
 
 
 def best_schedule(job: Job, slot: int, ledger: Ledger, prices: Prices) -> Schedule | None:
-    """Algorithm 2: the schedule from `slot` on with the largest payoff, or None if none is above 0."""
+    """Return the schedule from `slot` on with the largest payoff (Algorithm 2); None if none is above 0."""
     first = max(slot, job.arrival)
     if ledger.slots - first < job.shortest_duration:
         return None
@@ -92,7 +92,7 @@ def best_schedule(job: Job, slot: int, ledger: Ledger, prices: Prices) -> Schedu
 
 
 class Supply:
-    """Servers of one role by price, slot by slot: what one more worker (or PS) costs and how many fit.
+    """Servers of one role by price, slot by slot: the cost of one more worker (or PS), and how many fit.
 
     `price` and `fit` are slots x servers; the first row is slot `first_slot`.
     """
@@ -105,14 +105,14 @@ class Supply:
         self.fit = np.take_along_axis(fit, self.order, axis=1)
 
     def cost(self, most: int) -> Floats:
-        """COST_t for every count at once: slots x (most + 1), infinite where so many do not fit."""
+        """Return COST_t for every count at once: slots x (most + 1), infinite where so many do not fit."""
         slots, servers = self.price.shape
         fit = np.minimum(self.fit, most)
         filled = np.zeros((slots, servers + 1), dtype=np.int64)
         np.cumsum(fit, axis=1, out=filled[:, 1:])
         paid = np.zeros((slots, servers + 1))
         np.cumsum(fit * self.price, axis=1, out=paid[:, 1:])
-        # One search for all slots: each slot's counts are moved into a range of their own.
+        # One search for all slots: each slot's counts are shifted into a range of their own.
         apart = np.arange(slots)[:, np.newaxis] * (servers * most + most + 1)
         wanted = np.arange(most + 1)
         found = np.searchsorted((filled[:, 1:] + apart).ravel(), (wanted + apart).ravel())
@@ -125,7 +125,7 @@ class Supply:
         return cost
 
     def cheapest(self, offset: int, count: int) -> list[Share]:
-        """That many, on the cheapest servers of the slot at that row."""
+        """Return that many workers (or PS), on the cheapest servers of the slot at that row."""
         shares: list[Share] = []
         for server, fit in zip(self.order[offset].tolist(), self.fit[offset].tolist(), strict=True):
             if not count:
@@ -138,10 +138,10 @@ class Supply:
 
 
 def cheapest_worker_slots(job: Job, first: int, cost: Floats) -> tuple[list[int], float] | None:
-    """Workers a slot, up to the end slot with the largest payoff, and their cost; None if nothing pays.
+    """Return workers a slot, up to the end slot with the largest payoff, and their cost; None if none pays.
 
     `cost` is slots x workers. DP_COST(t, work) = min over d of COST_t(d) + DP_COST(t - 1, work - d), built
-    forward; it ends where not even a gift would pay more than the best end slot so far.
+    forward; it stops where even a schedule at no cost would not pay more than the best end slot so far.
     """
     most = cost.shape[1] - 1
     table = np.full(most + job.work + 1, np.inf)  # entry most + w: w worker-slots done; below: impossible

@@ -17,7 +17,7 @@ from simulator.report import pyplot, save_figure
 
 
 class PriceWatch:
-    """Notes, slot by slot, what one worker of the mean demand would cost on each worker server."""
+    """Recorder of the price of one worker of the mean demand on each worker server, slot by slot."""
 
     def __init__(self, instance: Instance, prices: Prices) -> None:
         self.prices = prices
@@ -30,7 +30,7 @@ class PriceWatch:
 
 
 def plot_comparison(folder: Path, comparisons: Sequence[Comparison], watch: PriceWatch | None) -> None:
-    """Writes the figures that the runs allow into the folder."""
+    """Write the figures that the runs allow into the folder."""
     names = list(comparisons[0].runs)
     runs = {name: [comparison.runs[name] for comparison in comparisons] for name in names}
     plot_boxes(
@@ -45,7 +45,7 @@ def plot_comparison(folder: Path, comparisons: Sequence[Comparison], watch: Pric
             for name, mine in runs.items()
             if name != "optimal"
         },
-        "decision time, ms a job",
+        "decision time, ms per job",
         logarithmic=True,
     )
     plot_boxes(
@@ -84,7 +84,7 @@ def plot_comparison(folder: Path, comparisons: Sequence[Comparison], watch: Pric
 def plot_boxes(
     path: Path, values: Mapping[str, Sequence[float]], label: str, *, logarithmic: bool = False
 ) -> None:
-    """One box an algorithm: quartiles, whiskers, and the mean as a triangle."""
+    """Draw one box per algorithm: quartiles, whiskers, and the mean as a triangle."""
     some = {name: list(found) for name, found in values.items() if len(found)}
     figure, axes = pyplot().subplots(figsize=(1.2 + 1.0 * max(2, len(some)), 3.6))
     if some:
@@ -97,7 +97,7 @@ def plot_boxes(
 
 
 def plot_prices(path: Path, watch: PriceWatch) -> None:
-    """A heat map, servers by slots, of the price of a worker."""
+    """Draw a heat map, servers by slots, of the price of a worker."""
     from matplotlib.colors import LogNorm
 
     figure, axes = pyplot().subplots(figsize=(7, 1.6 + 0.12 * len(watch.rows[0])))
@@ -109,7 +109,7 @@ def plot_prices(path: Path, watch: PriceWatch) -> None:
 
 
 def plot_sweep(path: Path, axis: str, points: Mapping[str, Mapping[str, Any]]) -> None:
-    """Mean utility of each algorithm against the number of jobs, of servers, or the load."""
+    """Draw each algorithm's mean utility against the number of jobs, of servers, or the load."""
     figure, axes = pyplot().subplots(figsize=(5, 3.6))
     values = [float(value) for value in points]
     for name in next(iter(points.values()))["algorithms"]:

@@ -13,26 +13,26 @@ from simulator.oasis.ledger import PS, WORKER, Floats, Pool
 from simulator.oasis.model import RESOURCES, Amounts, Instance, Job, Units
 
 UTILITY_FLOOR = 0.5
-"""f(T - a) counts as at least this share of gamma 1; without it one urgent job makes everything free."""
+"""f(T - a) counts as at least this fraction of gamma 1; otherwise one urgent job makes all prices near 0."""
 
 ETA = 0.5
-"""Workers and PS at their first prices then cost no more together than the least valuable job brings.
+"""With this divisor, the first prices of workers and PS add up to no more than the least valuable job brings.
 
-The proof of the competitive ratio asks for far more (`safe_eta`), which makes first prices next to nothing
-and so wastes most of their range: early jobs take whatever they can use.
+The proof of the competitive ratio requires far more (`safe_eta`), which makes first prices almost 0 and
+wastes most of their range: early jobs take as much as they can use.
 """
 
 OUTLIERS = 0.05
-"""The share of a history left out at either end: the extremes of many jobs lie further out than those of
-the few to come, and the longer the history the further."""
+"""Fraction of a history left out at either end: its extremes lie further out than those of the few jobs to
+come, and the more so the longer the history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
     """The price functions of the worker servers (L1, U1) and of the PS servers (L2, U2).
 
-    A price is utility a unit of resource and slot, the unit being the pool's whole capacity, so that
-    gigabytes and GPUs add up; `low` is the price when nothing is used, `high[r]` when all is.
+    A price is utility per unit of resource and slot, the unit being the pool's whole capacity, so that
+    gigabytes and GPUs add up; `low` is the price when nothing is used, `high[r]` when all of r is.
     """
 
     low: dict[str, float]
@@ -43,12 +43,12 @@ class Prices:
             high = max(self.high[role])
             if not (low > 0 and high / low < math.inf):
                 raise InputError(
-                    f"prices of a {role} from {low:g} to {high:g} cannot be computed with: eta, a misestimate"
-                    " or a number of the jobs is too extreme"
+                    f"prices of a {role} from {low:g} to {high:g} are out of range: eta, --misestimate"
+                    " or a value of the jobs is too extreme"
                 )
 
     def of_one(self, pool: Pool, demand: Units, first_slot: int) -> Floats:
-        """The price of one worker (or PS) on each server in each slot from `first_slot`: slots x servers."""
+        """Return the price of one worker (or PS) on each server, slots from `first_slot` x servers."""
         low, high = self.low[pool.role], self.high[pool.role]
         price: Floats = np.zeros(pool.free.shape[:-1])[first_slot:]
         for r, amount in enumerate(demand):
@@ -59,14 +59,14 @@ class Prices:
 
     @property
     def alpha(self) -> float:
-        """The competitive ratio is twice this (paper, theorem 4)."""
+        """Half the competitive ratio (paper, theorem 4)."""
         return max(
             1.0,
             *(math.log(high / self.low[role]) for role in self.high for high in self.high[role]),
         )
 
     def scaled(self, low: float = 1.0, high: float = 1.0) -> Prices:
-        """The same functions with mis-estimated ends; `low` stays below `high`."""
+        """Return the same functions with misestimated ends; `low` stays below `high`."""
         scaled_high = {role: tuple(high * value for value in values) for role, values in self.high.items()}
         return replace(
             self,
@@ -76,7 +76,7 @@ class Prices:
 
 
 def used_share(pool: Pool, r: int, first_slot: int) -> Floats:
-    """The share of resource r in use: slots x servers; 1 where a server has none of it."""
+    """Return the fraction of resource r in use: slots x servers; 1 where a server has none of it."""
     capacity = pool.capacity[:, r]
     free = pool.free[first_slot:, :, r]
     return 1.0 - np.divide(free, capacity, out=np.zeros_like(free), where=capacity > 0)
@@ -89,10 +89,10 @@ def fit_prices(
     eta: float | None = ETA,
     outliers: float = 0.0,
 ) -> Prices:
-    """U and L of the price functions from jobs seen before (or, clairvoyantly, the very jobs to come).
+    """Return the price functions with U and L from earlier jobs (or, clairvoyantly, the very jobs to come).
 
     `eta` scales L down; None takes the smallest that the proof of the competitive ratio allows, at which
-    all capacity at its first price is worth half the least valuable job. `outliers` is the share of the
+    all capacity at its first price is worth half the least valuable job. `outliers` is the fraction of the
     history to leave out at either end.
     Raises `InputError` for an empty history or a floor outside (0, 1].
     """
@@ -116,14 +116,14 @@ def fit_prices(
         low[role] = float(least) / (4 * eta)
         gains = np.divide(best[:, np.newaxis], share, out=np.zeros_like(share), where=share > 0)
         ends = np.quantile(gains, 1 - outliers, axis=0)
-        # A resource nobody in the history asked for is priced like the dearest; no price falls with use.
+        # A resource that no job of the history requests is priced like the dearest; no price falls with use.
         ends[ends == 0] = ends.max()
         high[role] = tuple(float(end) for end in np.maximum(ends, low[role]))
     return Prices(low, high)
 
 
 def safe_eta(history: Sequence[Job], instance: Instance, outliers: float = 0.0) -> float:
-    """The smallest eta that the proof of the competitive ratio allows."""
+    """Return the smallest eta that the proof of the competitive ratio allows."""
     history = possible(history, instance)
     return max(
         instance.slots * len(RESOURCES) / float(np.quantile(asked[asked > 0], outliers))
@@ -133,15 +133,15 @@ def safe_eta(history: Sequence[Job], instance: Instance, outliers: float = 0.0) 
 
 
 def possible(history: Sequence[Job], instance: Instance) -> list[Job]:
-    """The jobs that could finish within the slots; raises `InputError` if there is none."""
+    """Return the jobs that could finish within the slots; raise `InputError` if there is none."""
     found = [job for job in history if job.arrival + job.shortest_duration <= instance.slots]
     if not found:
-        raise InputError("prices need at least one job that fits the slots to be estimated from")
+        raise InputError("prices cannot be estimated: no job of the history fits the slots")
     return found
 
 
 def shares_of(history: Sequence[Job], instance: Instance, role: str) -> tuple[Floats, Floats]:
-    """Shares of all servers that one worker (or PS) takes, jobs x resources; their sums times the work."""
+    """Return fractions of all servers per worker (or PS), jobs x resources; their sums times the work."""
     if role == WORKER:
         share = demand_shares([job.worker for job in history], instance.worker_servers)
     else:
@@ -151,7 +151,7 @@ def shares_of(history: Sequence[Job], instance: Instance, role: str) -> tuple[Fl
 
 
 def demand_shares(demands: Sequence[Amounts], servers: Sequence[Amounts]) -> Floats:
-    """Demands as shares of what all the servers have together: demands x resources."""
+    """Return demands as fractions of the capacity of all servers: demands x resources."""
     total = np.array(servers, dtype=float).sum(axis=0)
     shares: Floats = np.zeros((len(demands), len(RESOURCES)))
     np.divide(np.array(demands, dtype=float), total, out=shares, where=total > 0)

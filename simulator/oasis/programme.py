@@ -13,7 +13,7 @@ from simulator.oasis.packing import ServerType, capacity_rows, most_on, overfull
 from simulator.oasis.planner import Share
 
 WORTHLESS = 1e-7
-"""A completion worth less than this share of the highest priority is left out of the programme."""
+"""A completion worth less than this fraction of the highest priority is left out of the programme."""
 
 TIGHTENING_ROUNDS = 3
 
@@ -21,17 +21,17 @@ Completions = dict[str, int]
 """Job id -> the slot it is finished in."""
 
 Plan = Mapping[str, tuple[Share, ...]]
-"""Job id -> where it runs; a job that is left out is refused."""
+"""Job id -> its shares of servers; a job that is left out is refused."""
 
 Crowd = tuple[str, int, tuple[float, ...]]
 """Role, server type and counts by job that do not pack onto the servers of that type."""
 
 
 class Programme:
-    """The integer programme: does a job finish in slot t, and how many of its workers and PS run where.
+    """The integer programme: for each job, if it is finished by slot t and how many workers and PS run there.
 
-    With `fixed`, every server is a type of its own, exactly these jobs finish in exactly these slots, and
-    the question is only whether that can be.
+    With `fixed`, every server is a type of its own, exactly these jobs finish in exactly these slots, and the
+    only question is feasibility.
     """
 
     def __init__(self, instance: Instance, jobs: Sequence[Job], fixed: Completions | None = None) -> None:
@@ -59,7 +59,7 @@ class Programme:
         if not ends:
             return
         worth = [0.0 if self.fixed else job.utility_at(end) for end in ends]
-        # To be finished by a slot and not only by the next one is worth the difference.
+        # Finishing by a slot instead of by the next one is worth the difference of their utilities.
         finished = {
             end: model.add(1, gain - later)
             for end, gain, later in zip(ends, worth, [*worth[1:], 0.0], strict=True)
@@ -95,7 +95,7 @@ class Programme:
         self.finished |= {(job.job_id, slot): column for slot, column in finished.items()}
 
     def _ends(self, job: Job) -> range:
-        """The slots that the job may end in."""
+        """Return the slots that the job may end in."""
         if self.fixed is not None:
             return range(self.fixed[job.job_id], self.fixed[job.job_id] + 1)
         worthless = WORTHLESS * max(each.priority for each in self.jobs)
@@ -106,7 +106,7 @@ class Programme:
         return range(first, last)
 
     def _most_workers(self, job: Job) -> int:
-        """How many workers the job could have in one slot if it were alone."""
+        """Return how many workers the job could have in one slot if it were alone."""
         room = sum(most_on(kind, job.worker_units) for kind in self.types[WORKER])
         return min(job.chunks, job.work, room)
 
@@ -128,7 +128,7 @@ class Programme:
             self._limit(role, index, row)
 
     def _limit(self, role: str, index: int, weights: Sequence[float]) -> None:
-        """In no slot do the counts on a server type, so weighted, exceed its number of servers."""
+        """Limit the weighted counts on a server type to its number of servers, in every slot."""
         for slot in range(self.instance.slots):
             terms = {
                 self.count[key]: weight
@@ -139,7 +139,7 @@ class Programme:
                 self.model.constrain(terms, at_most=len(self.types[role][index].servers))
 
     def tighten(self, deadline: float) -> None:
-        """Rules out what the relaxed programme would crowd onto servers, round by round."""
+        """Exclude, round by round, counts of the relaxed programme that overfill servers."""
         for _ in range(TIGHTENING_ROUNDS):
             relaxed = self.model.solve(deadline - time.monotonic(), relaxed=True)
             if not relaxed.values:
@@ -165,12 +165,12 @@ class Programme:
         return found
 
     def cut_off(self, completions: Completions) -> None:
-        """Not all of these jobs finish by these slots."""
+        """Exclude the solutions in which all of these jobs finish by these slots."""
         terms = {self.finished[job_id, slot]: 1.0 for job_id, slot in completions.items()}
         self.model.constrain(terms, at_most=len(terms) - 1)
 
     def lay_out(self, solution: Solution, completions: Completions, deadline: float) -> Plan | list[Crowd]:
-        """The solution's counts server by server, or those that could not be packed in time."""
+        """Return the solution's counts server by server, or those that could not be packed in time."""
         chosen = [job for job in self.jobs if job.job_id in completions]
         plan: dict[str, list[Share]] = {job.job_id: [] for job in chosen}
         left = {job.job_id: job.work for job in chosen}
@@ -205,7 +205,7 @@ class Programme:
         return list(crowds) or {job_id: tuple(shares) for job_id, shares in plan.items()}
 
     def thin_out(self, crowds: Sequence[Crowd], deadline: float) -> bool:
-        """Rules such crowds out in every slot; whether a row was found that does."""
+        """Exclude the overfull counts in every slot; return whether a row was found that does."""
         found = False
         for role, index, wanted in crowds:
             demands = [demand_of(job, role) for job in self.jobs]
@@ -216,7 +216,7 @@ class Programme:
         return found
 
     def _counts(self, solution: Solution, job: Job, role: str, slot: int, most: int) -> list[int]:
-        """The solution's count by server type, cut to `most` in all."""
+        """Return the solution's count by server type, cut to `most` in all."""
         counts = []
         for index in range(len(self.types[role])):
             column = self.count.get((job.job_id, role, index, slot))
@@ -226,7 +226,7 @@ class Programme:
 
 
 def lower_hull(values: Sequence[int]) -> list[tuple[float, float]]:
-    """Edges (slope, offset) of the lower convex hull of the points (x, values[x]), flat ones left out.
+    """Return edges (slope, offset) of the lower convex hull of the points (x, values[x]), without flat ones.
 
     PS >= slope x workers + offset holds for every whole number of workers and is tighter in between than
     the plain bandwidth constraint, which it implies at whole numbers.

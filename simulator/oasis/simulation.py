@@ -1,4 +1,4 @@
-"""One instance under one algorithm: jobs arrive, slots pass, and what ran decides what it was worth."""
+"""Simulation of one instance under one algorithm, slot by slot; the leases that ran give the utility."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ OnSlot = Callable[[int, Ledger], object]
 
 
 class Scheduler(Protocol):
-    """Decides who runs where; it books on the ledger and nowhere else."""
+    """Scheduler of an algorithm; it allocates on the ledger and nowhere else."""
 
     def arrive(self, job: Job, slot: int) -> bool:
-        """Whether the job is taken, decided in the slot of its arrival or when it is offered again."""
+        """Return whether the job is accepted, in the slot of its arrival or when it is offered again."""
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
-        """Books the slot for those taken; `remaining` is their work left, in worker-slots, by job id."""
+        """Allocate the slot for accepted jobs; `remaining` is their work left, in worker-slots, by job id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job: the slot it finished in, if it did, and what that was worth."""
+    """Result of a job: the slot it finished in, if it did, and its utility."""
 
     job: Job
     accepted: bool
@@ -69,11 +69,11 @@ def run(
     reoffer_after: int = 0,
     on_slot: OnSlot | None = None,
 ) -> Run:
-    """Plays the instance; `decision_s` holds the scheduler's processor time a job, in seconds.
+    """Return the run of the instance; `decision_s` is the scheduler's processor time per job, in seconds.
 
-    A job that could not finish even alone is refused at once. With `reoffer_after`, a refused one is
-    offered again each so many slots. `on_slot` sees the ledger of a slot just before it ends.
-    Raises `SimulationError` if what ran breaks a constraint of the model.
+    A job that could not finish even alone is refused at once. With `reoffer_after`, a refused job is offered
+    again every that many slots. `on_slot` receives the ledger of a slot just before it ends.
+    Raises `SimulationError` if the leases break a constraint of the model.
     """
     ledger = Ledger(instance)
     scheduler = scheduler_on(ledger)
@@ -126,7 +126,7 @@ def run(
 def work_done(
     instance: Instance, jobs: Mapping[str, Job], slot: int, leases: Iterable[Lease]
 ) -> dict[str, int]:
-    """Workers that ran, by job; raises `SimulationError` if the leases break a constraint of the model."""
+    """Return the workers that ran, by job; raise `SimulationError` if a constraint of the model is broken."""
     workers: dict[str, int] = defaultdict(int)
     servers: dict[str, int] = defaultdict(int)
     used: dict[str, list[int]] = defaultdict(lambda: [0] * len(RESOURCES))

@@ -1,4 +1,4 @@
-"""What a comparison came to, as tables for people."""
+"""Tables of a comparison's results for the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def print_tables(summary: dict[str, Any]) -> None:
-    """The means over the instances, one row an algorithm."""
+    """Print the means over the instances, one row per algorithm."""
     table = Table(title=f"means over {len(summary['seeds'])} instance(s)")
     columns = ("algorithm", "utility", "accepted", "completed", "decision ms", "optimum / utility")
     for column in columns:

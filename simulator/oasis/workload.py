@@ -18,20 +18,20 @@ GPU_SERVERS: tuple[Amounts, ...] = (
     (16, 64, 732, 1024, 25),
     (4, 32, 244, 512, 10),
 )
-"""Capacities of worker servers; a homogeneous cluster has the first type only, a mixed one takes turns."""
+"""Capacities of worker servers; a homogeneous cluster has the first type only, a mixed one alternates."""
 
 CPU_SERVERS: tuple[Amounts, ...] = ((0, 72, 144, 512, 25), (0, 36, 72, 512, 20))
 """Capacities of PS servers, likewise."""
 
 LONGEST_SHARE = 0.5
-"""A job whose shortest duration is over this share of the slots is drawn again."""
+"""A job is drawn again if its shortest duration is over this fraction of the slots."""
 
 TYPICAL_SHARE = 0.1
-"""A slot is so long that the median job could finish within this share of the slots."""
+"""A slot's length is chosen so that the median job could finish within this fraction of the slots."""
 
 HISTORY_STREAM = 1
 TRAINING_STREAM = 2
-"""Further words of a seed, so that a history or a training set shares no draw with an instance."""
+"""Extra words of a seed, so that a history or a training set shares no draw with an instance."""
 
 
 def draw_instance(
@@ -43,10 +43,10 @@ def draw_instance(
     load: float | None = None,
     mixed: bool = False,
 ) -> Instance:
-    """An instance with that many jobs, and that many worker servers and as many PS servers.
+    """Return an instance with that many jobs, worker servers and PS servers.
 
-    `load` scales the data sets (chunks N, hence worker-slots) until the most demanded worker resource is
-    asked for that share of all its slots, as closely as whole chunks allow; durations stay as drawn.
+    `load` scales the data sets (chunks N, hence worker-slots) until the jobs request that fraction of all
+    slots of the most demanded worker resource, as closely as whole chunks allow; durations stay as drawn.
     Raises `InputError` for numbers below 1 or a load that is not a finite number above 0.
     """
     for name, count in (("jobs", jobs), ("slots", slots), ("servers", servers)):
@@ -59,7 +59,7 @@ def draw_instance(
 
 
 def with_servers(instance: Instance, servers: int, mixed: bool = False) -> Instance:
-    """The same jobs on that many worker servers and as many PS servers."""
+    """Return the same jobs on that many worker servers and as many PS servers."""
     return replace(
         instance,
         worker_servers=take_turns(GPU_SERVERS, servers, mixed),
@@ -68,12 +68,12 @@ def with_servers(instance: Instance, servers: int, mixed: bool = False) -> Insta
 
 
 def draw_history(like: Instance, seed: int, jobs: int = 200) -> tuple[Job, ...]:
-    """Jobs such as an operator would have on record: the same distribution and load, other draws."""
+    """Return jobs as in an operator's records: the same distribution and load, other draws."""
     return draw_jobs_like(like, [seed, HISTORY_STREAM], jobs)
 
 
 def draw_training(like: Instance, count: int) -> list[tuple[Instance, tuple[Job, ...]]]:
-    """Pairs of an instance of the same size and load and a history, from draws that no seed gives."""
+    """Return pairs (instance, history) of the same size and load, from draws that no user's seed gives."""
     training = []
     for index in range(count):
         jobs = draw_jobs_like(like, [index, TRAINING_STREAM], len(like.jobs))
@@ -83,19 +83,19 @@ def draw_training(like: Instance, count: int) -> list[tuple[Instance, tuple[Job,
 
 
 def draw_jobs_like(like: Instance, seed: Sequence[int], count: int) -> tuple[Job, ...]:
-    """That many jobs, each asking on average for as much as one of the instance."""
+    """Return that many jobs, each requesting on average as much as one of the instance."""
     drawn = replace(like, jobs=draw_jobs(np.random.default_rng(seed), count, like.slots))
     load_each = like.load() / max(1, len(like.jobs))
     return (scale_to_load(drawn, load_each * count) if load_each > 0 else drawn).jobs
 
 
 def take_turns(types: Sequence[Amounts], count: int, mixed: bool) -> tuple[Amounts, ...]:
-    """That many servers, of the first type only or of all types in turn."""
+    """Return that many servers, of the first type only or alternating over all types."""
     return tuple(types[index % len(types) if mixed else 0] for index in range(count))
 
 
 def draw_jobs(rng: np.random.Generator, count: int, slots: int) -> tuple[Job, ...]:
-    """Jobs in order of arrival; each could finish within the slots if it had the cluster to itself."""
+    """Return jobs in order of arrival; each could finish within the slots if it had the cluster to itself."""
     # A slot's seconds follow from the distribution, not from the jobs drawn, so that all share them.
     slot_s = median_shortest_s() / max(1.0, TYPICAL_SHARE * slots)
     drawn: list[Job] = []
@@ -110,7 +110,7 @@ def draw_jobs(rng: np.random.Generator, count: int, slots: int) -> tuple[Job, ..
 
 @cache
 def median_shortest_s() -> float:
-    """Seconds that the median job of the distribution takes with a worker on every chunk."""
+    """Return the seconds that the median job of the distribution takes with a worker on every chunk."""
     rng = np.random.default_rng(0)
     seconds = []
     for _ in range(1000):
@@ -120,7 +120,7 @@ def median_shortest_s() -> float:
 
 
 def draw_job(rng: np.random.Generator, slot_s: float) -> Job:
-    """A job arriving in slot 0 with the paper's ranges; tau is 0.01 to 1 s a mini-batch."""
+    """Return a job arriving in slot 0 with the paper's ranges; tau is 0.01 to 1 s a mini-batch."""
     worker = (
         int(rng.integers(0, 5)),
         int(rng.integers(1, 11)),
@@ -159,7 +159,7 @@ def draw_job(rng: np.random.Generator, slot_s: float) -> Job:
 
 
 def scale_to_load(instance: Instance, load: float) -> Instance:
-    """The instance with its chunks scaled by one factor, found by bisection, to come closest to the load."""
+    """Return the instance with its chunks scaled by one factor, found by bisection, closest to the load."""
     if not 0 < load < math.inf:
         raise InputError(f"load must be a finite number above 0, got {load}")
     chunks = np.array([job.chunks for job in instance.jobs])

@@ -1,4 +1,4 @@
-"""Dorm: partitions resized by an integer programme that fills the cluster, not too unfairly, not too often.
+"""Dorm: an integer programme resizes partitions to fill the cluster, with bounded unfairness and resizing.
 
 After Sun et al., Towards Distributed Machine Learning in Shared Clusters, 2017 (arXiv 1704.06738).
 """
@@ -15,17 +15,17 @@ from simulator.oasis.model import BANDWIDTH, RESOURCES, Instance, Job
 from simulator.oasis.packing import capacity_rows, most_on, server_types
 
 FAIRNESS_LOSS = 0.1
-"""theta 1: the sum of distances from the fair shares may be this part of its worst value."""
+"""theta 1: the sum of distances from the fair shares may be this fraction of its worst value."""
 
 ADJUSTMENTS = 0.1
-"""theta 2: this part of the jobs that run may be resized at a time, rounded up."""
+"""theta 2: this fraction of the running jobs may be resized at a time, rounded up."""
 
 TIME_LIMIT_S = 5.0
-"""For one programme; the best partition found by then is used."""
+"""Time limit of one programme, in seconds; the best partition found by then is used."""
 
 
 class Dorm:
-    """Repartitions when a job arrives or ends, and keeps every partition in between."""
+    """Repartitioning when a job arrives or ends; every partition is kept in between."""
 
     def __init__(self, ledger: Ledger, instance: Instance) -> None:
         self.ledger = ledger
@@ -55,7 +55,7 @@ class Dorm:
                     break
 
     def repartition(self, jobs: Sequence[Job]) -> dict[str, int] | None:
-        """Workers by job id, those that ran before first; None if the bounds leave no partition."""
+        """Return workers by job id, running jobs first; None if no partition satisfies the bounds."""
         model = Maximisation()
         columns: dict[str, list[int]] = {}
         servers: dict[str, list[int]] = {}
@@ -119,13 +119,13 @@ class Dorm:
 
 
 def share_of(ledger: Ledger, job: Job) -> list[float]:
-    """The share of each worker resource that one worker takes."""
+    """Return the fraction of each worker resource that one worker takes."""
     total = ledger.worker.total
     return [amount / total[r] if total[r] else 0.0 for r, amount in enumerate(job.worker_units)]
 
 
 def fair_workers(ledger: Ledger, jobs: Sequence[Job]) -> list[float]:
-    """Workers of each job where all have one dominant share, the largest the cluster allows as a whole."""
+    """Return the workers of each job at equal dominant shares, as large as fit the cluster as a whole."""
     one = [max(share_of(ledger, job)) for job in jobs]
 
     def at(level: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""Dominant-resource fairness: whoever has the least gets the next worker (Ghodsi et al., NSDI 2011)."""
+"""Dominant-resource fairness: the job with the least gets the next worker (Ghodsi et al., NSDI 2011)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.oasis.model import Job
 
 
 class Drf:
-    """Shares every slot anew by progressive filling; a job grows and shrinks as others come and go."""
+    """Progressive filling of every slot; a job grows and shrinks as others come and go."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -39,7 +39,7 @@ class Drf:
 
 
 def dominant_share(ledger: Ledger, job: Job, workers: int) -> float:
-    """The largest share of any resource of the worker or PS servers that so many workers take."""
+    """Return the largest share of any resource of the worker or PS servers that so many workers take."""
     shares = [
         count * np.divide(pool.demand(job), pool.total, out=np.zeros(len(pool.total)), where=pool.total > 0)
         for pool, count in ((ledger.worker, workers), (ledger.ps, job.ps_for[workers]))
@@ -48,7 +48,7 @@ def dominant_share(ledger: Ledger, job: Job, workers: int) -> float:
 
 
 def add_worker(ledger: Ledger, slot: int, job: Job, held: int) -> bool:
-    """Books one more worker, and the PS that its bandwidth needs; nothing if either has no room."""
+    """Allocate one more worker and the PS that its bandwidth needs, or nothing if either does not fit."""
     added: list[Lease] = []
     for role, count in ((WORKER, 1), (PS, job.ps_for[held + 1] - job.ps_for[held])):
         for _ in range(count):
@@ -62,7 +62,7 @@ def add_worker(ledger: Ledger, slot: int, job: Job, held: int) -> bool:
 
 
 def roomiest(pool: Pool, job: Job, slot: int) -> int | None:
-    """The server that takes the most workers (or PS) of the job in that slot; None if none takes one."""
+    """Return the server that fits the most workers (or PS) of the job in the slot; None if none fits one."""
     fit = pool.fit(job, slot, slot + 1)[0]
     server = int(fit.argmax())
     return server if fit[server] > 0 else None

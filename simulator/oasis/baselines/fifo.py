@@ -14,7 +14,7 @@ from simulator.oasis.planner import Share, book
 
 
 class Fifo:
-    """The default of Hadoop and Spark as the paper describes it: whoever is first holds up those behind."""
+    """The default of Hadoop and Spark as the paper describes it: the first job blocks those behind it."""
 
     def __init__(self, ledger: Ledger, seed: int) -> None:
         self.ledger = ledger

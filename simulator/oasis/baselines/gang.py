@@ -1,4 +1,4 @@
-"""A fixed number of workers that run together: placed on all or none, and kept on the same servers."""
+"""Gangs: fixed numbers of workers that run together, all or none, and stay on the same servers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MOST_WORKERS = 30
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A job with the number of workers it asked for."""
+    """A job with the number of workers it requested."""
 
     job: Job
     workers: int
 
     @property
     def slots(self) -> int:
-        """Slots the job takes with its gang complete."""
+        """Number of slots that the job takes with its gang complete."""
         return -(-self.job.work // self.workers)
 
 
 def draw_gang(job: Job, rng: np.random.Generator, ledger: Ledger) -> Gang | None:
-    """The job with a drawn number of workers, cut to what fits an empty slot; None if not even one fits.
+    """Return the job with a drawn number of workers, cut to what fits an empty slot; None if none fits.
 
-    Without the cut a gang that never fits would block the queue for ever.
+    Without the cut, a gang that never fits would block the queue for ever.
     """
     wanted = min(int(rng.integers(1, MOST_WORKERS + 1)), job.chunks, job.work)
     workers = min(wanted, ledger.worker.room(job))
@@ -40,7 +40,7 @@ def draw_gang(job: Job, rng: np.random.Generator, ledger: Ledger) -> Gang | None
 
 
 def spread(ledger: Ledger, slot: int, gang: Gang) -> tuple[Share, ...] | None:
-    """Servers for the whole gang in that slot, the ones that take most first; None if it does not fit."""
+    """Return servers for the whole gang in the slot, those that fit most first; None if it does not fit."""
     shares: list[Share] = []
     for role, count in ((WORKER, gang.workers), (PS, gang.job.ps_for[gang.workers])):
         fit = ledger.pool(role).fit(gang.job, slot, slot + 1)[0]
@@ -55,5 +55,5 @@ def spread(ledger: Ledger, slot: int, gang: Gang) -> tuple[Share, ...] | None:
 
 
 def keep(ledger: Ledger, slot: int, gang: Gang, shares: tuple[Share, ...]) -> None:
-    """Books the gang in another slot, on the servers it has."""
+    """Allocate the gang in another slot, on the servers it has."""
     book(ledger, gang.job, (Share(slot, share.role, share.server, share.count) for share in shares))

@@ -1,7 +1,7 @@
-"""Risk-reward heuristic: a job is taken if it gains more than the delay of the others costs.
+"""Risk-reward heuristic: a job is accepted if it gains more than the delay of the others costs.
 
 After Irwin, Grit, Chase, Balancing Risk and Reward in a Market-based Task Service, HPDC 2004. There a task's
-value falls linearly; here the loss of a delay is read off each waiting job's own utility function.
+value falls linearly; here the loss of a delay is read off each pending job's own utility function.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Rrh:
         self.running = {job_id: held for job_id, held in self.running.items() if job_id in remaining}
         for gang, shares, _ in self.running.values():
             keep(self.ledger, slot, gang, shares)
-        # By reward a unit of capacity and time, the best first; one that does not fit blocks nobody.
+        # By reward per unit of capacity and time, the best first; a gang that does not fit blocks no other.
         for gang in sorted(
             self.waiting,
             key=lambda gang: -self.reward(gang, slot, slot) / (self.size(gang) * gang.slots),
@@ -48,7 +48,7 @@ class Rrh:
                 self.waiting.remove(gang)
 
     def reward(self, gang: Gang, start: int, now: int) -> float:
-        """The gain of running from `start` on, less what those waiting would lose if it went before them."""
+        """Return the gain of running from `start` on, minus what pending jobs would lose if it went first."""
         end = start + gang.slots - 1
         gain = gang.job.utility_at(end) if end < self.ledger.slots else 0.0
         delay = self.size(gang) * gang.slots
@@ -57,7 +57,7 @@ class Rrh:
         )
 
     def expected_start(self, gang: Gang, slot: int) -> int:
-        """When the work that is running or waiting ahead would leave room, were it all spread evenly."""
+        """Return the slot in which the running and pending work would leave enough capacity free, if spread evenly."""
         ahead = sum(self.size(held) * max(0, end - slot) for held, _, end in self.running.values())
         ahead += sum(self.size(held) * held.slots for held in self.waiting)
         used = sum(self.size(held) for held, _, _ in self.running.values())
@@ -66,7 +66,7 @@ class Rrh:
         return slot + round(ahead)
 
     def size(self, gang: Gang) -> float:
-        """The share of the cluster that the gang takes."""
+        """Return the fraction of the cluster that the gang takes."""
         job = gang.job
         return max(
             gang.workers / self.ledger.worker.room(job),
@@ -75,7 +75,7 @@ class Rrh:
 
 
 def loss_of_delay(gang: Gang, start: int, delay: float, slots: int) -> float:
-    """What the gang's utility falls by when it starts so many slots after `start`."""
+    """Return the utility that the gang loses when it starts so many slots after `start`."""
     end = start + gang.slots - 1
     if end >= slots:
         return 0.0

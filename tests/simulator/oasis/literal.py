@@ -1,6 +1,6 @@
-"""Algorithms 1 and 2 of the paper as they are written, slow and plain, to hold the fast form against.
+"""Literal form of the paper's Algorithms 1 and 2, slow and plain, a reference for the fast form.
 
-Reads free amounts from the cluster states one by one and computes prices with scalars, so that it shares
+It reads free amounts from the cluster states one by one and computes prices with scalars, so that it shares
 neither the array view nor the dynamic programme with `simulator.oasis.planner`.
 """
 
@@ -14,7 +14,7 @@ from simulator.oasis.model import GPU, RESOURCES, Job, Units
 from simulator.oasis.prices import Prices
 
 Deployment = dict[tuple[int, str, int], int]
-"""(slot, role, server) -> how many."""
+"""(slot, role, server) -> number of workers or PS."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class LiteralPlanner:
         self.stored: dict[tuple[int, int], tuple[float, Deployment]] = {}
 
     def best(self) -> tuple[float, Deployment]:
-        """The largest payoff over all end slots and its deployment; (0, {}) if nothing pays."""
+        """Return the largest payoff over all end slots and its deployment; (0, {}) if none pays."""
         payoff: float = 0.0
         plan: Deployment = {}
         for end in range(self.first, self.ledger.slots):
@@ -66,7 +66,7 @@ class LiteralPlanner:
         return worker_cost + ps_cost, {**deployment, **ps_deployment}
 
     def fill(self, slot: int, pool: Pool, wanted: int) -> tuple[int, float, Deployment]:
-        """Puts as many as wanted and possible on the cheapest servers first."""
+        """Place as many as requested and possible, on the cheapest servers first."""
         demand = pool.demand(self.job)
         by_price = sorted(range(len(pool)), key=lambda server: self.price(slot, pool, server, demand))
         placed, cost, deployment = 0, 0.0, {}
@@ -92,7 +92,7 @@ class LiteralPlanner:
         return count
 
     def price(self, slot: int, pool: Pool, server: int, demand: Units) -> float:
-        """Sum over resources of L (U / L) ** (used / capacity) times the demand, in shares of the pool."""
+        """Return the sum over resources of L (U / L) ** (used / capacity) x demand, in pool fractions."""
         low = self.prices.low[pool.role]
         price = 0.0
         for r, (need, have) in enumerate(zip(demand, self.free(slot, pool, server), strict=True)):

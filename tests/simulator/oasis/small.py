@@ -1,4 +1,4 @@
-"""Small instances and jobs for tests, drawn or by hand."""
+"""Small instances and jobs for tests, drawn or fixed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulator.oasis.model import Instance, Job
 
 
 def a_job(job_id: str = "job", **changes: Any) -> Job:
-    """Four worker-slots of one GPU and one CPU, two workers at most, one PS for both."""
+    """Return a job of four worker-slots of one GPU and one CPU, two workers at most, one PS for both."""
     fields: dict[str, Any] = {
         "arrival": 0,
         "chunks": 2,
@@ -56,7 +56,7 @@ def servers(most: int, gpu: int) -> st.SearchStrategy[tuple[tuple[float, ...], .
 
 @st.composite
 def instances(draw: st.DrawFn, jobs: int = 4, slots: int = 5, most_servers: int = 3) -> Instance:
-    """Instances small enough for slow checks; every job could finish if it were alone in the world."""
+    """Draw instances small enough for slow checks; every job could finish if it ran alone."""
     length = draw(st.integers(2, slots))
     found = []
     for index in range(draw(st.integers(1, jobs))):

@@ -1,4 +1,4 @@
-"""FIFO, DRF, RRH and Dorm do what their names say, within the same constraints as OASiS."""
+"""FIFO, DRF, RRH and Dorm schedule by their rules, within the same constraints as OASiS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVER = (8, 32, 64, 32, 20.0)
 
 
 def play(instance: Instance, name: str, seed: int = 0) -> tuple[Run, dict[int, dict[str, int]]]:
-    """The run, and the workers of each job in each slot. `run` raises where a constraint is broken."""
+    """Return the run, and the workers of each job in each slot. `run` raises where a constraint is broken."""
     workers: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
 
     def watch(slot: int, ledger: Ledger) -> None:
@@ -59,8 +59,8 @@ def test_fifo_starts_in_order_of_arrival_and_keeps_the_gang() -> None:
     assert result.completed == 4
 
 
-def test_rrh_starts_who_brings_most_for_what_he_takes() -> None:
-    """One worker at a time; the second comer is worth ten times as much."""
+def test_rrh_starts_the_job_with_the_most_utility_per_resource() -> None:
+    """One worker at a time; the job that arrives second is worth ten times as much."""
     jobs = [a_job(name, chunks=1, priority=worth) for name, worth in (("dull", 10.0), ("dear", 100.0))]
     instance = Instance(20, ((1, 8, 8, 8, 20.0),), ((0, 8, 8, 8, 20.0),), tuple(jobs))
     result, workers = play(instance, "rrh")
@@ -68,7 +68,7 @@ def test_rrh_starts_who_brings_most_for_what_he_takes() -> None:
     assert dict(workers[0]) == {"dear": 1}
 
 
-def test_in_fifo_nobody_overtakes_who_does_not_fit() -> None:
+def test_in_fifo_a_job_that_does_not_fit_blocks_the_jobs_behind_it() -> None:
     """Nine GPUs: the second needs eight and waits for the first; the third needs one, which is free."""
     large = {"chunks": 1, "gradient": 0.0, "worker": (8, 1, 1, 1, 0.0)}
     jobs = (
@@ -92,13 +92,13 @@ def test_drf_gives_equal_dominant_shares() -> None:
     assert drf.dominant_share(Ledger(instance), memory, 3) == pytest.approx(2 / 3)
 
 
-def test_a_dominant_share_may_be_one_of_parameter_servers() -> None:
+def test_the_dominant_share_may_be_one_of_the_parameter_servers() -> None:
     job = a_job(chunks=4, worker=(1, 1, 2, 1, 2.0), ps=(0, 4, 2, 1, 2.0))
     ledger = Ledger(Instance(9, ((8, 32, 64, 32, 20.0),), ((0, 16, 64, 32, 20.0),), (job,)))
     assert drf.dominant_share(ledger, job, 3) == pytest.approx(3 * 4 / 16)
 
 
-def test_rrh_refuses_what_would_cost_the_others_more() -> None:
+def test_rrh_refuses_a_job_that_costs_the_others_more() -> None:
     dear = [a_job(f"dear-{index}", priority=100.0, sensitivity=2.0, target=3.0) for index in range(3)]
     worthless = a_job("worthless", chunks=2, epochs=30, priority=1.0, sensitivity=0.0)
     instance = Instance(60, ((2, 8, 8, 8, 20.0),), ((0, 8, 8, 8, 20.0),), (*dear, worthless))
@@ -108,8 +108,8 @@ def test_rrh_refuses_what_would_cost_the_others_more() -> None:
     assert "worthless" not in accepted
 
 
-def test_dorm_is_not_too_unfair_for_the_sake_of_use() -> None:
-    """Eight workers of `all` would use most, but be 0.5 from the fair half, as far as each of the others."""
+def test_dorm_bounds_the_unfairness_of_a_full_cluster() -> None:
+    """Eight workers of `all` use most, but are 0.5 from the fair half, and so is each of the other jobs."""
     worker = {"all": (1, 1, 1, 1, 1.0), "gpu": (1, 0, 0, 0, 0.0), "cpu": (0, 1, 0, 0, 0.0)}
     jobs = tuple(a_job(name, chunks=8, gradient=0.0, worker=one) for name, one in worker.items())
     instance = Instance(9, ((8, 8, 8, 8, 8.0),), ((0, 64, 64, 64, 64.0),), jobs)
@@ -123,7 +123,7 @@ def test_dorm_is_not_too_unfair_for_the_sake_of_use() -> None:
     assert found["all"] > 4
 
 
-def test_dorm_resizes_few_at_a_time() -> None:
+def test_dorm_bounds_the_jobs_resized_at_a_time() -> None:
     instance = draw_instance(2, jobs=12, slots=30, servers=3, load=1.5)
     _, workers = play(instance, "dorm")
     for slot in range(1, instance.slots):
@@ -134,7 +134,7 @@ def test_dorm_resizes_few_at_a_time() -> None:
         assert resized <= max(1, -(-len(stayed) * dorm.ADJUSTMENTS // 1))
 
 
-def test_the_workload_keeps_the_ranges_of_the_paper() -> None:
+def test_drawn_jobs_keep_the_ranges_of_the_paper() -> None:
     instance = draw_instance(11, jobs=300, slots=100, servers=5)
     assert [job.arrival for job in instance.jobs] == sorted(job.arrival for job in instance.jobs)
     for job in instance.jobs:
@@ -155,14 +155,14 @@ def test_the_workload_keeps_the_ranges_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("load", [0.3, 1.0, 2.5])
-def test_load_is_hit_and_durations_stay(load: float) -> None:
+def test_the_load_is_reached_and_durations_are_unchanged(load: float) -> None:
     plain = draw_instance(4, jobs=20, slots=50, servers=4)
     scaled = scale_to_load(plain, load)
     assert scaled.load() == pytest.approx(load, rel=0.05)
     assert [job.shortest_duration for job in scaled.jobs] == [job.shortest_duration for job in plain.jobs]
 
 
-def test_a_history_is_not_the_future() -> None:
+def test_a_history_shares_no_job_with_the_instance() -> None:
     instance = draw_instance(4, load=1.0)
     history = draw_history(instance, 4)
     assert len(history) == 200

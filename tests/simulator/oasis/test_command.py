@@ -25,7 +25,7 @@ def summary(*arguments: object) -> dict[str, Any]:
     return found
 
 
-def test_json_has_one_figure_a_seed() -> None:
+def test_json_has_one_figure_per_seed() -> None:
     found = summary("--seeds", "1-3", "--load", 1, "--jobs", 6)
     oasis = found["algorithms"]["oasis"]
     assert all(len(oasis[key]) == 3 for key in ("utility", "accepted", "alpha"))
@@ -33,7 +33,7 @@ def test_json_has_one_figure_a_seed() -> None:
     assert found["load"] == pytest.approx([1.0] * 3, abs=0.1)
 
 
-def test_same_seed_same_figures() -> None:
+def test_the_same_seed_gives_the_same_figures() -> None:
     first, second = (summary("--seed", 4, "--load", 0.8)["algorithms"]["oasis"] for _ in range(2))
     assert first["utility"] == second["utility"]
 
@@ -67,7 +67,7 @@ def test_figures_and_sweeps_are_written(tmp_path: Path) -> None:
     )  # fmt: skip
     assert list(found["sweeps"]["jobs"]) == ["2", "4"]
     assert found["sweeps"]["jobs"]["4"]["jobs"] == [4, 4]
-    # The same jobs on more servers: never worse off, and at 2 it is the plain run.
+    # The same jobs on more servers are never worse off; at 2 servers it is the plain run.
     by_servers = {
         count: point["algorithms"]["optimal"] for count, point in found["sweeps"]["servers"].items()
     }
@@ -84,7 +84,7 @@ def test_figures_and_sweeps_are_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text()) == found
 
 
-def test_calibration_says_what_it_was_trained_on() -> None:
+def test_calibration_reports_its_training_instances() -> None:
     found = summary("--seeds", "1-2", "--jobs", 3, "--slots", 8, "--servers", 2, "--calibrate", 2)
     assert found["calibration"]["trained_on"] == 2
     assert found["calibration"]["eta"] > 0
@@ -92,7 +92,7 @@ def test_calibration_says_what_it_was_trained_on() -> None:
 
 @pytest.fixture
 def document() -> dict[str, Any]:
-    """A good instance; a test spoils one thing."""
+    """Return a valid instance; each test makes one value invalid."""
     return to_document(draw_instance(5, jobs=2, slots=12, servers=2))
 
 
@@ -130,7 +130,7 @@ def spoil(document: dict[str, Any], place: str, value: object) -> None:
         ("slots", 10**9, "slots: Input should be less than or equal to 10000"),
     ],
 )
-def test_a_wrong_instance_is_refused_in_one_line(
+def test_an_invalid_instance_is_refused_in_one_line(
     document: dict[str, Any], tmp_path: Path, place: str, value: object, complaint: str
 ) -> None:
     spoil(document, place, value)
@@ -145,7 +145,7 @@ def test_a_wrong_instance_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_not_json_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_invalid_json_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
     path.write_text('{\n"slots": 3,\n}')
     result = simulate("--instance", path)
@@ -203,7 +203,7 @@ def test_wrong_options_exit_with_2(arguments: tuple[object, ...]) -> None:
     "option",
     [("--jobs", 10), ("--slots", 30), ("--servers", 5), ("--mixed",), ("--load", 1), ("--sweep", "jobs:2")],
 )
-def test_what_shapes_drawn_instances_is_refused_beside_a_given_one(
+def test_options_for_drawn_instances_are_refused_beside_a_given_one(
     document: dict[str, Any], tmp_path: Path, option: tuple[object, ...]
 ) -> None:
     path = tmp_path / "instance.json"
@@ -213,7 +213,7 @@ def test_what_shapes_drawn_instances_is_refused_beside_a_given_one(
     assert result.stderr == f"Error: {option[0]} shapes drawn instances; it cannot be used with --instance\n"
 
 
-def test_the_proofs_eta_makes_first_prices_lower_and_alpha_higher() -> None:
+def test_the_eta_of_the_proof_makes_first_prices_lower_and_alpha_higher() -> None:
     given, proof = (
         summary("--seed", 2, "--load", 1, *eta)["algorithms"]["oasis"] for eta in ((), ("--eta", "proof"))
     )

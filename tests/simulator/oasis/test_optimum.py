@@ -1,4 +1,4 @@
-"""The offline optimum agrees with trying every schedule, and bounds what any scheduler gets."""
+"""The offline optimum equals that of an exhaustive search, and bounds every scheduler's utility."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .small import a_job, instances
 
 
 def every_course(job: Job, slots: int) -> list[tuple[int, ...]]:
-    """Every way to spread exactly the job's work over the slots, and not to run at all."""
+    """Return every way to spread exactly the job's work over the slots, and the one of not running."""
     ranges = [range(min(job.chunks, job.work) + 1 if slot >= job.arrival else 1) for slot in range(slots)]
     return [(0,) * slots, *(course for course in itertools.product(*ranges) if sum(course) == job.work)]
 
 
 def brute_force(instance: Instance) -> float:
-    """The best utility over every combination of courses that fits every slot, server by server."""
+    """Return the best utility over every combination of courses that fits every slot, server by server."""
     capacities = {
         WORKER: [to_units(server) for server in instance.worker_servers],
         PS: [to_units(server) for server in instance.ps_servers],
@@ -61,7 +61,7 @@ def brute_force(instance: Instance) -> float:
 
 
 def place_all(free: list[Units], wanted: list[tuple[Units, int]]) -> bool:
-    """Whether every worker finds a server, trying them one after the other on every server."""
+    """Return whether every worker finds a server, trying every server for each."""
     if not wanted:
         return True
     (demand, count), *others = wanted
@@ -80,7 +80,7 @@ def place_all(free: list[Units], wanted: list[tuple[Units, int]]) -> bool:
 
 @settings(max_examples=60)
 @given(instances(jobs=3, slots=3, most_servers=2))
-def test_the_optimum_is_what_brute_force_finds(instance: Instance) -> None:
+def test_the_optimum_equals_brute_force(instance: Instance) -> None:
     optimum = find_optimum(instance, 60)
     assert optimum.proven
     assert optimum.utility == pytest.approx(brute_force(instance), rel=1e-5)
@@ -88,8 +88,8 @@ def test_the_optimum_is_what_brute_force_finds(instance: Instance) -> None:
     assert result.utility == pytest.approx(optimum.utility)
 
 
-def test_what_fits_by_type_but_not_by_server_is_cut_off() -> None:
-    """Two servers of 5 GPUs and 5 CPUs: by sum one job of each demand fits thrice over, in fact not."""
+def test_counts_that_fit_by_type_but_not_by_server_are_cut_off() -> None:
+    """Two servers of 5 GPUs and 5 CPUs: by sum each demand fits three times, by server it does not."""
     server = (5, 5, 50, 50, 10.0)
     demands = ((3, 2), (2, 3), (3, 3), (2, 2))
     jobs = tuple(
@@ -106,7 +106,7 @@ def test_what_fits_by_type_but_not_by_server_is_cut_off() -> None:
 
 @settings(max_examples=100)
 @given(instances(jobs=4))
-def test_rounded_capacity_rows_cut_off_nothing_that_packs(instance: Instance) -> None:
+def test_rounded_capacity_rows_exclude_no_counts_that_pack(instance: Instance) -> None:
     demands = [job.worker_units for job in instance.jobs]
     for kind in server_types(instance.worker_servers):
         rows = capacity_rows(kind, demands)
@@ -118,7 +118,7 @@ def test_rounded_capacity_rows_cut_off_nothing_that_packs(instance: Instance) ->
                 assert pack(kind, counts, demands, 10.0) is not None
 
 
-def test_the_hull_allows_exactly_the_ps_needed() -> None:
+def test_the_hull_allows_exactly_the_required_ps() -> None:
     values = [0, 1, 1, 2, 2, 2, 3]
     edges = lower_hull(values)
     for x, y in enumerate(values):
@@ -136,8 +136,8 @@ def test_the_optimum_bounds_oasis_within_its_ratio(seed: int) -> None:
     assert optimum.utility <= 2 * prices.alpha * utility
 
 
-def test_what_the_solver_has_not_proven_is_not_called_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A solver that finds the best solution each time, and runs out of time before it can be sure."""
+def test_an_unproven_optimum_is_reported_as_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver finds the best solution each time, but runs out of time before it has proven it."""
     solve = Maximisation.solve
 
     def hurried(model: Maximisation, time_limit_s: float, *, relaxed: bool = False) -> Solution:
@@ -153,7 +153,7 @@ def test_what_the_solver_has_not_proven_is_not_called_proven(monkeypatch: pytest
     assert unsure.bound > unsure.utility
 
 
-def test_too_short_a_time_is_admitted() -> None:
+def test_an_optimum_cut_short_by_time_is_not_proven() -> None:
     instance = draw_instance(3, jobs=10, slots=30, servers=5, load=1.0)
     optimum = find_optimum(instance, 0.2)
     assert not optimum.proven

@@ -1,4 +1,4 @@
-"""OASiS: the fast form equals the literal one, and what the paper promises of every plan."""
+"""OASiS: the fast form equals the literal one, and every plan keeps the paper's promises."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def per_slot(deployment: dict[tuple[int, str, int], int]) -> Counter[tuple[int, 
 @settings(max_examples=40)
 @given(instances(jobs=8, slots=8))
 def test_plans_keep_every_constraint_and_are_never_revised(instance: Instance) -> None:
-    """`run` itself raises where leases break a constraint, so a run to the end is the check."""
+    """`run` itself raises where leases break a constraint, so completing the run is the check."""
     watched: list[Oasis] = []
     booked: dict[int, dict[str, Lease]] = {}
 
@@ -103,7 +103,7 @@ def test_an_accepted_job_pays_and_prices_rise_with_use(instance: Instance) -> No
                 assert new[share.slot, share.server] > before[share.role][share.slot, share.server]
 
 
-def test_same_seed_same_plan() -> None:
+def test_the_same_seed_gives_the_same_plan() -> None:
     plans = []
     for _ in range(2):
         instance = draw_instance(7, load=1.0)
@@ -116,8 +116,8 @@ def test_same_seed_same_plan() -> None:
     assert plans[0] == plans[1]
 
 
-def test_a_plan_by_hand() -> None:
-    """Four worker-slots, two at a time, and the price of a used server sends the next job elsewhere."""
+def test_a_used_server_sends_the_next_job_to_another() -> None:
+    """Four worker-slots, two at a time; the price of a used server makes the next job choose the other."""
     instance = Instance(4, ((2, 8, 8, 8, 10.0),) * 2, ((0, 8, 8, 8, 10.0),) * 2, (a_job(), a_job("next")))
     ledger = Ledger(instance)
     prices = fit_prices(instance.jobs, instance)
@@ -141,8 +141,8 @@ def test_a_job_that_cannot_finish_is_refused_at_once() -> None:
     assert [outcome.accepted for outcome in result.outcomes] == [False, True]
 
 
-def test_a_refused_job_may_be_offered_again_and_is_refused_again() -> None:
-    """No plan is revised, so later there are fewer slots and no price in them has fallen."""
+def test_a_refused_job_offered_again_is_refused_again() -> None:
+    """No plan is revised, so later there are fewer slots, and no price in them has fallen."""
     instance = draw_instance(3, jobs=20, load=2.0)
     prices = fit_prices(instance.jobs, instance).scaled(low=50.0)
 
@@ -154,7 +154,7 @@ def test_a_refused_job_may_be_offered_again_and_is_refused_again() -> None:
     assert accepted(0) == accepted(1)
 
 
-def test_the_ledger_refuses_what_does_not_fit_and_changes_nothing() -> None:
+def test_the_ledger_refuses_an_allocation_that_does_not_fit_and_stays_unchanged() -> None:
     job = a_job()
     instance = Instance(1, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (job,))
     ledger = Ledger(instance)
@@ -176,7 +176,7 @@ def test_the_ledger_refuses_what_does_not_fit_and_changes_nothing() -> None:
         (1, PS, 1, "1 PS for 0 workers"),
     ],
 )
-def test_a_broken_constraint_is_found_in_what_ran(slot: int, role: str, count: int, complaint: str) -> None:
+def test_a_broken_constraint_is_found_in_the_leases(slot: int, role: str, count: int, complaint: str) -> None:
     job = a_job(arrival=1)
     instance = Instance(4, ((8, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (job,))
     ledger = Ledger(instance)
@@ -185,7 +185,7 @@ def test_a_broken_constraint_is_found_in_what_ran(slot: int, role: str, count: i
         work_done(instance, {job.job_id: job}, slot, ledger.end_slot(slot))
 
 
-def test_overuse_is_found_in_what_ran() -> None:
+def test_overuse_is_found_in_the_leases() -> None:
     job = a_job()
     ample = Instance(4, ((8, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (job,))
     ledger = Ledger(ample)
@@ -206,7 +206,7 @@ def test_prices_start_at_low_and_end_at_high() -> None:
     ledger.place(0, job, WORKER, 0, 2)
     found = prices.of_one(ledger.worker, only_gpu, 0)[0, 0]
     assert found == pytest.approx(share * prices.high[WORKER][0])
-    # At full use, one worker's GPU alone costs what the most valuable job could ever bring.
+    # At full use, one worker's GPU alone costs the highest utility that the most valuable job could have.
     assert found == pytest.approx(job.utility(job.shortest_duration))
 
 
@@ -216,8 +216,8 @@ def test_finishing_in_the_slot_of_its_arrival_takes_one_slot() -> None:
     assert job.utility_at(3) == job.utility(1) == 4.0
 
 
-def test_price_ends_leave_the_odd_jobs_of_a_history_out_at_either_end() -> None:
-    """Priorities 0 to 100, all else alike: the twentieth from below makes L, that from above U."""
+def test_the_price_range_ignores_outliers_of_the_history_at_either_end() -> None:
+    """Priorities 0 to 100, all else equal: the fifth percentile gives L, the ninety-fifth U."""
     history = [a_job(f"job-{k}", priority=max(float(k), 1e-9), sensitivity=0.0) for k in range(101)]
     instance = Instance(200, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (a_job(),))
     prices = fit_prices(history, instance, utility_floor=0.5, eta=1.0, outliers=0.05)
@@ -233,8 +233,8 @@ def test_alpha_is_the_largest_logarithm_and_at_least_one() -> None:
     assert steep.alpha == pytest.approx(math.log(1e6))
 
 
-def test_an_urgent_job_does_not_make_everything_free() -> None:
-    """f(T - a) of a job with a steep utility is nothing in floating point; the floor keeps L above it."""
+def test_an_urgent_job_does_not_make_all_prices_zero() -> None:
+    """f(T - a) of a job with a steep utility underflows in floating point; the floor keeps L above it."""
     calm, urgent = a_job("calm"), a_job("urgent", sensitivity=6.0, target=1.0)
     instance = Instance(200, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (calm, urgent))
     low = {floor: fit_prices(instance.jobs, instance, floor, eta=1.0).low[WORKER] for floor in (0.5, 1e-300)}
@@ -242,8 +242,8 @@ def test_an_urgent_job_does_not_make_everything_free() -> None:
     assert low[1e-300] < 1e-200
 
 
-def test_an_empty_cluster_refuses_no_job_that_its_prices_were_fitted_on() -> None:
-    """At first prices, workers and PS cost the least valuable job no more than it brings."""
+def test_an_empty_cluster_accepts_the_jobs_that_its_prices_were_fitted_on() -> None:
+    """At first prices, workers and PS cost the least valuable job no more than its utility."""
     for seed in range(20):
         instance = draw_instance(seed, jobs=6, load=1.0)
         prices = fit_prices(instance.jobs, instance)
@@ -257,7 +257,7 @@ def test_an_empty_cluster_refuses_no_job_that_its_prices_were_fitted_on() -> Non
                 assert first <= job.utility(job.shortest_duration)
 
 
-def test_the_odd_job_of_a_history_moves_no_estimate() -> None:
+def test_an_outlier_in_a_history_changes_no_estimate() -> None:
     instance = draw_instance(1, load=1.0)
     history = draw_history(instance, 1)
     odd = a_job("odd", priority=1e6, target=30.0)
@@ -267,8 +267,8 @@ def test_the_odd_job_of_a_history_moves_no_estimate() -> None:
         assert odder.high[role] == pytest.approx(plain.high[role], rel=0.2)
 
 
-def test_calibration_takes_what_loses_least_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three floors; the mean of 1 / share counts, so one bad instance weighs more than a good one."""
+def test_calibration_chooses_the_least_mean_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three floors; the mean of 1 / share counts, so one bad instance weighs more than a good one."""
     training = [
         (draw_instance(seed, jobs=3), draw_history(draw_instance(seed, jobs=3), seed)) for seed in (1, 2)
     ]
@@ -287,7 +287,7 @@ def test_calibration_takes_what_loses_least_on_average(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("floor", "eta"), [(0.0, None), (1.5, None), (0.5, 0.0), (0.5, float("inf"))])
-def test_senseless_price_parameters_are_refused(floor: float, eta: float | None) -> None:
+def test_invalid_price_parameters_are_refused(floor: float, eta: float | None) -> None:
     instance = Instance(4, ((2, 8, 8, 8, 10.0),), ((0, 8, 8, 8, 10.0),), (a_job(),))
     with pytest.raises(InputError):
         fit_prices(instance.jobs, instance, floor, eta)
