@@ -22,7 +22,7 @@ def figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if "waits_s" in results[0]:
         found["Waiting times"] = _waits(results)
-        found["Queue"] = _curves(results, "waiting", "waiting jobs")
+        found["Queue"] = _curves(results, "waiting", "pending jobs")
         found["GPUs in use by server"] = _heat_maps(results)
     return found
 

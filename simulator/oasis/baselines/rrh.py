@@ -57,7 +57,7 @@ class Rrh:
         )
 
     def expected_start(self, gang: Gang, slot: int) -> int:
-        """Return the slot in which the running and pending work would leave enough capacity free, if spread evenly."""
+        """Return the slot in which the work ahead, running or pending, would be done if spread evenly."""
         ahead = sum(self.size(held) * max(0, end - slot) for held, _, end in self.running.values())
         ahead += sum(self.size(held) * held.slots for held in self.waiting)
         used = sum(self.size(held) for held, _, _ in self.running.values())
