@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from resource_manager.refusal import Refusal
     from resource_manager.settings import Settings
     from resource_manager.stores import MemoryStore, RedisStore, VariableStore
-else:  # a command that asks a service, or says its help, needs none of them
+else:  # a command that calls a service, or prints its help, needs none of them
     __getattr__, __dir__ = lazy_names(
         __name__,
         {

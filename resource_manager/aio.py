@@ -1,4 +1,4 @@
-"""The manager's asyncio face: the same names, awaitable, run on threads so that the loop never blocks."""
+"""The manager for asyncio: the same methods, awaitable, run on threads so that the loop never blocks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _awaitable(
 
 
 class AsyncGPUResourceManager:
-    """Wraps a manager (one with the settings' values if none is given); see there for each method.
+    """An awaitable wrapper of a manager, by default `GPUResourceManager()`, which documents each method.
 
-    A call that is cancelled is no longer waited for, and may still be carried out.
+    A cancelled call may still be carried out.
     """
 
     def __init__(self, manager: GPUResourceManager | None = None, *, max_workers: int = 10) -> None:
@@ -55,7 +55,7 @@ class AsyncGPUResourceManager:
     sweep = _awaitable(GPUResourceManager.sweep)
 
     async def close(self) -> None:
-        """Waits for what still runs, then closes the manager."""
+        """Wait for running calls, then close the manager."""
         await asyncio.to_thread(self.executor.shutdown)
         await asyncio.to_thread(self.manager.close)
 

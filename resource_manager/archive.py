@@ -1,4 +1,4 @@
-"""The archive: a history file that grows by every change before the store forgets it."""
+"""The archive: a history file that receives every change before the store drops it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 def extend(path: Path, source: Recorded) -> int:
-    """Appends the changes that the file does not have yet, and says how many; makes it if there is none.
+    """Append the changes that the file does not have yet and return their number; create a missing file.
 
-    A file is one unbroken history, as `collect` makes it. Where the store's does not go on from there (it
-    was reset or emptied, Redis was restarted, or forgot changes before they were read), the file is set
-    aside under the number of its last version and a new one begun. Several processes may extend one file.
-    Raises `SettingsError` for a file that is no archive, and `OSError`.
+    A file is one unbroken history, as `collect` returns it. If the store's history does not continue it (the
+    store was reset or emptied, Redis was restarted, or changes were dropped before they were read), the file
+    is renamed after its last version and a new one started. Several processes may extend one file. Raises
+    `SettingsError` for a file that is not an archive, and `OSError`.
     """
     if not path.exists():
         return _begin(path, source)
@@ -30,7 +30,7 @@ def extend(path: Path, source: Recorded) -> int:
     with path.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return extend(path, source)  # another process has just set it aside
+            return extend(path, source)  # another process has just renamed it
         last, line = _last_line(file, path)
         if not _goes_on(source, last, line):
             _set_aside(path, last)
@@ -59,10 +59,10 @@ def _begin(path: Path, source: Recorded) -> int:
 
 
 def _goes_on(source: Recorded, last: int, line: dict[str, Any]) -> bool:
-    """Whether the file's last line is of this store's history, and not of one that began anew since."""
+    """Return whether the file's last line is of this store's history, not of one from before a reset."""
     entries: list[dict[str, Any]] = []
     if "snapshot" not in line:
-        for back in (1, PAGE):  # `collect` leaves out changes of unknown leases: then the line is one before
+        for back in (1, PAGE):  # `collect` omits changes of unknown leases: the line is an earlier one
             page = source.history(max(last - back, 0), back)
             entries = [{**entry, "version": last} for entry in page if entry["version"] <= last]
             if any(json.loads(json.dumps(entry)) == line for entry in reversed(entries)):
@@ -77,8 +77,8 @@ def _set_aside(path: Path, last: int) -> None:
             break
         aside = path.with_name(f"{path.name}.{last}-{number}")
     logger.warning(
-        "the history does not go on from version %d: it was reset or emptied, Redis was restarted, or the "
-        "changes between were forgotten before they were archived; %s is now %s",
+        "the history does not continue from version %d: it was reset or emptied, Redis was restarted, or "
+        "changes were dropped before they were archived; %s was renamed to %s",
         last,
         path,
         aside.name,
@@ -87,7 +87,7 @@ def _set_aside(path: Path, last: int) -> None:
 
 
 def _last_line(file: IO[bytes], path: Path) -> tuple[int, dict[str, Any]]:
-    """The last whole line and its version; what a crash left behind it is cut off."""
+    """Return the last whole line and its version; cut off a partial line that a crash left."""
     end = file.seek(0, os.SEEK_END)
     tail = b""
     begin = end
@@ -102,7 +102,7 @@ def _last_line(file: IO[bytes], path: Path) -> tuple[int, dict[str, Any]]:
         line = json.loads(whole.rpartition(b"\n")[2])
         version = int(line["snapshot"]["version"] if "snapshot" in line else line["version"])
     except (ValueError, TypeError, KeyError) as error:
-        raise SettingsError(f"{path} is no archive of a history; choose another file") from error
+        raise SettingsError(f"{path} is not an archive of a history; choose another file") from error
     if torn:
         file.truncate(end - len(torn))
     file.seek(0, os.SEEK_END)

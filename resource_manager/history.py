@@ -33,7 +33,7 @@ PAGE = 1000
 
 
 class Recorded(Protocol):
-    """What has a state and a history, such as the manager."""
+    """A source of a state and its history, such as the manager."""
 
     def snapshot(self) -> dict[str, Any]: ...
 
@@ -44,7 +44,7 @@ class Recorded(Protocol):
 class History:
     """The state before the first change, and the changes in order.
 
-    `forgotten` counts changes left out because they are about leases or waits from before the history.
+    `forgotten` counts the changes left out because their lease or pending request is older than the history.
     """
 
     before: Snapshot
@@ -53,7 +53,7 @@ class History:
 
 
 def collect(source: Recorded) -> History:
-    """All that the source still knows, back to the last time it was reset."""
+    """Return the history that the source still has, back to its last reset."""
     now = schemas.snapshot_from_dict(source.snapshot())
     entries: list[dict[str, Any]] = []
     while page := source.history(entries[-1]["version"] if entries else 0, PAGE):
@@ -67,12 +67,12 @@ def collect(source: Recorded) -> History:
 
 
 def change_of(entry: Mapping[str, Any]) -> Change:
-    """The change in an entry of `history`; raises `CorruptStateError`."""
+    """Return the change in an entry of `history`; raises `CorruptStateError`."""
     return schemas.change_from_dict({key: value for key, value in entry.items() if key != "version"})
 
 
 def before_changes(now: Snapshot, changes: list[Change]) -> History:
-    """The history that led to `now`: the changes taken back, as far as they tell what was before."""
+    """Return the history that led to `now`, undoing the changes as far as they tell the state before them."""
     granted = {(c.lease.task_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
     queued = {c.request.task_id for c in changes if isinstance(c, Queued)}
     leases = tuple(lease for lease in now.leases if (lease.task_id, lease.fencing_token) not in granted)
@@ -99,9 +99,9 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
 
 
 def _waited_before(changes: list[Change]) -> list[Waiting]:
-    """Those who waited already when the first change was made, as their grants tell.
+    """Return the requests that were pending before the first change, found by their grants.
 
-    Who was granted at once beside a queue was never in it, though the grant names a time of queueing.
+    A request that was granted at once beside a queue was never in it, though its grant has a `queued_at`.
     """
     seen: set[str] = set()
     found: list[Waiting] = []
@@ -119,7 +119,7 @@ def _waited_before(changes: list[Change]) -> list[Waiting]:
 
 
 def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]:
-    """Servers that were drained: still so, or restored before anything else was heard of them."""
+    """Return the nodes drained before: still drained now, or first mentioned by a restore."""
     first: dict[str, Change] = {}
     for change in changes:
         if isinstance(change, Granted):
@@ -133,7 +133,7 @@ def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]
 def _known(
     changes: Iterable[Change], leases: Iterable[Lease], waiting: Iterable[Waiting]
 ) -> tuple[list[Change], int]:
-    """The changes whose lease or wait is known, and how many are not."""
+    """Return the changes whose lease or pending request is known, and the number of the others."""
     live = {(lease.task_id, lease.fencing_token) for lease in leases}
     queue = {entry.task_id for entry in waiting}
     kept: list[Change] = []
@@ -161,7 +161,7 @@ def _known(
 
 
 def to_lines(history: History) -> Iterator[str]:
-    """The lines of a history file, without their ends; the last change has the number it has in the store."""
+    """Yield the lines of a history file without line ends; the last change has its version in the store."""
     yield json.dumps({"snapshot": schemas.snapshot_to_dict(history.before)}, ensure_ascii=False)
     first = history.before.version + history.forgotten + 1
     for version, change in enumerate(history.changes, start=first):
@@ -170,7 +170,7 @@ def to_lines(history: History) -> Iterator[str]:
 
 
 def write_file(history: History, path: Path) -> None:
-    """Writes the lines into a file, whole or not at all."""
+    """Write the lines to a file, completely or not at all."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -182,10 +182,10 @@ def write_file(history: History, path: Path) -> None:
 
 
 def snapshot_of(first: Mapping[str, Any]) -> Snapshot:
-    """The state in the first line of a history file; raises `CorruptStateError`."""
+    """Return the state in the first line of a history file; raises `CorruptStateError`."""
     value = first.get("snapshot")
     if not isinstance(value, dict):
-        raise CorruptStateError('the first line of a history is {"snapshot": {…}}, the state before it')
+        raise CorruptStateError('the first line of a history must be the state before it: {"snapshot": …}')
     return schemas.snapshot_from_dict(value)
 
 

@@ -15,11 +15,11 @@ from resource_manager.models import Gpu, Node
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 Vendor = Literal["nvidia", "amd", "ascend"]
-"""Whose GPUs a launcher can show to a job."""
+"""Vendors whose GPUs a launcher can assign to a job."""
 
 
 def default_inventory(servers: int = 4, gpus: int = 8, cpus: int = 64) -> tuple[Node, ...]:
-    """`servers` equal servers named gpu-server-0, gpu-server-1, …"""
+    """Return `servers` equal servers named gpu-server-0, gpu-server-1, …"""
     return tuple(
         Node(f"gpu-server-{i}", i, {"cpus": cpus}, tuple(Gpu(gpu_id) for gpu_id in range(gpus)))
         for i in range(servers)
@@ -32,7 +32,7 @@ MAX_GPUS_OF_SERVER = 1024
 
 
 class GpuGroup(BaseModel):
-    """Equal GPUs of one server; `ids` names them where they are not numbered from 0 without gaps."""
+    """Equal GPUs of one server; `ids` lists them if they are not numbered from 0 without gaps."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,7 +50,7 @@ class GpuGroup(BaseModel):
 
 
 class Server(BaseModel):
-    """One `[[servers]]` table; with `count`, that many servers and `{id}` in the name."""
+    """One `[[servers]]` table; with `count` it means that many servers, with `{id}` in the name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -74,7 +74,7 @@ class Server(BaseModel):
         if self.count is not None and self.id is not None:
             raise ValueError("give either count or id")
         if "cpus" in self.resources or (self.memory_mib is not None and "memory_mib" in self.resources):
-            raise ValueError("cpus and memory_mib have keys of their own beside resources")
+            raise ValueError("cpus and memory_mib have keys of their own; remove them from resources")
         return self
 
     @property
@@ -105,7 +105,7 @@ class InventoryFile(BaseModel):
 
 
 def load_inventory(path: Path | str) -> tuple[Node, ...]:
-    """The servers of a TOML file; raises `InventoryError` with file, line and reason."""
+    """Return the servers of a TOML file; raises `InventoryError` with file, line and reason."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -114,13 +114,13 @@ def load_inventory(path: Path | str) -> tuple[Node, ...]:
         raise InventoryError(f"{path}: {reason}") from error
     try:
         value = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for a number with thousands of digits
         line = re.search(r"line (\d+)", str(error))
         raise InventoryError(f"{path}:{line[1] if line else 1}: {error}") from error
     try:
         inventory = InventoryFile.model_validate(value)
     except ValidationError as error:
-        # Of the complaints of a choice of types, the deepest is about the type that was meant.
+        # Of the errors of a union of types, the deepest is about the intended type.
         errors = error.errors(include_url=False)
         first = max(
             (found for found in errors if found["loc"][:3] == errors[0]["loc"][:3]),
@@ -133,7 +133,7 @@ def load_inventory(path: Path | str) -> tuple[Node, ...]:
     gpus = sum((server.count or 1) * server.gpu_count for server in inventory.servers)
     if servers > MAX_SERVERS or gpus > MAX_GPUS:
         raise InventoryError(
-            f"{path}:1: {servers:,} servers with {gpus:,} GPUs; no more than {MAX_SERVERS:,} and {MAX_GPUS:,}"
+            f"{path}:1: {servers:,} servers with {gpus:,} GPUs; at most {MAX_SERVERS:,} and {MAX_GPUS:,}"
         )
     return _nodes(inventory, path, text)
 
@@ -173,7 +173,7 @@ def _nodes(inventory: InventoryFile, path: Path, text: str) -> tuple[Node, ...]:
 
 
 def _line_of(text: str, location: tuple[Any, ...]) -> int:
-    """The line of a table's key, or of the table's head; 1 if it cannot be told."""
+    """Return the line of a table's key, or of the table's head; 1 if unknown."""
     position = location[1] if len(location) > 1 and isinstance(location[1], int) else None
     key = location[2] if len(location) > 2 else None
     seen = -1

@@ -1,4 +1,4 @@
-"""Names and modules that are imported only when they are asked for."""
+"""Names and modules that are imported on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a package; `homes` says which module each name comes from."""
+    """Return `__getattr__` and `__dir__` for a package; `homes` maps each name to its module."""
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -29,7 +29,7 @@ def lazy_names(
 
 
 def lazy_module(name: str) -> ModuleType:
-    """The module of that full name, which runs at the first look into it."""
+    """Return the module of that full name; it is executed on the first access to an attribute."""
     if name in sys.modules:
         return sys.modules[name]
     spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""Learns how long tasks run from a store's history, on any store, at the cost of what changed."""
+"""Learning of task runtimes from a store's history, on any store, at the cost of the new changes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from resource_manager.stores import Store
 logger = logging.getLogger(__name__)
 
 LEARN_EVERY_S = 30.0
-"""How old what was learnt may be; a median of runs moves slowly."""
+"""Maximum age of the learnt runtimes; a median of runs changes slowly."""
 
 MAX_CHANGES = 10_000
-"""The most changes of the past that are looked at: a process that starts is not held up by a long history."""
+"""Maximum of past changes to read, so that a long history does not delay a starting process."""
 
 PAGE = 1000
 
 
 class RuntimeLearner:
-    """Keeps a `RuntimeHistory` up to date with a store; safe to use from many threads."""
+    """A `RuntimeHistory` kept up to date with a store; thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self.runtimes = RuntimeHistory()
@@ -33,9 +33,9 @@ class RuntimeLearner:
         self._looked_at = float("-inf")
 
     def catch_up(self, cluster: ClusterState) -> None:
-        """Learn what the history tells up to that state, at most every `LEARN_EVERY_S`.
+        """Learn runtimes from the history up to that state, at most every `LEARN_EVERY_S`.
 
-        Where nobody's runtime is in question nothing is read. A history that cannot be read is no failure.
+        Read nothing if all runtimes are stated. A history that cannot be read is logged, not raised.
         """
         if time.monotonic() - self._looked_at < LEARN_EVERY_S or not self._mutex.acquire(blocking=False):
             return
@@ -45,7 +45,7 @@ class RuntimeLearner:
             self._looked_at = time.monotonic()
         except ResourceManagerError as error:
             self._looked_at = time.monotonic()
-            logger.warning("nothing was learnt of runtimes: %s", error)
+            logger.warning("no runtimes were learnt: %s", error)
         finally:
             self._mutex.release()
 
@@ -58,12 +58,12 @@ class RuntimeLearner:
                     self.runtimes.add(change)
             after = page[-1][0] if page else cluster.version
         self._version = cluster.version
-        if self.runtimes.live_count != len(cluster.leases):  # some began before what was read, or a reset
+        if self.runtimes.live_count != len(cluster.leases):  # some began before these changes or a reset
             self.runtimes.take_over(cluster.leases.values())
 
 
 def _somebody_says_nothing(cluster: ClusterState) -> bool:
-    """Whether a lease or a pending request states no runtime."""
+    """Return whether a lease or a pending request states no runtime."""
     return any(lease.request.expected_runtime_s is None for lease in cluster.leases.values()) or any(
         entry.request.expected_runtime_s is None for entry in cluster.waiting.values()
     )

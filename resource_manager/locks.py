@@ -1,4 +1,4 @@
-"""Locks that give order to the managers of one state; safety comes from the version, not from here."""
+"""Locks that order the commits of several managers; safety comes from the version, not from the lock."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from resource_manager.redis_client import RedisClient, load_script
 
 
 class Lock(Protocol):
-    """One claim on a lock: made for one acquirer, used by one thread at a time.
+    """One claim on a lock, for one acquirer and one thread at a time.
 
-    `token` names this claim and `fencing` counts the acquisitions of the lock, this one included; both
-    mean something only between `acquire` and `release`.
+    `token` identifies this claim and `fencing` counts the acquisitions of the lock, this one included; both
+    are valid only between `acquire` and `release`.
     """
 
     @property
@@ -29,14 +29,14 @@ class Lock(Protocol):
     def fencing(self) -> int: ...
 
     def acquire(self, timeout_s: float) -> bool:
-        """Waits in order of arrival; False when the lock could not be had within `timeout_s` seconds."""
+        """Wait in order of arrival; return False if the lock was not acquired within `timeout_s` seconds."""
 
     def release(self) -> None:
-        """Gives the lock to the next in line; raises `LockError` if it was not held, or lost meanwhile."""
+        """Hand the lock to the next waiter; raises `LockError` if it was not held, or was lost."""
 
 
 class ThreadMutex:
-    """What the `ThreadLock`s of one process share: who holds, who waits."""
+    """The holder and the waiters that the `ThreadLock`s of one process share."""
 
     __slots__ = ("fencing", "guard", "holder", "waiters")
 
@@ -47,7 +47,7 @@ class ThreadMutex:
         self.fencing = 0
 
     def give_to(self, lock: ThreadLock | None) -> None:
-        """Makes `lock` the holder; call with the guard held."""
+        """Make `lock` the holder; call with the guard held."""
         self.holder = lock
         if lock is not None:
             self.fencing += 1
@@ -55,7 +55,7 @@ class ThreadMutex:
 
 
 class ThreadLock:
-    """First come, first served between the threads of one process."""
+    """A first come, first served lock between the threads of one process."""
 
     __slots__ = ("_fencing", "_mutex", "_turn")
 
@@ -76,7 +76,7 @@ class ThreadLock:
         mutex = self._mutex
         with mutex.guard:
             if mutex.holder is self or self in mutex.waiters:
-                raise LockError("this lock object is in use already; make one for each acquirer")
+                raise LockError("this lock object is in use already; create one for each acquirer")
             if mutex.holder is None:
                 mutex.give_to(self)
                 return True
@@ -90,7 +90,7 @@ class ThreadLock:
         return came or not self._give_up()
 
     def _give_up(self) -> bool:
-        """Leaves the line; False if the turn came in the meantime."""
+        """Leave the waiters; return False if the lock was handed over in the meantime."""
         with self._mutex.guard:
             if self._mutex.holder is not self:
                 self._mutex.waiters.remove(self)
@@ -105,7 +105,7 @@ class ThreadLock:
                 raise LockError("released a lock that is not held")
             following = mutex.waiters.popleft() if mutex.waiters else None
             mutex.give_to(following)
-            # Still under the guard: a waiter that gives up finds either its place in line or its permit.
+            # Still under the guard: a waiter that gives up finds itself either queued or holding the lock.
             if following is not None:
                 following._turn.release()
 
@@ -114,28 +114,28 @@ LIFE_S = 10.0
 HEARTBEAT_S = 3.0
 CLAIM_S = 1.0
 WAIT_S = 1.0
-"""A lock's life without renewal; how long a waiter counts as alive, a turn waits for its claim, and one
-blocking read waits. Each is well above the delays of a busy machine and below what a user would notice."""
+"""Time to live of a lock without renewal, of a waiter's heartbeat and of an unclaimed hand-off, and limit
+of one blocking read. Each is well above the delays of a busy machine and below what a user would notice."""
 
 
 class RedisLock:
-    """First come, first served between all processes that reach one Redis.
+    """A first come, first served lock between all processes that reach one Redis server.
 
-    The holder's token sits under one key with a time to live. Whoever releases passes the key to the first
-    in line in the same script and wakes it through a list on which only that waiter blocks. Waiters leave
-    a heartbeat and are passed over once it stops. A lock held for more than a third of its life is renewed
-    by a thread of this process until it is released.
+    The holder's token is stored under one key with a time to live. A release hands the key to the first
+    waiter in the same script and wakes it through a list on which only that waiter blocks. Waiters send
+    heartbeats and are skipped once these stop. A lock held for more than a third of its time to live is
+    renewed by a thread of this process until it is released.
 
-    A lock like this orders work but cannot guard it, because a holder may sleep through its own expiry:
+    Such a lock orders work but cannot protect data, because a holder may sleep through its own expiry:
 
-        0.0 s   A takes the lock (life 10 s) and reads version 7
-        0.1 s   A is stopped: swapped out, suspended, a long collection
-       10.1 s   the lock expires; B takes it, reads version 7 and commits version 8
-       12.0 s   A goes on, sure that it holds the lock, and writes what it decided from version 7
+        0.0 s   A acquires the lock (time to live 10 s) and reads version 7
+        0.1 s   A stops: swapped out, suspended, a long garbage collection
+       10.1 s   the lock expires; B acquires it, reads version 7 and commits version 8
+       12.0 s   A continues as if it held the lock, and writes its decision from version 7
 
-    That write is refused, since a commit names the version it started from and the token it holds, and
-    both are compared where the data is. A learns of its loss by `StaleStateError`, or by `LockError` when
-    it renews or releases. Whatever else is done under the lock has to carry `fencing` to be as safe.
+    That write is refused: a commit names the version it started from and the token it holds, and the store
+    compares both. A learns of the loss by `StaleStateError`, or by `LockError` when it renews or releases.
+    Any other work under the lock must carry `fencing` to be as safe.
     """
 
     def __init__(self, client: RedisClient, name: str = "lock", *, life_s: float = LIFE_S) -> None:
@@ -157,14 +157,14 @@ class RedisLock:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which the lock is surely still held, by this process's steady clock; 0 if it is not."""
+        """Seconds for which the lock is certainly held, by this process's steady clock; 0 if it is not."""
         if self._token is None:
             return 0.0
         return max(self._alive_since + self._life_s - time.monotonic(), 0.0)
 
     def acquire(self, timeout_s: float) -> bool:
         if self._token is not None:
-            raise LockError("this lock object is in use already; make one for each acquirer")
+            raise LockError("this lock object is in use already; create one for each acquirer")
         deadline = time.monotonic() + timeout_s
         token = os.urandom(12).hex()
         try:
@@ -190,13 +190,13 @@ class RedisLock:
         return True
 
     def renew(self) -> None:
-        """Counts the lock's life anew; raises `LockError` if it was lost."""
+        """Restart the lock's time to live; raises `LockError` if the lock was lost."""
         token = self._token
         if token is None:
             raise LockError("renewed a lock that is not held")
         since = time.monotonic()
         if not self._step("renew", token):
-            raise LockError(f"the lock was lost: it was held for more than its life of {self._life_s:g} s")
+            raise LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
         self._alive_since = since
 
     def release(self) -> None:
@@ -205,10 +205,10 @@ class RedisLock:
             raise LockError("released a lock that is not held")
         _renewals.forget(self)
         if not self._step("release", token):
-            raise LockError(f"the lock was lost: it was held for more than its life of {self._life_s:g} s")
+            raise LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
 
     def abandon(self) -> None:
-        """Lets the lock run out by itself, for when something done under it may still be on its way."""
+        """Let the lock expire by itself, because a write made under it may still arrive."""
         self._token = None
         _renewals.forget(self)
 
@@ -220,10 +220,10 @@ class RedisLock:
         return self._client.run(self._script, self._keys, self._args(step, token))
 
     def _wait(self, token: str, patience_s: float) -> list[int]:
-        """Blocks until the turn comes or patience ends, and claims or beats the heart in one round trip.
+        """Block until the hand-off or the timeout, then claim or send a heartbeat, in one round trip.
 
-        The server runs the second command the moment the first is served, also while this process is slow
-        to wake up.
+        The server runs the second command as soon as the first returns, even while this process is slow to
+        wake up.
         """
         pipe = self._client.driver.pipeline(transaction=False)
         pipe.blpop([f"{self._keys[0]}:turn:{token}"], max(patience_s, 0.001))
@@ -237,7 +237,7 @@ class RedisLock:
 
 
 class _Renewals:
-    """One thread that renews the Redis locks this process holds for long; idle, it ends."""
+    """A thread that renews the Redis locks this process holds for long; it ends when idle."""
 
     IDLE_ROUNDS = 50
 
@@ -253,7 +253,7 @@ class _Renewals:
             if lock._life_s / 10 < self._round_s:
                 self._round_s = lock._life_s / 10
                 self._changed.notify()
-            # A forked child inherits the object but not the thread, which is_alive() tells.
+            # A forked child inherits the object but not the thread; is_alive() detects that.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="gpu-manager-renewals", daemon=True)
                 self._thread.start()
@@ -275,7 +275,7 @@ class _Renewals:
                     return
             for lock in held:
                 if lock.remaining_s < lock._life_s * 2 / 3:
-                    # A lost lock is left to its holder to discover, an outage to the next round.
+                    # The holder discovers a lost lock itself; the next round retries after an outage.
                     with suppress(LockError, StoreUnavailableError):
                         lock.renew()
 

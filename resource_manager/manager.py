@@ -54,10 +54,10 @@ T = TypeVar("T")
 
 
 class GPUResourceManager:
-    """Leases on named GPUs and CPUs of one server each, kept true in a store many processes share.
+    """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. All times are
-    seconds of the store's clock. Safe to use from many threads.
+    seconds of the store's clock. Thread-safe.
     """
 
     TOTAL_SERVERS: ClassVar[int] = 4
@@ -108,7 +108,7 @@ class GPUResourceManager:
         observer: Observer | None = None,
         **settings: Any,
     ) -> GPUResourceManager:
-        """A manager on the store at `url`; reads nothing from the environment.
+        """Return a manager on the store at `url`; nothing is read from the environment.
 
         `inventory` is a TOML file or nodes; other keywords are fields of `Settings`. Raises `SettingsError`,
         `InventoryError`, `PolicyError` and `StoreError`.
@@ -123,7 +123,7 @@ class GPUResourceManager:
 
     @property
     def observer(self) -> Observer | None:
-        """Told of everything worth measuring; may be set later."""
+        """The receiver of measurements; may be set later."""
         return self._state.observer
 
     @observer.setter
@@ -132,12 +132,12 @@ class GPUResourceManager:
 
     @property
     def policy(self) -> Policy:
-        """The placement policy as of now."""
+        """The current placement policy."""
         return self._state.policy
 
     @property
     def order(self) -> Order:
-        """The order in which the queue is served."""
+        """The order of the queue."""
         return self._state.order
 
     # ---- the original's interface ----
@@ -150,11 +150,11 @@ class GPUResourceManager:
         prefer_server_id: int | str | None = None,
         **options: Unpack[RequestOptions],
     ) -> dict[str, Any] | None:
-        """Grants a lease now and returns it as a dict, or None if nothing fits or the lock is not free.
+        """Grant a lease now and return it as a dict, or None if nothing fits or the lock is not free.
 
-        A request never overtakes those who wait in the queue. Asking again for what the task already
-        holds returns the same lease. `options` are the keywords of `build_request`. Raises `ValueError`
-        (`InvalidRequestError`) for a request that makes no sense, and `StoreError` if the store is out.
+        A request never overtakes pending requests. The same request for a task that holds its lease returns
+        that lease. `options` are the keywords of `build_request`. Raises `ValueError`
+        (`InvalidRequestError`) for an invalid request, and `StoreError` if the store is unavailable.
         """
         request = self.build_request(
             task_id,
@@ -166,9 +166,9 @@ class GPUResourceManager:
         return _granted(self._allocate([request], views.allocation)[0])
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
-        """Ends the task's lease; False if it holds none (with that fencing token) or the lock is not free.
+        """End the task's lease; return False without one (of that fencing token), or if the lock is not free.
 
-        `outcome` (SUCCESS, FAILED, …) goes into the history.
+        `outcome` (SUCCESS, FAILED, …) is written to the history.
         """
         check_printable({"outcome": outcome})
         try:
@@ -189,13 +189,13 @@ class GPUResourceManager:
         return True
 
     def get_resource_summary(self) -> dict[str, Any]:
-        """What is free and held on every server; at most `cache_ttl_s` old."""
+        """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
         return self._state.read(lambda cluster, now: views.summary(cluster), self.settings.cache_ttl_s)
 
     def reset_resources(self) -> bool:
-        """Drops every lease and the queue and starts anew from the inventory; False if the lock is not free.
+        """Drop all leases and the queue, keep the inventory; return False if the lock is not free.
 
-        Dangerous while jobs run. Fencing numbers go on growing, so no old holder can be mistaken.
+        Dangerous while jobs run. Fencing tokens keep growing, so an old holder cannot pass as a new one.
         """
         try:
             self._state.replace(ClusterState(self.inventory).snapshot())
@@ -206,7 +206,7 @@ class GPUResourceManager:
         return True
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Request]) -> list[dict[str, Any] | None]:
-        """As `allocate_resources` for each, in one commit; each is granted or None on its own.
+        """Allocate as `allocate_resources` for each, in one commit; each is granted or None independently.
 
         A mapping has the argument names of `allocate_resources` or of `submit`.
         """
@@ -225,10 +225,10 @@ class GPUResourceManager:
         prefer_server: int | str | None = None,
         **options: Unpack[RequestOptions],
     ) -> Lease | Refusal:
-        """Grants a lease now, or says why not: a busy lock and what never fits are refusals here.
+        """Grant a lease now, or return the refusal, also for a busy lock or a request that can never fit.
 
         Otherwise as `allocate_resources`: raises `ValueError` for numbers outside the limits and unknown
-        servers, and `StoreError` if the store is out.
+        servers, and `StoreError` if the store is unavailable.
         """
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._allocate([request], lambda cluster, lease: lease)[0]
@@ -241,7 +241,7 @@ class GPUResourceManager:
         prefer_server: int | str | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any] | Refusal:
-        """As `allocate`, with the lease as the dict of `allocate_resources`."""
+        """Allocate as `allocate`, with the lease as the dict of `allocate_resources`."""
         request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
         return self._allocate([request], views.allocation)[0]
 
@@ -253,9 +253,9 @@ class GPUResourceManager:
         prefer_server: int | str | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any]:
-        """Queues the request; returns an allocation (`state` RUNNING) or a queue entry (WAITING).
+        """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
 
-        `cpus` is 1 if not said. Submitting the same again returns what the task holds or where it waits.
+        `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
         Raises as `allocate_resources` does, and `LockTimeoutError`.
         """
         request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
@@ -266,11 +266,11 @@ class GPUResourceManager:
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
         _, status = self._state.run(step, lambda cluster: self._status(cluster, task_id, self.store.now()))
-        assert status is not None  # looked at in the very state that the step led to
+        assert status is not None  # read from the state that the step led to
         return status
 
     def cancel(self, task_id: str, *, reason: str = "") -> bool:
-        """Takes a waiting task out of the queue; False if it does not wait."""
+        """Remove a pending request from the queue; return False if there is none."""
         check_printable({"reason": reason})
         try:
             self._change(
@@ -283,7 +283,7 @@ class GPUResourceManager:
         return True
 
     def renew(self, task_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
-        """Counts the lease's life anew from now; raises `LeaseNotFoundError` if it is over."""
+        """Restart the lease's time to live; raises `LeaseNotFoundError` if the lease has ended."""
         _, view = self._state.run(
             lambda cluster, now: allocator.renew(cluster, task_id, now, fencing_token=fencing_token),
             lambda cluster: views.allocation(cluster, cluster.leases[task_id]),
@@ -291,11 +291,11 @@ class GPUResourceManager:
         return view
 
     def status_of(self, task_id: str) -> dict[str, Any] | None:
-        """The task's allocation (RUNNING, or ERROR in quarantine), its queue entry (WAITING), or None."""
+        """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
         return self._state.read(lambda cluster, now: self._status(cluster, task_id, now))
 
     def leases(self) -> list[dict[str, Any]]:
-        """Every live lease as an allocation, the oldest first."""
+        """Return every live lease as an allocation, oldest first."""
         return self._state.read(
             lambda cluster, now: [
                 views.allocation(cluster, lease)
@@ -304,14 +304,14 @@ class GPUResourceManager:
         )
 
     def queue(self, *, estimated: bool = True) -> list[dict[str, Any]]:
-        """Every waiting request in the order of service: position, `kind` and `reason` of the wait.
+        """Return every pending request in queue order, with position, `kind` and `reason` of the wait.
 
         `estimated` adds `estimated_start`, which costs more than all the rest.
         """
         return self._state.read(lambda cluster, now: self.queue_in(cluster, now, estimated=estimated))
 
     def expected_starts(self) -> dict[str, dict[str, Any]]:
-        """When each waiting task should start, as `estimated_start` of the queue."""
+        """Return the expected start of each pending request, as `estimated_start` of the queue."""
         return self._state.read(
             lambda cluster, now: {
                 task_id: views.estimate(start) for task_id, start in self.starts_in(cluster, now).items()
@@ -319,7 +319,7 @@ class GPUResourceManager:
         )
 
     def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[dict[str, Any]]:
-        """The `queue` of a state that the caller has, left as it is."""
+        """Return the `queue` of the caller's state, which is not changed."""
         entries = views.queue(cluster, self.policy, self.order, now, self.recovery_window(now))
         if estimated and entries:
             starts = self.starts_in(cluster, now)
@@ -328,13 +328,13 @@ class GPUResourceManager:
         return entries
 
     def starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
-        """The expected starts in a state that the caller has, and of extra requests as if they queued."""
+        """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
         self._state.learner.catch_up(cluster)
         resumes_at = now + max(self._state.resumes_in_s(now), 0.0)
         return estimate_starts(cluster, self._state.usual_policy, self.order, resumes_at, extra)
 
     def explanation_in(self, cluster: ClusterState, now: float, request: Request) -> dict[str, Any]:
-        """The `explain` of a state that the caller has."""
+        """Return the `explain` of the caller's state."""
         window = self.recovery_window(now)
         policy = self.policy if window is None else nothing_fits
         answer = views.explanation(cluster, request, self.settings.policy, policy, self.order, now, window)
@@ -345,7 +345,7 @@ class GPUResourceManager:
         return answer
 
     def recovery_window(self, now: float) -> RecoveryWindow | None:
-        """The time after a restart of the store in which nothing is granted, if this is one."""
+        """Return the recovery window after a restart of the store, or None outside one."""
         left_s = self._state.resumes_in_s(now)
         return self._window_of(left_s) if left_s > 0 else None
 
@@ -357,45 +357,45 @@ class GPUResourceManager:
         prefer_server: int | str | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any]:
-        """Whether the request would be granted now, where, else why not and when; changes nothing."""
+        """Explain if and where the request would be granted now, or why not and when; changes nothing."""
         request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
         return self._state.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """The changes after version `after`, oldest first: `version` and the change's own keys."""
+        """Return the changes after version `after`, oldest first: `version` and the change's own keys."""
         return [
             {"version": version, **schemas.change_to_dict(change)}
             for version, change in self.store.history(after, limit)
         ]
 
     def snapshot(self) -> dict[str, Any]:
-        """The whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
+        """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
         return self._state.read(lambda cluster, now: schemas.snapshot_to_dict(cluster.snapshot()))
 
     # ---- servers ----
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
-        """Gives the server no new leases; those it has live on. `failed` marks it as broken."""
+        """Drain the server: no new leases, its current ones stay. `failed` marks it as broken."""
         check_printable({"reason": reason})
         return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)))
 
     def restore(self, server: int | str) -> dict[str, Any]:
-        """Lets a drained server take leases again, and grants what waits and now fits."""
+        """Reopen a drained server, and grant the pending requests that now fit."""
         return self._server_change(server, Restored)
 
     def apply_inventory(self, nodes: Iterable[Node]) -> None:
-        """Makes these the servers; one that is missing but in use stays, closed, until it is free."""
+        """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""
         self.inventory = tuple(nodes)
         self._change(lambda cluster, now: [InventoryChanged(self.inventory, now)], alone=True)
         self.sweep()
 
     def sweep(self) -> list[dict[str, Any]]:
-        """Ends what is over and grants what fits; returns the changes made."""
+        """Expire leases that are due and grant pending requests that fit; return the changes made."""
         changes = self._change(lambda cluster, now: self._state.settle(cluster, [], now))
         return [schemas.change_to_dict(change) for change in changes]
 
     def close(self) -> None:
-        """Closes the store's connections."""
+        """Close the store's connections."""
         self.store.close()
 
     def __enter__(self) -> GPUResourceManager:
@@ -414,7 +414,7 @@ class GPUResourceManager:
         prefer_server: int | str | None = None,
         **options: Unpack[AliasedOptions],
     ) -> Request:
-        """The request these arguments name, as `requests.build_request` makes it on the servers as known."""
+        """Return the request of these arguments, by `requests.build_request` on the replica's servers."""
         return self._state.known(
             lambda cluster: build_request(
                 cluster, self.settings, task_id, gpus, cpus, prefer_server, **options
@@ -422,10 +422,10 @@ class GPUResourceManager:
         )
 
     def gpu_range(self) -> tuple[int, int]:
-        """Fewest and most whole GPUs one task may ask for, on the servers as known."""
+        """Return the minimum and maximum of whole GPUs a task may request, on the replica's servers."""
         return self._state.known(lambda cluster: gpu_range(cluster, self.settings))
 
-    # ---- the one way to change and to read ----
+    # ---- shared by all operations ----
 
     def _allocate(
         self, requests: Sequence[Request], view: Callable[[ClusterState, Lease], T]
@@ -433,7 +433,7 @@ class GPUResourceManager:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             fresh = [request for request in requests if not same_as_before(cluster, request)]
             if len({request.task_id for request in fresh}) != len(fresh):
-                raise InvalidRequestError("a task id stands twice in one batch", field="task_id")
+                raise InvalidRequestError("a batch must not have a task id twice", field="task_id")
             return allocator.allocate_in_turn(cluster, fresh, self.policy, self.order, now) if fresh else []
 
         def held(cluster: ClusterState) -> list[tuple[Lease, T] | Refusal]:
@@ -455,7 +455,7 @@ class GPUResourceManager:
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Refusal):
-                logger.warning("task %r gets no lease: %s: %s", request.task_id, result.kind, result.detail)
+                logger.warning("no lease for task %r: %s: %s", request.task_id, result.kind, result.detail)
                 answers.append(result)
             else:
                 lease, answer = result
@@ -465,7 +465,7 @@ class GPUResourceManager:
         return answers
 
     def _refusals(self, cluster: ClusterState, requests: Sequence[Request]) -> dict[str, Refusal]:
-        """Why the requests were not granted in that state, just decided on."""
+        """Return the reasons why the requests were not granted in that state."""
         now = self.store.now()
         return refusals_of(cluster, requests, self.policy, self.order, now, self.recovery_window(now))
 
@@ -491,7 +491,7 @@ class GPUResourceManager:
         try:
             cluster = self._state.known(lambda cluster: cluster)
         except (CorruptStateError, StateLostError) as error:
-            # Every operation will say the same; only a reset is of use, and it needs a manager.
+            # Every operation will raise the same error; only a reset helps, and that needs a manager.
             logger.error("%s", error)
             return
         stored = tuple(state.node for state in cluster.nodes if not state.retired)
@@ -503,7 +503,7 @@ class GPUResourceManager:
 
 
 def _granted(result: dict[str, Any] | Refusal) -> dict[str, Any] | None:
-    """The original's answer: an allocation or None."""
+    """Return the original's answer: an allocation or None."""
     return None if isinstance(result, Refusal) else result
 
 

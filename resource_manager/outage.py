@@ -1,4 +1,4 @@
-"""The error for a store that is out, in the form that whoever runs us expects."""
+"""The error for a store that cannot be reached, inside and outside Airflow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resource_manager.errors import StoreFullError, StoreUnavailableError
 
 
 def outage(message: str, error: type[StoreUnavailableError] = StoreUnavailableError) -> StoreUnavailableError:
-    """An error of that class which inside Airflow is an `AirflowException` too."""
+    """Return an error of that class; inside Airflow it is an `AirflowException` too."""
     if "airflow.exceptions" in sys.modules or "airflow.sdk.exceptions" in sys.modules:
         return _in_airflow()[error](message)
     return error(message)

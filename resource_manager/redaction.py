@@ -1,10 +1,10 @@
-"""URLs as they may stand in errors, logs and representations: without their secrets."""
+"""Redaction of secrets from URLs for errors, logs and representations."""
 
 from __future__ import annotations
 
 
 def redact(url: str) -> str:
-    """The URL without its password and query."""
+    """Return the URL without its password and query."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url

@@ -1,4 +1,4 @@
-"""Connections to Redis from a URL, Lua scripts from files, and the driver's errors in our words."""
+"""Connections to Redis from a URL, Lua scripts from files, and the driver's errors in plain words."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 SOCKET_TIMEOUT_S = 5.0
 
 RIGHTS = "+@read +@write -@dangerous -@scripting -scan -randomkey +eval +evalsha +info +time +ping"
-"""What a user of Redis needs beside the keys of its namespace, and no more; docs/stores.md argues each."""
+"""The rights that a Redis user needs besides the keys of its namespace; docs/stores.md gives the reasons."""
 
 MEMORY_FULL = (
-    "its memory is full: leases can be renewed and released, requests cancelled, nothing new is taken; "
-    "raise maxmemory or make room"
+    "its memory is full: leases can be renewed and released and requests cancelled, but nothing new is "
+    "accepted; raise maxmemory or delete other data"
 )
 
-_NOT_ALLOWED = "this user may not run what is needed: give it the rights in docs/stores.md"
+_NOT_ALLOWED = "its user lacks rights: grant the rights in docs/stores.md"
 
 _ADVICE = (
     ("WRONGPASS", "it refused the login: check user and password in the URL"),
-    ("NOAUTH", "it wants a login: put user and password into the URL"),
+    ("NOAUTH", "it requires a login: put user and password into the URL"),
     ("has no permissions", _NOT_ALLOWED),
     ("The user executing the script can't", _NOT_ALLOWED),
     ("READONLY", "it is read-only: connect to the primary"),
@@ -45,11 +45,11 @@ _ADVICE = (
     ("LOADING", "it is still loading its data: try again shortly"),
     ("MASTERDOWN", "it has lost its primary"),
 )
-"""What an error of the server means, by a code or words that its text carries."""
+"""Explanation of a server error, by a code or words in its text."""
 
 
 class RedisClient:
-    """A pool of connections to one Redis, and where it is, in words that hide the password.
+    """A pool of connections to one Redis server, and its address without the password.
 
     `namespace` is the hash tag that all keys share, so that a Redis Cluster keeps them together.
     """
@@ -61,41 +61,45 @@ class RedisClient:
 
     @classmethod
     def from_url(cls, url: str) -> RedisClient:
-        """Connects lazily; `?namespace=` in the URL keeps several states apart. Raises `SettingsError`."""
+        """Return a client that connects on first use; `?namespace=` in the URL separates several states.
+
+        Raises `SettingsError`.
+        """
         try:
             parts = urlsplit(url)
-        except ValueError as error:  # of brackets that are no IPv6 address
+        except ValueError as error:  # brackets without an IPv6 address
             raise SettingsError(f"wrong Redis URL {redact(url)!r}: {error}") from error
         if parts.scheme not in SCHEMES:
-            raise SettingsError(f"{redact(url)!r} is no Redis URL; it begins with one of {_schemes()}")
+            raise SettingsError(f"{redact(url)!r} is not a Redis URL; it must begin with one of {_schemes()}")
         base = url.partition("?")[0]
         query = dict(parse_qsl(parts.query))
         namespace = query.pop("namespace", DEFAULT_NAMESPACE)
         if not re.fullmatch(r"[\w.:-]+", namespace):
             raise SettingsError(
-                f"wrong Redis URL {redact(url)!r}: a namespace is of letters, digits, _.:-, not {namespace!r}"
+                f"wrong Redis URL {redact(url)!r}: a namespace may have letters, digits and "
+                f"_.:- only, not {namespace!r}"
             )
         try:
             if parts.scheme == "redis+sentinel":
                 driver = _through_sentinels(parts.netloc, parts.path, query)
             else:
                 _check_path(parts.scheme, parts.path)
-                query.pop("decode_responses", None)  # which would make texts of what is read as bytes here
+                query.pop("decode_responses", None)  # the stores read bytes
                 driver = redis.Redis.from_url(f"{base}?{urlencode(query)}", **_options())
-                # The driver would tell of an unknown option only when it connects.
+                # The driver would report an unknown option only when it connects.
                 pool = driver.connection_pool
                 pool.connection_class(**pool.connection_kwargs)
         except (ValueError, TypeError) as error:
-            reason = "what stands for its port is no number" if "Port could not" in str(error) else str(error)
+            reason = "its port is not a number" if "Port could not" in str(error) else str(error)
             raise SettingsError(f"wrong Redis URL {redact(url)!r}: {reason}") from error
         return cls(driver, f"Redis at {redact(url)}", namespace)
 
     def key(self, name: str) -> str:
-        """The full name of a key of this namespace."""
+        """Return the full name of a key of this namespace."""
         return f"{{{self.namespace}}}:{name}"
 
     def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Runs a script, loading it where the server does not know it (any more)."""
+        """Run a script, loading it first if the server does not have it (any more)."""
         with self.reporting():
             try:
                 return self.driver.evalsha(script.sha, len(keys), *keys, *args)
@@ -104,14 +108,14 @@ class RedisClient:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Turns the driver's errors into `StoreUnavailableError` and `CorruptStateError`, in one line."""
+        """Turn the driver's errors into one-line `StoreUnavailableError` and `CorruptStateError`."""
         try:
             yield
         except redis.exceptions.RedisError as error:
             text = " ".join(str(error).split())
             if "WRONGTYPE" in text:
                 raise CorruptStateError(
-                    f"{self.address}: a key of {{{self.namespace}}} is not what it should be; "
+                    f"{self.address}: a key of {{{self.namespace}}} has the wrong type; "
                     "another program uses this namespace"
                 ) from error
             if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
@@ -119,26 +123,26 @@ class RedisClient:
             raise outage(f"{self.address}: {_explain(error, text)}") from error
 
     def remember(self, key: str, value: str | int) -> None:
-        """Writes a short value, also while the server's memory is full."""
+        """Write a short value, also while the server's memory is full."""
         self.run(load_script("remember"), (key,), (value,))
 
     def time(self) -> tuple[int, int]:
-        """The server's clock: seconds since the epoch, microseconds."""
+        """Return the time by the server's clock: seconds since the epoch, microseconds."""
         with self.reporting():
             seconds, micros = self.driver.time()
         return seconds, micros
 
     @property
     def access_rule(self) -> str:
-        """Keys and rights of a Redis user who needs no more than this namespace."""
+        """Keys and rights of a Redis user restricted to this namespace."""
         return f"~{{{self.namespace}}}:* {RIGHTS}"
 
     def may_flush(self) -> bool:
-        """Whether this user of Redis can empty or swap databases, other namespaces with them."""
+        """Return whether this Redis user can empty or swap databases, including other namespaces."""
         return bool(self.run(load_script("may_flush"), (), ()))
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self.driver.close()
         self.driver.connection_pool.disconnect()
 
@@ -155,7 +159,7 @@ class Script:
 
 @cache
 def load_script(*names: str) -> Script:
-    """The script made of these files of `stores/lua`, one after the other."""
+    """Return the script that joins these files of `stores/lua`."""
     folder = files("resource_manager") / "stores" / "lua"
     return Script("\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names))
 
@@ -182,7 +186,7 @@ def _check_path(scheme: str, path: str) -> None:
 
 
 def _through_sentinels(netloc: str, path: str, query: dict[str, str]) -> redis.Redis:
-    """redis+sentinel://user:password@host:port,host:port/service/db?sentinel_password=…&ssl=true"""
+    """Connect by redis+sentinel://user:password@host:port,host:port/service/db?sentinel_password=…&ssl=true"""
     login, _, addresses = netloc.rpartition("@")
     user, _, password = login.partition(":")
     service, _, database = path.strip("/").partition("/")
@@ -194,7 +198,7 @@ def _through_sentinels(netloc: str, path: str, query: dict[str, str]) -> redis.R
     for address in addresses.split(","):
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise ValueError(f"{address!r} is no host:port of a sentinel")
+            raise ValueError(f"{address!r} is not host:port of a sentinel")
         sentinels.append((host, int(port)))
     ssl = query.pop("ssl", "false").lower() == "true"
     sentinel_login = {
@@ -226,8 +230,8 @@ def _explain(error: redis.exceptions.RedisError, text: str) -> str:
         return "it is still loading its data: try again shortly"
     if isinstance(error, redis.exceptions.TimeoutError):
         return f"it did not answer within {SOCKET_TIMEOUT_S:g} s ({text})"
-    if isinstance(error, MasterNotFoundError):  # whose text is a dump of the driver's objects
-        return "no sentinel that answers knows its primary: check their addresses and the service's name"
+    if isinstance(error, MasterNotFoundError):  # its text is a dump of the driver's objects
+        return "no sentinel that answers knows the primary: check their addresses and the service's name"
     if isinstance(error, redis.exceptions.ConnectionError):
         return f"cannot be reached ({text})"
     return f"it refused the operation ({text})"

@@ -1,4 +1,4 @@
-"""From what a caller asks for to a `Request`: ranges, names of servers, and asking twice for the same."""
+"""Conversion of a caller's arguments to a `Request`: ranges, names of servers, repeated requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from resource_manager.settings import Settings
 
 BUILT_IN = default_inventory()
 BUILT_IN_GPUS = (2, 8)
-"""The original's servers, and how few and how many GPUs one task may ask for there."""
+"""The original's servers, and the minimum and maximum of GPUs that a task may request there."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beyond the original's four arguments; see `models.Request`."""
+    """Options of a request beyond the original's four arguments; see `models.Request`."""
 
     gpu_milli: int
     gpu_types: Sequence[str]
@@ -41,7 +41,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class AliasedOptions(RequestOptions, total=False):
-    """The original's names of `gpus`, `cpus` and `prefer_server` too."""
+    """The same options, with the original's names of `gpus`, `cpus` and `prefer_server`."""
 
     required_gpus: int | None
     required_cpus: int | None
@@ -75,13 +75,13 @@ def build_request(
     target_s: float | None = None,
     sensitivity_per_s: float = 0.0,
 ) -> Request:
-    """The request these arguments name; raises `InvalidRequestError` (a `ValueError`) if out of range.
+    """Return the request of these arguments; raises `InvalidRequestError` (a `ValueError`) if out of range.
 
-    `gpus` lies in `gpu_range`, or is 1 with a share `gpu_milli` below 1000; `cpus` is at least 1, the
-    default, and at most what the largest server has. `required_gpus`, `required_cpus` and `prefer_server_id`
-    are the original's names of the same; errors say the one that was used. `utility` (with `target_s`,
-    `sensitivity_per_s` and `expected_runtime_s`) is what finishing in good time is worth, see
-    `models.Utility`; it matters under admission by price.
+    `gpus` is in `gpu_range`, or 1 with a GPU fraction `gpu_milli` below 1000; `cpus` is at least 1, the
+    default, and at most that of the largest server. `required_gpus`, `required_cpus` and `prefer_server_id`
+    are the original's names of the same; errors use the name that was given. `utility` (with `target_s`,
+    `sensitivity_per_s` and `expected_runtime_s`) is the value of finishing in time, see `models.Utility`; it
+    matters under admission by price.
     """
     gpus_name, gpus = _either("gpus", gpus, "required_gpus", required_gpus)
     cpus_name, cpus = _either("cpus", cpus, "required_cpus", required_cpus)
@@ -128,7 +128,7 @@ def build_request(
 
 
 def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
-    """Fewest and most whole GPUs one task may ask for: by the stored inventory, or as the settings say."""
+    """Return the minimum and maximum of whole GPUs a task may request, by stored inventory and settings."""
     is_built_in, largest = _offered(cluster)
     least, most = BUILT_IN_GPUS if is_built_in else (1, max(largest, 1))
     if settings.max_gpus is not None:
@@ -141,9 +141,9 @@ def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
 
 
 def _offered(cluster: ClusterState) -> tuple[bool, int]:
-    """Whether the inventory is the built-in one, and how many GPUs its largest server has.
+    """Return whether the inventory is the built-in one, and the GPUs of its largest server.
 
-    Decided once for each inventory: a cluster makes `largest` anew with every one.
+    Computed once for each inventory: every inventory gives the cluster a new `largest`.
     """
     known = cluster.derived.get(_offered)
     if known is None or known[0] is not cluster.largest:
@@ -163,7 +163,7 @@ def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int)
         setting, is_set = "GPU_MANAGER_MAX_GPUS", settings.max_gpus is not None
     is_built_in, largest = _offered(cluster)
     if is_set:
-        why = f"as {setting} says"
+        why = f"set by {setting}"
     else:
         why = "the inventory is the built-in one" if is_built_in else f"the largest server has {largest}"
         why += f"; {setting} sets another limit"
@@ -171,31 +171,31 @@ def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int)
 
 
 def share_advice(wanted: object, name: str = "gpus") -> str:
-    """How to ask for that part of a GPU, as the end of a complaint; empty for what is no part of one."""
+    """Return advice to request that GPU fraction, as the end of a message; empty if it is not a fraction."""
     try:
         milli = round(MILLI_PER_GPU * float(wanted))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return ""
-    return f"; that share of one GPU is {name}=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
+    return f"; that GPU fraction is {name}=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
 
 
 def _either(name: str, value: Any, original: str, original_value: Any) -> tuple[str, Any]:
-    """The value under the name that was used; raises `InvalidRequestError` where both were and differ."""
+    """Return the name used and its value; raises `InvalidRequestError` if both were given and differ."""
     if original_value is None:
         return name, value
     if value is not None and value != original_value:
         raise InvalidRequestError(
-            f"{name}={value!r} and {original}={original_value!r} are two values of one thing: give one",
+            f"{name}={value!r} and {original}={original_value!r} are two values of one option: give one",
             field=name,
         )
     return original, original_value
 
 
 def checked(request: Request) -> Request:
-    """The request as it will be read again; raises `InvalidRequestError` if it must not get into a store.
+    """Return the request as it is read back; raises `InvalidRequestError` if it must not be stored.
 
-    What no other process could read again would lock all of them out of the state, and a name must not be
-    able to forge a line of a log.
+    A request that other processes could not read would lock all of them out of the state, and a name must
+    not be able to forge a log line.
     """
     names = {name: getattr(request, name) for name in ("task_id", "team", "owner", "vendor")}
     several = {
@@ -224,9 +224,9 @@ def _check_whole(**numbers: object) -> None:
 
 
 def server_name(cluster: ClusterState, server: int | str, field: str | None = None) -> str:
-    """The name of the server with this name or number; raises `UnknownNodeError`, about that field.
+    """Return the name of the server with this name or number; raises `UnknownNodeError` with that field.
 
-    A number may be text, as templates, forms and options give it.
+    A number may be text, as from templates, forms and command-line options.
     """
     state = None
     if isinstance(server, str):
@@ -241,7 +241,7 @@ def server_name(cluster: ClusterState, server: int | str, field: str | None = No
 
 
 def same_as_before(cluster: ClusterState, request: Request) -> bool:
-    """Whether the task already holds or waits for just this; raises `DuplicateTaskError` if for another."""
+    """Return whether the task has this very lease or pending request; another is a `DuplicateTaskError`."""
     lease = cluster.leases.get(request.task_id)
     waiting = cluster.waiting.get(request.task_id)
     if lease is None and waiting is None:
@@ -260,10 +260,8 @@ def same_as_before(cluster: ClusterState, request: Request) -> bool:
 def _utility(priority: float | None, target_s: float | None, sensitivity_per_s: float) -> Utility | None:
     if priority is None:
         if target_s is not None or sensitivity_per_s:
-            raise InvalidRequestError(
-                "target_s and sensitivity_per_s need utility beside them", field="utility"
-            )
+            raise InvalidRequestError("target_s and sensitivity_per_s need utility as well", field="utility")
         return None
     if target_s is None:
-        raise InvalidRequestError("utility needs target_s beside it", field="target_s")
+        raise InvalidRequestError("utility needs target_s as well", field="target_s")
     return Utility(priority, target_s, sensitivity_per_s)

@@ -1,6 +1,6 @@
-"""JSON in and out: the one place where data from outside is validated.
+"""Conversion to and from JSON, with the validation of stored data.
 
-Defaults are left out of what is written, which keeps changes small and infinite times out of JSON.
+Defaults are not written, which keeps changes small and infinite times out of JSON.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from resource_manager.errors import CorruptStateError, InvalidRequestError, Newe
 from resource_manager.models import Change, Request
 
 FORMAT_VERSION = 1
-"""Version of everything stored; a reader refuses a newer one."""
+"""Version of the stored format; a reader refuses a newer one."""
 
 MAX_REQUEST_BYTES = 8 * 1024
-"""A request as a whole, as JSON: it is kept in the state and, for each change, in the history."""
+"""Limit of a whole request as JSON: it is stored in the state and, with its changes, in the history."""
 
 _CHANGES: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Change)}
 _TAGS = {kind: tag for tag, kind in _CHANGES.items()}
@@ -29,7 +29,7 @@ _TAG_KEY = '{"change":"'
 
 
 class _Adapters(dict[type, TypeAdapter[Any]]):
-    """One for each class, made when it is first needed: that takes a millisecond, and commands need few."""
+    """One adapter a class, created on first use: creation takes a millisecond, and commands need few."""
 
     def __missing__(self, kind: type) -> TypeAdapter[Any]:
         adapter = self[kind] = TypeAdapter(kind)
@@ -40,14 +40,14 @@ _ADAPTERS = _Adapters()
 
 
 def change_to_json(change: Change) -> str:
-    """A change as one line of JSON whose first key, `change`, is its kind in lower case."""
+    """Return a change as one line of JSON; its first key, `change`, is the kind in lower case."""
     tag = _TAGS[type(change)]
     body = _ADAPTERS[type(change)].dump_json(change, exclude_defaults=True).decode()
     return f'{_TAG_KEY}{tag}",{body[1:]}'
 
 
 def change_from_json(text: str | bytes) -> Change:
-    """The change that `change_to_json` wrote; raises `CorruptStateError`."""
+    """Return the change that `change_to_json` wrote; raises `CorruptStateError`."""
     if isinstance(text, bytes):
         try:
             text = text.decode()
@@ -64,13 +64,13 @@ def change_from_json(text: str | bytes) -> Change:
 
 
 def change_to_dict(change: Change) -> dict[str, Any]:
-    """A change as plain values; `change` is its kind in lower case."""
+    """Return a change as plain values; `change` is its kind in lower case."""
     tag = _TAGS[type(change)]
     return {"change": tag, **_ADAPTERS[type(change)].dump_python(change, mode="json", exclude_defaults=True)}
 
 
 def change_from_dict(value: Mapping[str, Any]) -> Change:
-    """The change that `change_to_dict` made; raises `CorruptStateError`."""
+    """Return the change that `change_to_dict` wrote; raises `CorruptStateError`."""
     tag = value.get("change") if isinstance(value, Mapping) else None
     kind = _CHANGES.get(tag) if isinstance(tag, str) else None
     if kind is None:
@@ -82,7 +82,7 @@ def change_from_dict(value: Mapping[str, Any]) -> Change:
 
 
 def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
-    """A whole state as plain values, with the format's version."""
+    """Return a whole state as plain values, with the format version."""
     return {
         "format": FORMAT_VERSION,
         **_ADAPTERS[Snapshot].dump_python(snapshot, mode="json", exclude_defaults=True),
@@ -90,7 +90,7 @@ def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
-    """The state that `snapshot_to_dict` made; raises `CorruptStateError`, also for a newer format."""
+    """Return the state that `snapshot_to_dict` wrote; raises `CorruptStateError`, also for a newer format."""
     check_format(value.get("format"), "the snapshot")
     try:
         stored = {key: item for key, item in value.items() if key != "format"}
@@ -100,7 +100,7 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
 
 
 def as_stored(request: Request) -> Request:
-    """The request as others will read it; `InvalidRequestError` if none could, or if it is too large."""
+    """Return the request as it is read back; raises `InvalidRequestError` if unreadable or too large."""
     try:
         text = _ADAPTERS[Request].dump_json(request, exclude_defaults=True, warnings=False)
         again: Request = _ADAPTERS[Request].validate_json(text, strict=True)
@@ -112,21 +112,21 @@ def as_stored(request: Request) -> Request:
         sizes = {name: len(to_json(value)) for name, value in json.loads(text).items()}
         largest = max(sizes, key=sizes.__getitem__)
         raise InvalidRequestError(
-            f"{largest} is too large: {sizes[largest]:,} bytes, {len(text):,} with the rest of the request, "
-            f"which may take {MAX_REQUEST_BYTES:,} as JSON",
+            f"{largest} is too large: {sizes[largest]:,} bytes, the whole request {len(text):,}; "
+            f"a request may take {MAX_REQUEST_BYTES:,} as JSON",
             field=largest,
         )
     if again != request:
         name = next(f.name for f in fields(Request) if getattr(again, f.name) != getattr(request, f.name))
         raise InvalidRequestError(
-            f"{name} {getattr(request, name)!a:.100} would be read again as {getattr(again, name)!a:.100}",
+            f"{name} {getattr(request, name)!a:.100} would be read back as {getattr(again, name)!a:.100}",
             field=name,
         )
     return again
 
 
 def check_format(found: object, where: str) -> None:
-    """Raises `CorruptStateError` unless this version of the software can read that format."""
+    """Raise `CorruptStateError` unless this version of the software can read that format."""
     try:
         number = int(str(found))
     except ValueError:
@@ -148,7 +148,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _first(error: ValidationError) -> str:
-    """The first complaint of a validation error, in one line."""
+    """Return the first message of a validation error, in one line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else str(first["msg"])

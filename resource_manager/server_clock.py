@@ -1,4 +1,4 @@
-"""The clock of a server, estimated between its answers by this process's steady clock."""
+"""A server's clock, estimated between its answers by this process's steady clock."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 MAX_AGE_S = 30.0
 CLOCK_TOLERANCE_S = 1.0
-"""A store has a decision that was made at a time further than this from its own made anew."""
+"""Maximum difference of a decision's time from the store's clock; above it the decision is made again."""
 
 
 class ServerClock:
-    """Seconds since the epoch as the server counts them, never by this machine's wall clock.
+    """Seconds since the epoch by the server's clock, independent of this machine's wall clock.
 
-    `ask` fetches (seconds, microseconds) from the server; it is called when nothing was learnt lately.
+    `ask` fetches (seconds, microseconds) from the server; it is called if the last answer is too old.
     """
 
     def __init__(self, ask: Callable[[], tuple[int, int]]) -> None:
@@ -28,6 +28,6 @@ class ServerClock:
         return time.monotonic() + self._offset_s
 
     def learn(self, seconds: int, micros: int, begin: float) -> None:
-        """Takes the server's time from the answer to a question asked at `begin` of the steady clock."""
+        """Take the server's time from its answer to a question sent at `begin` by the steady clock."""
         self._learnt_at = time.monotonic()
         self._offset_s = seconds + micros * 1e-6 - (begin + self._learnt_at) / 2

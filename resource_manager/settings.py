@@ -21,7 +21,7 @@ INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 def valid_instance(text: str) -> str:
-    """Return the text if it can be the instance id of an Airflow; raises `ValueError`."""
+    """Return the text if it is a valid instance id of an Airflow; raises `ValueError`."""
     if INSTANCE.fullmatch(text) is None:
         raise ValueError(
             "an instance is 1 to 40 letters, digits, '.', '_' or '-', the first a letter or digit, "
@@ -37,7 +37,7 @@ class Settings(BaseModel):
 
     store: str = Field(
         default="airflow://",
-        description="Where the state is: airflow:// (an Airflow Variable), redis://…, rediss://…, "
+        description="Store of the state: airflow:// (an Airflow Variable), redis://…, rediss://…, "
         "redis+sentinel://…, unix://… or memory://.",
     )
     redis_url: str = Field(
@@ -47,19 +47,19 @@ class Settings(BaseModel):
     policy: str = Field(default="first_fit", description="Placement policy.")
     order: str = Field(
         default="priority",
-        description="Order of the waiting requests: priority (equal ones first come, first served), fifo, "
-        "srtf, srsf or fair_share; with +backfill at its end, later requests may fill gaps where they delay "
-        "nobody.",
+        description="Order of the pending requests: priority (equal ones first come, first served), fifo, "
+        "srtf, srsf or fair_share; with +backfill appended, later requests may fill gaps where they delay "
+        "no earlier one.",
     )
     team_quotas: dict[str, float] = Field(
         default_factory=dict,
         description="fair_share: shares of the whole cluster by team, as vision=0.5,nlp=0.25; teams without "
-        "one divide the rest evenly.",
+        "a share divide the rest evenly.",
     )
     admission: Literal["open", "price"] = Field(
         default="open",
-        description="price: a task that names a utility waits, although it fits, until that covers the price "
-        "of what it takes, which grows with use.",
+        description="price: a request with a utility waits, although it fits, until its utility covers the "
+        "price of its resources, which grows with their use.",
     )
     price_low: float | None = Field(
         default=None,
@@ -79,61 +79,63 @@ class Settings(BaseModel):
     min_gpus: int | None = Field(
         default=None,
         ge=0,
-        description="Fewest whole GPUs one task may ask for; unset: 1, or 2 while the stored inventory is "
+        description="Minimum of whole GPUs a task may request; unset: 1, or 2 while the stored inventory is "
         "the built-in one.",
     )
     max_gpus: int | None = Field(
         default=None,
         ge=1,
-        description="Most whole GPUs one task may ask for; unset: what the largest server has.",
+        description="Maximum of whole GPUs a task may request; unset: the GPUs of the largest server.",
     )
     lease_ttl_s: float = Field(
-        default=86_400.0, gt=0, description="Life of a lease nobody renews, where the caller names none."
+        default=86_400.0,
+        gt=0,
+        description="Time to live of a lease without renewal, unless the request sets one.",
     )
     lock_timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for the lock.")
     cache_ttl_s: float = Field(
-        default=0.0, ge=0, description="How old a summary may be; 0 reads what changed each time."
+        default=0.0, ge=0, description="Maximum age of a summary; 0 reads the latest changes each time."
     )
     history_length: int = Field(
-        default=100_000, ge=1000, description="How many changes a Redis store keeps, about."
+        default=100_000, ge=1000, description="Number of changes a Redis store keeps, about."
     )
     history_bytes: int = Field(
         default=256 * 2**20,
         ge=8 * 2**20,
-        description="How much memory these changes may take in a Redis store, about; the oldest go first.",
+        description="Memory that these changes may take in a Redis store, about; oldest dropped first.",
     )
     reconfirm_s: float = Field(
         default=60.0,
         ge=0,
-        description="How long nothing is granted after Redis restarted or failed over, so that the owners of "
-        "leases renew them or learn that they are gone; longer than the time between two renewals.",
+        description="Recovery window: pause of new grants after a restart or failover of Redis, in which "
+        "owners renew their leases or learn that they are gone; longer than the time between two renewals.",
     )
 
     instance: str | None = Field(
         default=None,
-        description="Names this Airflow in the ids of its leases, as several may use one store; without it, "
-        "the API server makes up a random id.",
+        description="Id of this Airflow in the ids of its leases, as several may share a store; without it, "
+        "the API server creates a random id.",
     )
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Without the passwords of the URLs."""
+        """Yield the settings without the passwords of the URLs."""
         for name, value in super().__repr_args__():
             yield name, redact(value) if name in ("store", "redis_url") else value
 
     @field_validator("team_quotas", mode="before")
     @classmethod
     def _shares_of_teams(cls, value: object) -> dict[str, float]:
-        """From a mapping, or from words such as `vision=0.5,nlp=0.25`."""
+        """Parse a mapping, or text such as `vision=0.5,nlp=0.25`."""
         if isinstance(value, str):
             pairs = (part.strip().partition("=") for part in value.split(",") if part.strip())
             value = {team: share for team, _, share in pairs}
         try:
             shares = {str(team): float(share) for team, share in value.items()}  # type: ignore[attr-defined]
         except (AttributeError, TypeError, ValueError):
-            raise ValueError("shares are written as vision=0.5,nlp=0.25") from None
+            raise ValueError("shares must be given as vision=0.5,nlp=0.25") from None
         for team, share in shares.items():
             if not 0 <= share <= 1:
-                raise ValueError(f"the share of {team!r} is {share}, not 0 to 1")
+                raise ValueError(f"the share of {team!r} must be between 0 and 1, got {share}")
         return shares
 
     @field_validator("instance")
@@ -156,16 +158,16 @@ class Settings(BaseModel):
         return self
 
     def price_admission(self) -> PriceAdmission | None:
-        """The prices to admit by; None where admission is open."""
+        """Return the admission by price; None if admission is open."""
         if self.admission == "open" or self.price_low is None or self.price_high is None:
             return None
         return PriceAdmission(self.price_low, self.price_high)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Settings from the file that `GPU_MANAGER_SETTINGS` names, overridden by `GPU_MANAGER_*`.
+        """Load the settings from the file that `GPU_MANAGER_SETTINGS` names, overridden by `GPU_MANAGER_*`.
 
-        Raises `SettingsError` that names the setting and where it came from.
+        Raises `SettingsError` that names the setting and its source.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -178,7 +180,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], from_environment: Collection[str] = ()) -> Settings:
-        """Settings with these values; raises `SettingsError` that names the first wrong one."""
+        """Return settings with these values; raises `SettingsError` that names the first wrong one."""
         try:
             return cls(**values)
         except ValidationError as error:

@@ -1,7 +1,7 @@
-"""Decides and commits steps on one replica of the state: optimistically, under the lock after conflicts.
+"""Transactions on one replica of the state: optimistic first, under the lock after conflicts.
 
-Threads of one process that come at the same time are served together: one of them decides for all in
-order of arrival, on top of each other's changes, and commits once.
+Operations of concurrent threads of one process are committed as a group: one thread decides all of them in
+order of arrival, each on top of the changes before it, and commits once.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TRIES_WITHOUT_LOCK = 4
-"""Lost races after which an operation queues for the lock."""
+"""Conflicts after which an operation waits for the lock."""
 
 Step = Callable[[ClusterState, float], list[Change]]
-"""(state, now) -> the changes to make; it may raise, and it changes nothing."""
+"""(state, now) -> the changes to make; it may raise, and must not change the state."""
 
 
 class Observer(Protocol):
-    """Told of everything worth measuring; must be quick and must not raise."""
+    """A receiver of measurements; must be quick and must not raise."""
 
     def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
-        """These changes took effect; `cluster` is the state after them."""
+        """Receive changes that took effect; `cluster` is the state after them."""
 
     def measured(self, name: str, value: float) -> None:
-        """`lock_wait_s`, `commit_s` or `commit_conflicts` (1 each)."""
+        """Receive a value of `lock_wait_s`, `commit_s` or `commit_conflicts` (1 each)."""
 
 
 class _Operation(Generic[T]):
-    """One caller's step on its way through a commit."""
+    """One caller's step, its changes and its result."""
 
     __slots__ = ("changes", "done", "error", "look", "result", "step")
 
@@ -72,11 +72,11 @@ class _Operation(Generic[T]):
         self.changes = []
         try:
             self.changes = self.step(cluster, now)
-        except Exception as error:  # whatever it is, it is the caller's, not the group's
+        except Exception as error:  # any error is the caller's, not the group's
             self.error = error
 
     def finish(self, cluster: ClusterState) -> None:
-        """Moves the replica on by the committed changes, and looks."""
+        """Apply the committed changes to the replica and call the reader."""
         for change in self.changes:
             cluster.apply(change)
         if self.error is None:
@@ -87,10 +87,10 @@ class _Operation(Generic[T]):
 
 
 class Transactions:
-    """Runs steps against a store; safe to use from many threads.
+    """Runner of steps against a store; thread-safe.
 
-    `policy` and `order` serve those who wait whenever leases expire; `first_state` is written where the
-    store holds none.
+    `policy` and `order` schedule pending requests whenever leases expire; `first_state` is written if the
+    store holds no state.
     """
 
     def __init__(
@@ -115,19 +115,19 @@ class Transactions:
         self._refreshed_at = float("-inf")
         self._resting_until = float("-inf")
 
-    # ---- what steps use ----
+    # ---- used by steps ----
 
     @property
     def policy(self) -> Policy:
-        """The placement policy; nothing fits while a restarted store waits for leases to be confirmed."""
+        """The placement policy; nothing fits during the recovery window of a restarted store."""
         return nothing_fits if time.monotonic() < self._resting_until else self.usual_policy
 
     def resumes_in_s(self, now: float) -> float:
-        """Seconds for which nothing is granted after a restart of the store; 0 or less if grants go on."""
+        """Return the seconds until grants resume after a restart of the store; 0 or less if not paused."""
         return max(self._resting_until - time.monotonic(), self.store.suspended_until - now)
 
     def settle(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
-        """The changes, and the grants they make possible to those who wait."""
+        """Return the changes and the grants to pending requests that they allow."""
         return allocator.settle(cluster, changes, self.policy, self.order, now)
 
     # ---- changing and reading ----
@@ -135,10 +135,10 @@ class Transactions:
     def run(
         self, step: Step, look: Callable[[ClusterState], T], *, alone: bool = False
     ) -> tuple[list[Change], T]:
-        """Decides, commits, and looks at the state right after; returns the changes made and what was seen.
+        """Decide, commit and call `look` on the state right after; return the changes and its result.
 
-        The changes include the expirations that were due. `alone` keeps a step that cannot be tried
-        (an inventory) out of groups. Raises what the step raises, `LockTimeoutError` and `StoreError`.
+        The changes include the expirations that were due. `alone` keeps a step out of groups that cannot
+        be applied on trial (an inventory). Raises the step's errors, `LockTimeoutError` and `StoreError`.
         """
         operation = _Operation(step, look)
         deadline = time.monotonic() + self._lock_timeout_s
@@ -149,7 +149,7 @@ class Transactions:
                 try:
                     self._line.remove(operation)
                 except ValueError:
-                    self._mutex.acquire()  # another thread is deciding for this one: its answer counts
+                    self._mutex.acquire()  # another thread is deciding this operation: its result counts
                 else:
                     raise LockTimeoutError("of this process", self._lock_timeout_s)
             try:
@@ -159,7 +159,7 @@ class Transactions:
             finally:
                 self._mutex.release()
         except BaseException:
-            # This thread is being stopped: once nobody waits for its operation, none may carry it out.
+            # This thread is being stopped: without a caller, no other thread may carry out its operation.
             with suppress(ValueError):
                 self._line.remove(operation)
             raise
@@ -168,7 +168,7 @@ class Transactions:
         return operation.changes, operation.result  # type: ignore[return-value]
 
     def read(self, look: Callable[[ClusterState, float], T], max_age_s: float = 0.0) -> T:
-        """Looks at the state as of now, or of at most `max_age_s` ago."""
+        """Return the result of `look` on the state as of now, or of at most `max_age_s` ago."""
         with self._mutex, self._whole_or_none():
             cluster = self.replica
             if cluster is None or time.monotonic() - self._refreshed_at >= max_age_s:
@@ -176,9 +176,9 @@ class Transactions:
             return look(cluster, self.store.now())
 
     def known(self, look: Callable[[ClusterState], T]) -> T:
-        """Looks at the replica as it is, for what changes with the inventory only.
+        """Return the result of `look` on the replica as it is, for values that only an inventory changes.
 
-        Where that is refused (`InvalidRequestError`) it looks again at a fresh one: servers may have come.
+        After `InvalidRequestError` call it again on a refreshed replica: nodes may have been added.
         """
         if self.replica is not None:
             with suppress(InvalidRequestError):
@@ -186,7 +186,7 @@ class Transactions:
         return self.read(lambda cluster, now: look(cluster))
 
     def replace(self, snapshot: Snapshot) -> None:
-        """Starts over from that state, under the lock; raises `LockTimeoutError`."""
+        """Replace the state by that one, under the lock; raises `LockTimeoutError`."""
         with self._mutex:
             lock = self._lock(time.monotonic() + self._lock_timeout_s)
             try:
@@ -197,7 +197,7 @@ class Transactions:
 
     @contextmanager
     def _whole_or_none(self) -> Iterator[None]:
-        """Forgets the replica if this thread is stopped inside, perhaps in the middle of a change to it."""
+        """Drop the replica if this thread is stopped inside, perhaps in the middle of a change to it."""
         try:
             yield
         except Exception:
@@ -222,7 +222,7 @@ class Transactions:
                 if not operation.done:
                     operation.error = error
         except BaseException:
-            # This thread is being stopped; the others' operations were not carried out, but can be.
+            # This thread is being stopped; the other operations were not carried out: queue them again.
             self._line.extendleft(operation for operation in reversed(group) if operation is not mine)
             raise
         for operation in group:
@@ -259,7 +259,7 @@ class Transactions:
             self.learner.catch_up(cluster)
         whole = self._decide(cluster, group)
         if not fresh and any(not operation.changes for operation in group):
-            # A "no" or an error decided on an old replica may be wrong: decide again on a fresh one.
+            # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.
             cluster = self._refresh()
             whole = self._decide(cluster, group)
         changes = [change for operation in whole for change in operation.changes]
@@ -286,7 +286,7 @@ class Transactions:
             group[0].changes = whole[0].changes + group[0].changes
 
     def _one_by_one(self, group: list[_Operation[Any]], lock_token: str | None) -> None:
-        """Commits what needs no memory of a full store, and refuses the others; takes them off the group."""
+        """Commit operations that need no memory of a full store and refuse the others; empties the group."""
         while group:
             try:
                 self._attempt(group[:1], lock_token)
@@ -295,7 +295,7 @@ class Transactions:
             group.pop(0).done = True
 
     def _decide(self, cluster: ClusterState, group: list[_Operation[Any]]) -> list[_Operation[Any]]:
-        """Each operation's changes on top of those before it; led by what expired, if anything did."""
+        """Decide each operation on top of those before it; return them, led by the expirations if any."""
         now = self.store.now()
         over = allocator.expire(cluster, now)
         if over:
@@ -305,7 +305,7 @@ class Transactions:
         with cluster.trial() if len(group) > 1 else nullcontext():
             for operation in group:
                 operation.decide(cluster, now)
-                if operation is not group[-1]:  # nothing is decided after it; an inventory cannot be tried
+                if operation is not group[-1]:  # the last needs no trial, and an inventory allows none
                     for change in operation.changes:
                         cluster.apply(change)
         return group
@@ -317,7 +317,7 @@ class Transactions:
         self._measured("commit_s", self._refreshed_at - started)
 
     def _catch_up(self, error: StaleStateError) -> None:
-        """Brings the replica up to date, with what the store said along with its refusal if it can."""
+        """Bring the replica up to date, by the missed changes in the store's refusal if it has them."""
         if self.replica is None or not error.missed:
             self._refresh()
             return
@@ -330,7 +330,7 @@ class Transactions:
             self.store.initialise(self._first_state())
             replica = self.store.refresh(None)
             if replica is None:
-                raise StaleStateError(0, None, "the state vanished while it was being set up; try again")
+                raise StaleStateError(0, None, "the state vanished while it was being initialised; retry")
         self.replica = replica
         self._refreshed_at = time.monotonic()
         return replica
@@ -349,8 +349,8 @@ class Transactions:
 
 
 def _let_go(lock: Lock) -> None:
-    """Releases the lock; that it was lost or cannot be reached does no harm once the commit is decided."""
+    """Release the lock; a lost or unreachable lock does no harm once the commit is decided."""
     try:
         lock.release()
     except ResourceManagerError as error:
-        logger.warning("the lock could not be released, it will run out: %s", error)
+        logger.warning("the lock could not be released and will expire: %s", error)

@@ -1,4 +1,4 @@
-"""Plain dictionaries for callers: allocations, queue entries and summaries in the original's words."""
+"""Plain dictionaries for callers: allocations, queue entries and summaries with the original's keys."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from resource_manager.refusal import RecoveryWindow
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
-    """An allocation result (original design, section 6.1.2) with the lease's own facts beside it.
+    """Return an allocation result (original design, section 6.1.2), extended by fields of the lease.
 
-    Times are seconds since the epoch by the store's clock; an end that never comes is None. `gpu_memory_mib`
-    is the lease's part of the memory of each of its GPUs, 0 where the inventory does not tell.
+    Times are seconds since the epoch by the store's clock; `expires_at` is None if the lease never expires.
+    `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
     """
     node = cluster.by_name[lease.placement.node].node
     gpu_ids = list(lease.placement.gpu_ids)
@@ -49,7 +49,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
 
 
 def waiting(standing: Standing, now: float) -> dict[str, Any]:
-    """A queue entry: position counts from 1 in the order of service; `kind` and `reason` say why it waits."""
+    """Return a queue entry: position from 1 in queue order; `kind` and `reason` of the wait."""
     entry, request = standing.entry, standing.entry.request
     return {
         "task_id": request.task_id,
@@ -68,14 +68,14 @@ def waiting(standing: Standing, now: float) -> dict[str, Any]:
 def queue(
     cluster: ClusterState, policy: Policy, order: Order, now: float, window: RecoveryWindow | None = None
 ) -> list[dict[str, Any]]:
-    """Every queue entry in the order in which the queue is served, each with why it waits."""
+    """Return every queue entry in queue order, with the reason of its wait."""
     return [waiting(standing, now) for standing in standings(cluster, policy, order, now, window)]
 
 
 def estimate(start: Start) -> dict[str, Any]:
-    """Where and when a wait should end, in seconds since the epoch, and how sure: good, fair or poor.
+    """Return the expected start, in seconds since the epoch, its server and confidence (good, fair, poor).
 
-    `at` None and `confidence` unknown where nobody can tell; `detail` then says why.
+    If it cannot be estimated, `at` is None, `confidence` is unknown and `detail` has the reason.
     """
     if start.at is None:
         return {"at": None, "server_name": None, "confidence": "unknown", "detail": start.detail}
@@ -90,7 +90,7 @@ def status(
     now: float,
     window: RecoveryWindow | None = None,
 ) -> dict[str, Any] | None:
-    """The task's allocation, its queue entry, or None if it has neither."""
+    """Return the task's allocation, its queue entry, or None if it has neither."""
     lease = cluster.leases.get(task_id)
     if lease is not None:
         return allocation(cluster, lease)
@@ -113,9 +113,9 @@ def _demand(request: Request) -> dict[str, Any]:
 
 
 def server_state(state: NodeState) -> str:
-    """IDLE, PARTIAL, FULL or ERROR (original design, section 5.2), or DRAINED.
+    """Return IDLE, PARTIAL, FULL or ERROR (original design, section 5.2), or DRAINED.
 
-    ERROR: the server was marked as failed, or a lease on it sits in quarantine.
+    ERROR: the server was marked as failed, or a lease on it is quarantined.
     """
     if (state.drained is not None and state.drained.failed) or any(
         lease.quarantined for lease in state.leases.values()
@@ -132,7 +132,7 @@ def server_state(state: NodeState) -> str:
 class Usage:
     """Amounts of a server's GPUs or CPUs: `free` can be granted now, `used` is allocated, `closed` neither.
 
-    What nobody uses on a server that takes no new leases is closed, not free. The three add up to `total`.
+    Unused capacity of a server that takes no new leases is closed, not free. The three add up to `total`.
     """
 
     free: Amount
@@ -145,22 +145,22 @@ class Usage:
 
 
 def short_name(task_id: str) -> str:
-    """The last part of a lease id: `train[2]` of `dag/run/train[2]`."""
+    """Return the last part of a lease id: `train[2]` of `dag/run/train[2]`."""
     return task_id.rsplit("/", 1)[-1]
 
 
 def gpu_usage(state: NodeState) -> Usage:
-    """Whole GPUs; one that is allocated in part counts as used."""
+    """Return the usage of whole GPUs; a partly allocated GPU counts as used."""
     return _usage(state, state.whole_free, len(state.gpu_free))
 
 
 def gpu_milli_usage(state: NodeState) -> Usage:
-    """Thousandths of GPUs."""
+    """Return the usage in thousandths of GPUs."""
     return _usage(state, state.free_milli, MILLI_PER_GPU * len(state.gpu_free))
 
 
 def cpu_usage(state: NodeState) -> Usage:
-    """CPUs; none is free where the inventory has shrunk beneath the leases."""
+    """Return the usage of CPUs; none is free if the inventory shrank below the leases."""
     return _usage(state, max(state.free.get("cpus", 0), 0), state.node.resources.get("cpus", 0))
 
 
@@ -169,10 +169,10 @@ def _usage(state: NodeState, unused: Amount, total: Amount) -> Usage:
 
 
 def server(state: NodeState) -> dict[str, Any]:
-    """One server of the summary (original design, section 6.1.3), with what is closed beside its keys.
+    """Return one server of the summary (original design, section 6.1.3), extended by closed capacity.
 
-    `closed_gpus` and `closed_cpus` are what nobody uses on a drained, failed or retired server; none of it
-    is in `available_gpus`, `available_cpus` or `free_gpu_milli`.
+    `closed_gpus` and `closed_cpus` are the unused capacity of a drained, failed or retired server; none of
+    it is in `available_gpus`, `available_cpus` or `free_gpu_milli`.
     """
     gpus, milli, cpus = gpu_usage(state), gpu_milli_usage(state), cpu_usage(state)
     return {
@@ -200,7 +200,7 @@ def server(state: NodeState) -> dict[str, Any]:
 
 
 def summary(cluster: ClusterState) -> dict[str, Any]:
-    """The resource summary (original design, section 6.1.3)."""
+    """Return the resource summary (original design, section 6.1.3)."""
     return {
         "total_servers": len(cluster.nodes),
         "servers": [server(state) for state in cluster.nodes],
@@ -219,13 +219,13 @@ def explanation(
     now: float,
     window: RecoveryWindow | None = None,
 ) -> dict[str, Any]:
-    """Whether the request would be granted now, where, and why not: in one reason and per server."""
+    """Explain whether and where the request would be granted now, or why not: overall and per server."""
     verdicts = explain(cluster, request)
     scores = scores_of(policy, cluster, request)
     placement = allocator.choose(cluster, request, policy)
     granted, kind, reason = False, None, ""
     if request.task_id in cluster.leases:
-        reason = "it holds a lease already"
+        reason = "the task has a lease already"
     elif request.task_id not in cluster.waiting:
         granted = any(
             isinstance(change, Granted) and change.lease.task_id == request.task_id
@@ -252,7 +252,7 @@ def explanation(
 
 
 def verdict(answer: Verdict, score: int | None = None) -> dict[str, Any]:
-    """One server's answer to `explain`; `score` is what the policy gives it, the higher the better."""
+    """Return one server's answer to `explain`; `score` is the policy's, higher is better."""
     return {
         "server_id": answer.server_id,
         "server_name": answer.node,
@@ -270,9 +270,9 @@ def quotes(
     placement: Placement | None,
     now: float,
 ) -> dict[str, Any]:
-    """What the request would cost now on every server, and on the one where it would start.
+    """Return the price of the request now on every server, and on the one where it would start.
 
-    `price` and `utility` are None without a utility, `covered` without a server that has room.
+    `price` and `utility` are None without a utility, `covered` if the request fits on no server.
     """
     chosen = None
     if placement is not None:
@@ -287,7 +287,7 @@ def quotes(
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `2.0 d`."""
+    """Format seconds as `45 s`, `12 min`, `3.5 h`, `2.0 d`."""
     for unit, size in (("d", 86_400.0), ("h", 3600.0)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Where the state lives: in memory, in an Airflow Variable or in Redis."""
+"""Stores of the state: in memory, in an Airflow Variable or in Redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resource_manager.stores.variables import VariableStore, open_variable_store
 
 
 def open_store(url: str, settings: Settings | None = None) -> Store:
-    """The store of that URL, which is connected to when it is first used; raises `SettingsError`.
+    """Return the store of that URL; it connects when it is first used. Raises `SettingsError`.
 
     memory:// · airflow:// (or airflow://<name of the Variable>) · redis://host:6379/0 · rediss://… ·
     unix:///path/to/socket · redis+sentinel://host:26379,host:26379/service/0.
@@ -26,7 +26,7 @@ def open_store(url: str, settings: Settings | None = None) -> Store:
     if scheme == "airflow":
         if not settings.redis_url:
             raise SettingsError(
-                "an airflow:// store needs the lock and the clock of a Redis: set GPU_MANAGER_REDIS_URL"
+                "an airflow:// store needs a Redis server for lock and clock: set GPU_MANAGER_REDIS_URL"
             )
         return open_variable_store(RedisClient.from_url(settings.redis_url), url.partition("://")[2])
     if scheme in SCHEMES:
@@ -37,7 +37,7 @@ def open_store(url: str, settings: Settings | None = None) -> Store:
             reconfirm_s=settings.reconfirm_s,
         )
     known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES))
-    raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL begins with one of {known}")
+    raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL must begin with one of {known}")
 
 
 __all__ = ["MemoryStore", "RedisStore", "Store", "VariableStore", "open_store"]

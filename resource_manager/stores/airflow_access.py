@@ -1,9 +1,9 @@
-"""Two ways to an Airflow Variable: the execution API inside a task, the database elsewhere.
+"""Access to an Airflow Variable: through the execution API inside a task, through the database elsewhere.
 
-`Variable.get` answers "not found" also when Airflow's API server or database is out, which here would
-look like a state that was never written. Both ways below tell the two apart, but for one case: an API
-server that runs while its database is out answers a task "not found". That one the store tells by the
-version that Redis remembers.
+`Variable.get` also answers "not found" when Airflow's API server or database is down; a store would take
+that for a state that was never written. Both classes below distinguish the two, except in one case: an API
+server that runs while its database is down answers a task "not found". The store detects that case by the
+version kept in Redis.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ DESCRIPTION = "State of the GPU resource manager, written by it alone; see its c
 
 
 class VariableAccess(Protocol):
-    """One Airflow Variable's text."""
+    """Access to the text of an Airflow Variable."""
 
     def get(self, key: str) -> str | None:
-        """The text, or None if there is no such Variable; raises `StoreUnavailableError`."""
+        """Return the text, or None if there is no such Variable; raises `StoreUnavailableError`."""
 
     def set(self, key: str, text: str, before: str | None) -> bool:
-        """Writes the text where `before` (None: nothing) still is; False, changing nothing, if it is not.
+        """Write the text if the stored text is still `before` (None: no Variable), else return False.
 
-        Only the way to the database can tell; the other writes whatever is there. After
-        `StoreUnavailableError` the text may have been written or not.
+        Only the database access compares; the execution API overwrites any text. After
+        `StoreUnavailableError` the text may or may not have been written.
         """
 
 
 def variable_access() -> VariableAccess:
-    """The way that works in this process; raises `SettingsError` if there is no Airflow here."""
+    """Return the access that works in this process; raises `SettingsError` without Airflow."""
     if find_spec("airflow") is None:
         raise SettingsError(
             "an airflow:// store needs Apache Airflow; set GPU_MANAGER_STORE to a redis:// URL, or "
@@ -48,7 +48,7 @@ def variable_access() -> VariableAccess:
 
 
 class CurrentAccess:
-    """Looks at each call whether this process is a task (or trigger) by now, as Airflow itself does."""
+    """Access chosen at each call by Airflow's own check: a process may become a task or trigger later."""
 
     def get(self, key: str) -> str | None:
         return self._way().get(key)
@@ -62,7 +62,7 @@ class CurrentAccess:
 
 
 class TaskAccess:
-    """Through the task's supervisor to the execution API."""
+    """Access through the task's supervisor to the execution API."""
 
     def get(self, key: str) -> str | None:
         from airflow.sdk.exceptions import ErrorType
@@ -91,7 +91,7 @@ class TaskAccess:
 
 
 class DatabaseAccess:
-    """Through the model to Airflow's database: API server, scheduler, commands."""
+    """Access through the model to Airflow's database: for API server, scheduler and commands."""
 
     def get(self, key: str) -> str | None:
         with _reporting(key, "database"):
@@ -118,7 +118,7 @@ class DatabaseAccess:
             from sqlalchemy.exc import IntegrityError
 
             with suppress(IntegrityError), create_session() as session:
-                # The row stays locked until the commit: nobody writes between the comparison and this.
+                # The row stays locked until the commit: no other write comes between comparison and write.
                 row = session.scalar(select(Variable).where(Variable.key == key).with_for_update())
                 if (None if row is None else row.get_val()) != before:
                     return False
@@ -127,12 +127,12 @@ class DatabaseAccess:
                 else:
                     Variable.set(key, text, description=description, session=session)
                 return True
-            return False  # somebody else was the first to make it
+            return False  # another process created it first
 
 
 @contextmanager
 def _reporting(key: str, way: str) -> Iterator[None]:
-    """Airflow raises many kinds of errors for an outage; all mean that the Variable was not reached."""
+    """Turn every error into an outage: Airflow raises many kinds when it cannot reach a Variable."""
     try:
         yield
     except Exception as error:

@@ -25,10 +25,10 @@ from resource_manager.schemas import (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A state and what a store keeps beside it.
+    """A state with the metadata that a store keeps.
 
-    `epoch` names a state from its first document on, `commit` the write of this one; `by_hand` says that
-    an operator started it in the place of a lost one. `changes` are the last ones, with their versions.
+    `epoch` identifies a state from its first document on, `commit` the write of this document; `by_hand`
+    is true if an operator's reset started the state. `changes` are the last ones, with their versions.
     """
 
     cluster: ClusterState
@@ -38,13 +38,13 @@ class Document:
     changes: tuple[tuple[int, Change], ...] = ()
 
     def missed_since(self, version: int) -> tuple[Change, ...]:
-        """The changes after `version`, or nothing if the document no longer has them all."""
+        """Return the changes after `version`, or none if the document no longer has them all."""
         missed = tuple(change for number, change in self.changes if number > version)
         return missed if len(missed) == self.cluster.version - version else ()
 
 
 def to_json(document: Document, now: float) -> str:
-    """`servers` and `last_updated` are for people and other programs; `state` is what counts."""
+    """Return the document as JSON: `servers` and `last_updated` are for readers, `state` is authoritative."""
     cluster = document.cluster
     return json.dumps(
         {
@@ -64,9 +64,9 @@ def to_json(document: Document, now: float) -> str:
 
 
 def from_json(text: str, where: str) -> Document:
-    """The document, also one of the original design, which has only `servers`.
+    """Return the document, also from the original design's form, which has only `servers`.
 
-    Raises `CorruptStateError` that begins with `where`.
+    Raises `CorruptStateError`, whose message begins with `where`.
     """
     try:
         value = json.loads(text)
@@ -88,7 +88,7 @@ def from_json(text: str, where: str) -> Document:
     ) as error:
         reason = f"{error}" if isinstance(error, ResourceManagerError | ValueError) else repr(error)
         raise CorruptStateError(
-            f"{where} cannot be read and was left as it is: {reason}; repair it, or start over with a reset"
+            f"{where} cannot be read and was left unchanged: {reason}; repair it, or start over with a reset"
         ) from error
 
 
@@ -100,9 +100,9 @@ def _ours(value: dict[str, Any]) -> Document:
 
 
 def _original(servers: Sequence[dict[str, Any]]) -> Document:
-    """What the original wrote, taken over: its tasks keep their GPUs until they are released.
+    """Import a document of the original: its tasks keep their GPUs until they are released.
 
-    No time to live was agreed with them, so theirs does not end.
+    They were started without a time to live, so their leases do not expire.
     """
     nodes = tuple(
         Node(
@@ -123,13 +123,13 @@ def _original(servers: Sequence[dict[str, Any]]) -> Document:
             began = datetime.fromisoformat(str(task["start_time"])).timestamp()
             leases.append(Lease(request, placement, len(leases) + 1, began, math.inf))
     if len({lease.task_id for lease in leases}) != len(leases):
-        raise CorruptStateError("a task stands in it twice")
+        raise CorruptStateError("it lists a task twice")
     snapshot = Snapshot(version=0, fencing=len(leases), sequence=0, nodes=nodes, leases=tuple(leases))
     return Document(ClusterState.from_snapshot(snapshot), epoch="")
 
 
 def _server(state: NodeState) -> dict[str, Any]:
-    """A server as in the original document (its section 6.1.1), and whether it takes new tasks."""
+    """Return a server as in the original design (section 6.1.1); `open`: it takes new tasks."""
     return {
         "server_id": state.node.server_id,
         "server_name": state.name,

@@ -1,4 +1,4 @@
-"""A state that lives in this process: for simulations, tests and a first try."""
+"""A state in the memory of this process: for simulations, tests and a first try."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from resource_manager.models import Change
 
 
 def steady_clock() -> Callable[[], float]:
-    """A clock that starts at the wall clock's time and then never jumps."""
+    """Return a clock that starts at the wall clock's time and then never jumps."""
     offset_s = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset_s
 
 
 class MemoryStore:
-    """Keeps the last `history_limit` to twice as many changes, and one state from before them.
+    """A store that keeps the last `history_limit` to twice as many changes, and the state before them.
 
-    `clock` returns seconds; it is an argument so that a simulation or a test brings its own.
+    `clock` returns seconds; a simulation or a test passes its own.
     """
 
     def __init__(self, *, clock: Callable[[], float] | None = None, history_limit: int = 10_000) -> None:
@@ -106,13 +106,13 @@ class MemoryStore:
         return ThreadLock(self._order)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no connections."""
 
     def _version(self) -> int | None:
         return None if self._base is None else self._base.version + len(self._changes)
 
     def _fold(self, count: int) -> None:
-        """Moves the oldest changes from the history into the state before it."""
+        """Move the oldest changes from the history into the state before it."""
         assert self._base is not None
         for change in self._changes[:count]:
             self._base.apply(change)

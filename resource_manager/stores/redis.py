@@ -1,8 +1,8 @@
-"""The state in Redis: commits in one Lua script, reads of what changed.
+"""The state in Redis: commits in one Lua script, reads of the changes since the reader's version.
 
 Keys, all under one hash tag: `meta` (format, epoch, version, counters, the server that holds the data),
-`inventory` (the nodes), hashes that keep of every lease, waiting request and closed node the changes that
-still count, and the stream `changes` whose entry `<version>-0` is the change that led to that version.
+`inventory` (the nodes), hashes with the changes that are in effect for every lease, pending request and
+closed node, and the stream `changes`, whose entry `<version>-0` is the change that led to that version.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ PARTS = ("meta", "inventory", "leases", "renewals", "quarantined", "waiting", "d
 
 
 class RedisStore:
-    """Keeps about the last `history_length` changes, in `history_bytes`; safe to share by threads.
+    """A store that keeps about the last `history_length` changes, in `history_bytes`; thread-safe.
 
-    Redis may lose its last writes when it restarts or a replica takes over. The store notices that another
-    server process holds the data, and for `reconfirm_s` seconds from then refuses commits that grant
-    (`StateUnconfirmedError`): within that time every owner has renewed its lease, or learnt that it is gone.
+    Redis may lose its last writes when it restarts or a replica takes over. The store detects that another
+    server process holds the data. For the next `reconfirm_s` seconds, the recovery window, it refuses
+    commits that grant (`StateUnconfirmedError`): by its end every owner has renewed its lease, or learnt
+    that it is gone.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class RedisStore:
                 for node in forgotten:
                     operations += ("forget", node, "")
             operations += redis_layout.operation(change)
-        # The id tells a commit that is sent again, after its answer was lost, from somebody else's.
+        # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
         answer = self._run(
             self._commit,
@@ -170,10 +171,10 @@ class RedisStore:
     # ---- writing ----
 
     def _inventory_after(self, version: int, changes: Sequence[Change]) -> tuple[str, list[str]]:
-        """The inventory as the changes leave it, and the closed nodes it no longer knows.
+        """Return the inventory after the changes, and the closed nodes that are no longer in it.
 
-        Which node leaves at once and which stays, retired, is the fold's to say: an inventory changes so
-        rarely that the whole state is read for it.
+        Applying the changes to the whole state decides which nodes leave at once and which stay, retired;
+        inventories change so rarely that reading the whole state is affordable.
         """
         answer = self._read(-1)
         if answer is None or answer[3] != version:
@@ -205,7 +206,7 @@ class RedisStore:
             return True
         if answer[0] != b"exists":
             self._refuse(answer, snapshot.version)
-        return bool(answer[5].decode() == epoch)  # written by a first try whose answer was lost
+        return bool(answer[5].decode() == epoch)  # written by an earlier try whose answer was lost
 
     # ---- talking to the server ----
 
@@ -233,8 +234,8 @@ class RedisStore:
                 )
             case "resting":
                 raise StateUnconfirmedError(
-                    f"{where} was restarted or failed over; nothing is granted for another {detail} s, "
-                    "in which owners renew their leases",
+                    f"{where} was restarted or failed over; new grants pause for another {detail} s "
+                    "so that owners can renew their leases",
                     rest_s=float(detail),
                 )
             case "format":

@@ -1,7 +1,7 @@
-"""How a state lies in Redis: changes as fields and entries there, and whole states read from them.
+"""The layout of a state in Redis: changes as hash fields and stream entries, whole states read from them.
 
-Of every lease, waiting request and closed node Redis keeps the changes that still count, as the JSON that
-is in the stream too; a whole state is what they make of the inventory.
+For every lease, pending request and closed node Redis keeps the changes that are in effect, as the same
+JSON as in the stream. A whole state is the inventory with these changes applied.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ OPERATIONS: dict[type, str] = {
     Restored: "restore",
     InventoryChanged: "inventory",
 }
-"""What commit.lua does for a change."""
+"""The operation of commit.lua for each kind of change."""
 
 
 class Inventory(NamedTuple):
-    """The nodes as they are stored, `retired` ones included, and the version that wrote them."""
+    """The nodes as stored, `retired` ones included, and the version that wrote them."""
 
     version: bytes = b""
     nodes: tuple[Node, ...] = ()
@@ -55,7 +55,7 @@ class Inventory(NamedTuple):
 
 
 def operation(change: Change) -> tuple[str, str, str]:
-    """What commit.lua is told of a change: the operation, the field it is about, and its JSON."""
+    """Return the arguments of commit.lua for a change: operation, hash field and JSON."""
     return OPERATIONS[type(change)], _field(change), change_to_json(change)
 
 
@@ -72,7 +72,7 @@ def _field(change: Change) -> str:
 
 
 def parts_of(snapshot: Snapshot) -> list[str]:
-    """What write.lua is told of a state: part, field and JSON, one after the other."""
+    """Return the arguments of write.lua for a state: part, field and JSON of each entry, in one list."""
     parts: list[str] = []
     for lease in snapshot.leases:
         parts += ("lease", lease.task_id, change_to_json(Granted(lease, lease.granted_at)))
@@ -90,16 +90,16 @@ def inventory_to_json(snapshot: Snapshot) -> str:
 
 
 def inventory_from_json(version: bytes, text: bytes) -> Inventory:
-    """Raises `CorruptStateError`."""
+    """Parse an inventory; raises `CorruptStateError`."""
     try:
         snapshot = snapshot_from_dict(json.loads(text))
     except (ValueError, RecursionError, AttributeError) as error:
-        raise CorruptStateError(f"the inventory in Redis is no JSON: {error}") from error
+        raise CorruptStateError(f"the inventory in Redis is not JSON: {error}") from error
     return Inventory(version, snapshot.nodes, snapshot.retired)
 
 
 def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:
-    """The state from refresh.lua's answer: fencing, sequence, last node, then the five hashes.
+    """Return the state in refresh.lua's answer: fencing, sequence, last node, then the five hashes.
 
     Raises `CorruptStateError`.
     """
@@ -146,7 +146,7 @@ def _waiting(text: bytes) -> Waiting:
     sequence, _, body = text.partition(b" ")
     change = change_from_json(body)
     if not isinstance(change, Queued):
-        raise CorruptStateError(f"not a waiting request: {text[:120]!r}")
+        raise CorruptStateError(f"not a pending request: {text[:120]!r}")
     return Waiting(change.request, change.at, _number(sequence))
 
 

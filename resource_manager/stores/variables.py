@@ -1,10 +1,10 @@
 """The state in one Airflow Variable, written under a lock in Redis.
 
-Every write happens under a lock that was renewed a moment before, after the stored version was read again.
-Where a process reaches Airflow's database it also compares there, in the transaction that writes. A task
-reaches only the execution API, which cannot compare and set: a write that arrives after the lock's life,
-because its task slept, died or lost Redis on the way, is the one case that is not caught. For more than a
-small team, or where that matters, a redis:// store is the better choice.
+Every write happens under a lock renewed just before, after the stored version was read again. A process
+that reaches Airflow's database also compares there, in the transaction that writes. A task reaches only the
+execution API, which cannot compare and set. One case is therefore not detected: a write that arrives after
+the lock expired, because its task slept, died or lost Redis in between. For more than a small team, or where
+that matters, a redis:// store is the better choice.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 DEFAULT_VARIABLE = "gpu_resource_status"
 LOCK_LIFE_S = 30.0
 WRITE_MARGIN_S = 10.0
-"""No write begins within this last part of the lock's life."""
+"""No write begins within this last part of the lock's time to live."""
 
 CHANGES_KEPT = 100
-WAY_OUT = "put the newest document back, or check which jobs still run and start over with a reset"
+WAY_OUT = "restore the newest document, or check which jobs still run and start over with a reset"
 
 
 class VariableStore:
-    """Keeps the last 100 changes in the document; safe to share by threads.
+    """A store that keeps the last 100 changes in the document; thread-safe.
 
-    Redis gives lock and clock, and remembers the last version: a Variable that is older, or gone, while
-    Redis remembers more is a `StateLostError` and not a new beginning.
+    Redis provides lock and clock, and keeps the last version: a Variable that is older than that, or gone,
+    is a `StateLostError` and not an empty store.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class VariableStore:
                 )
             if cluster.version != version:
                 raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
-            # Asked anew: the estimate by which `now` was decided may itself be what is wrong.
+            # The clock is read again: the estimate behind `now` may itself be wrong.
             asked_at = time.monotonic()
             self._clock.learn(*self._client.time(), asked_at)
             if abs(now - self.now()) > CLOCK_TOLERANCE_S:
@@ -135,7 +135,7 @@ class VariableStore:
                 raise
             except CorruptStateError:
                 stored = None
-            # What was there before may have reached any number: the time in ms is beyond them all.
+            # The earlier state may have reached any number: the time in ms is above all of them.
             beyond = round(self.now() * 1000)
             before = ClusterState() if stored is None else stored.cluster
             cluster = ClusterState.from_snapshot(
@@ -176,14 +176,14 @@ class VariableStore:
             remembered = self._remembered_version()
             if self._epoch or remembered is not None:
                 raise StateLostError(
-                    f"{self._where} is gone (deleted, or Airflow's database is out), though version "
+                    f"{self._where} is gone (deleted, or Airflow's database is down), though version "
                     f"{remembered} was written; {WAY_OUT}"
                 )
             return None
         stored = document.from_json(text, self._where)
         if self._epoch and stored.epoch != self._epoch and not stored.by_hand:
             raise StateLostError(
-                f"{self._where} holds another state than before, begun without a reset; {WAY_OUT}"
+                f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
             )
         return stored
 
@@ -193,7 +193,7 @@ class VariableStore:
         return None if remembered is None else int(remembered)
 
     def _write(self, new: Document, lock: RedisLock, before: str | None) -> None:
-        """Writes in the place of the text `before`; what else is known of it is for the caller to check."""
+        """Write the document in place of the text `before`, which the caller has checked."""
         new = replace(new, commit=_name(), changes=new.changes[-CHANGES_KEPT:])
         text = document.to_json(new, self.now())
         if lock.remaining_s < WRITE_MARGIN_S:
@@ -201,17 +201,17 @@ class VariableStore:
         try:
             written = self._access.set(self._variable, text, before)
         except StoreUnavailableError:
-            # A write without an answer may still arrive: nobody else writes until this lock has run out.
+            # A write without an answer may still arrive: no other client writes until this lock expires.
             lock.abandon()
             raise
         if not written:
-            raise LockError(f"{self._where} was not written: it changed, so the lock was lost meanwhile")
+            raise LockError(f"{self._where} was not written: another client changed it, so the lock was lost")
         self._epoch, self._seen = new.epoch, new.commit
         self._client.remember(self._witness, new.cluster.version)
 
     @contextmanager
     def _holding(self, version: int, token: str | None, *, patient: bool = False) -> Iterator[RedisLock]:
-        """The caller's lock, or one for this step alone."""
+        """Yield the caller's lock, or acquire one for this step."""
         lock = self._claim(version, patient) if token is None else self._held(version, token)
         try:
             yield lock
@@ -219,7 +219,7 @@ class VariableStore:
             raise StaleStateError(version, None, str(error)) from error
         finally:
             if token is None:
-                # What is written is written, and what went wrong counts more than that the lock is lost too.
+                # The write stands, and an error inside matters more than a lost lock.
                 with suppress(LockError, StoreUnavailableError):
                     lock.release()
 
@@ -239,7 +239,7 @@ class VariableStore:
 
 
 def open_variable_store(client: RedisClient, variable: str) -> VariableStore:
-    """The store in that Variable; raises `SettingsError` where there is no Airflow."""
+    """Return the store in that Variable; raises `SettingsError` without Airflow."""
     from resource_manager.stores.airflow_access import variable_access
 
     return VariableStore(variable_access(), client, variable=variable or DEFAULT_VARIABLE)

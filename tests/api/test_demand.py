@@ -26,7 +26,7 @@ def test_a_request_in_todays_names(open_client: FlaskClient) -> None:
 
 
 BUILT_IN = "(the inventory is the built-in one; GPU_MANAGER_MAX_GPUS sets another limit)"
-ADVICE = "that share of one GPU is"
+ADVICE = "that GPU fraction is"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"gpus": 9}, f"gpus must be between 2 and 8 {BUILT_IN}, got 9"),
     ({"required_gpus": 9, "required_cpus": 1}, f"required_gpus must be between 2 and 8 {BUILT_IN}, got 9"),

@@ -179,7 +179,7 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
         (("--gpus", "2", "--prefer-server", "x"), "--prefer-server 'x' is not in the inventory of 4 servers"),
         (
             ("--gpus", "0.5"),
-            "'0.5' is not a whole number; that share of one GPU is --gpus 1 --gpu-milli 500",
+            "'0.5' is not a whole number; that GPU fraction is --gpus 1 --gpu-milli 500",
         ),
     ],
 )

@@ -192,9 +192,9 @@ def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
         (Demand(2, prefer_server="nowhere"), "prefer_server 'nowhere' is not in"),
         (
             Demand(0.5),
-            r"gpus must be a whole number, got 0\.5; that share of one GPU is gpus=1, gpu_milli=500$",
+            r"gpus must be a whole number, got 0\.5; that GPU fraction is gpus=1, gpu_milli=500$",
         ),
-        (Demand("0.25"), "got '0.25'; that share of one GPU is gpus=1, gpu_milli=250$"),
+        (Demand("0.25"), "got '0.25'; that GPU fraction is gpus=1, gpu_milli=250$"),
         (Demand(2, gpu_type="H900"), "H900"),
     ):
         with pytest.raises(AirflowFailException, match=words):

@@ -76,7 +76,7 @@ def test_fencing_counts_the_acquisitions(make_lock: MakeLock) -> None:
 def test_a_lock_object_is_one_claim(make_lock: MakeLock) -> None:
     lock = make_lock()
     assert lock.acquire(1)
-    with pytest.raises(LockError, match=r"^this lock object is in use already; make one for each acquirer$"):
+    with pytest.raises(LockError, match=r"^this lock object is in use already; create one for each acquirer$"):
         lock.acquire(0)
     lock.release()
     assert lock.acquire(0)

@@ -622,7 +622,7 @@ class TestRefusals:
         batch = [{"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 1} for i in range(3)]
         assert [bool(result) for result in manager.allocate_batch(batch)] == [True, True, False]
         assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-            "task 't2' gets no lease: no_capacity: no server with 4 GPUs: none is free anywhere"
+            "no lease for task 't2': no_capacity: no server with 4 GPUs: none is free anywhere"
         ]
 
 

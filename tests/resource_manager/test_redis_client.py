@@ -71,11 +71,11 @@ def test_a_user_needs_the_rights_of_the_documentation() -> None:
             assert manager.release_resources("t")
             for missing in "+@write", "+time", "+info":
                 allow(*(right for right in rights if right != missing))
-                with pytest.raises(StoreUnavailableError, match="may not run what is needed"):
+                with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
                     manager.allocate_resources("u", 2, 1)
             allow(*rights[:-1])
             time.sleep(1.1)
-            with pytest.raises(StoreUnavailableError, match="may not run what is needed"):
+            with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
                 manager.leases()
 
 
@@ -90,6 +90,6 @@ def test_sentinels_that_do_not_answer_are_one_clear_line() -> None:
     store = open_store("redis+sentinel://:secret@localhost:1/mymaster/0")
     with pytest.raises(StoreUnavailableError) as caught:
         store.refresh(None)
-    assert "/mymaster/0: no sentinel that answers knows its primary: check" in str(caught.value)
+    assert "/mymaster/0: no sentinel that answers knows the primary: check" in str(caught.value)
     assert "<" not in str(caught.value)
     assert "secret" not in str(caught.value)

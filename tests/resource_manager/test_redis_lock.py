@@ -137,9 +137,9 @@ def test_who_lost_the_lock_takes_it_from_nobody(client: RedisClient) -> None:
     assert late.acquire(1)
     client.driver.delete(client.key("lock"))
     assert owner.acquire(1)
-    with pytest.raises(LockError, match=r"^the lock was lost: it was held for more than its life of 10 s$"):
+    with pytest.raises(LockError, match=r"^the lock was lost: it was held beyond its time to live of 10 s$"):
         late.renew()
-    with pytest.raises(LockError, match=r"^the lock was lost: it was held for more than its life of 10 s$"):
+    with pytest.raises(LockError, match=r"^the lock was lost: it was held beyond its time to live of 10 s$"):
         late.release()
     assert not RedisLock(client).acquire(0)
     owner.renew()

@@ -126,7 +126,7 @@ class TestWords:
                 manager, "submit", "t", 1, 65
             )
         with GPUResourceManager.from_url("memory://", max_gpus=4) as manager:
-            words = "required_gpus must be between 2 and 4 (as GPU_MANAGER_MAX_GPUS says), got 5"
+            words = "required_gpus must be between 2 and 4 (set by GPU_MANAGER_MAX_GPUS), got 5"
             assert refusal(manager, "allocate_resources", "t", 5, 1) == words
 
     def test_each_caller_is_told_in_the_words_used(self, manager: GPUResourceManager) -> None:
@@ -151,9 +151,9 @@ class TestWords:
     @pytest.mark.parametrize(
         ("gpus", "advice"),
         [
-            (0.5, "got 0.5; that share of one GPU is gpus=1, gpu_milli=500"),
-            (0.25, "got 0.25; that share of one GPU is gpus=1, gpu_milli=250"),
-            ("0.5", "got '0.5'; that share of one GPU is gpus=1, gpu_milli=500"),
+            (0.5, "got 0.5; that GPU fraction is gpus=1, gpu_milli=500"),
+            (0.25, "got 0.25; that GPU fraction is gpus=1, gpu_milli=250"),
+            ("0.5", "got '0.5'; that GPU fraction is gpus=1, gpu_milli=500"),
             (1.5, "got 1.5"),
             (2.0, "got 2.0"),
             (True, "got True"),
@@ -178,7 +178,7 @@ class TestWords:
 
     def test_two_values_of_one_thing_are_one_too_many(self, manager: GPUResourceManager) -> None:
         assert refusal(manager, "submit", "t", 2, required_gpus=4) == (
-            "gpus=2 and required_gpus=4 are two values of one thing: give one"
+            "gpus=2 and required_gpus=4 are two values of one option: give one"
         )
         assert manager.submit("t", 2, required_gpus=2, required_cpus=3)["cpu_count"] == 3
 

@@ -281,7 +281,7 @@ class TestLostRaces:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(store.lock()), "release", lost)
             assert grant(state, "b") == {"a", "b"}
-        assert caplog.messages == ["the lock could not be released, it will run out: it was lost"]
+        assert caplog.messages == ["the lock could not be released and will expire: it was lost"]
 
 
 class TestOldReplicas:
@@ -322,7 +322,7 @@ class TestOldReplicas:
     def test_a_state_that_vanishes_while_it_is_set_up_is_told(self, state: Transactions) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(state.store, "refresh", lambda replica: None)
-            with pytest.raises(StaleStateError, match=r"^the state vanished while .*; try again$"):
+            with pytest.raises(StaleStateError, match=r"^the state vanished while .*; retry$"):
                 grant(state, "a")
 
     def test_starting_over_waits_for_the_lock(self, state: Transactions, store: WatchedStore) -> None:

@@ -1,10 +1,10 @@
 -- One commit: all changes or none, on the version they were decided on. See redis.py for the keys.
 -- ARGV: 1 format, 2 epoch, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
---       8 most changes and 9 most bytes of the history, 10 rest after a restart in s, 11 last fencing
+--       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 new inventory or '', then for each change: operation, key, JSON ('forget'
---       is no change).
--- Answers: status ('full': memory is, and this needs some), seconds, microseconds, stored version, detail,
---       and for 'stale' the changes missed, if few.
+--       is not a change).
+-- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
+--       version, detail, and for 'stale' the missed changes, if few.
 local meta, inventory, leases, renewals, quarantined, waiting, drained, changes, lock =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local time = redis.call('TIME')
@@ -17,7 +17,7 @@ end
 
 local expected = tonumber(ARGV[3])
 if version ~= expected then
-  -- The answer to an earlier try may have been lost on its way: then this commit is there already.
+  -- The answer to an earlier try may have been lost: then this commit is stored already.
   local first = redis.call('XRANGE', changes, (expected + 1) .. '-0', (expected + 1) .. '-0')[1]
   if first and first[2][4] == ARGV[7] then
     return {'ok', time[1], time[2], version, ''}
@@ -38,12 +38,12 @@ if ARGV[11] ~= '' and detail ~= '' then
   return {'resting', time[1], time[2], version, detail}
 end
 
--- A JSON of that length takes about as much of a stream, measured on Redis 6.2 and 7.
+-- The approximate bytes that a JSON of that length takes in a stream, measured on Redis 6.2 and 7.
 local function stream_bytes(json)
   return math.ceil(#json * 1.25) + 100
 end
 
--- Whether there is a new request, a lease of one that did not wait, or another inventory among the changes.
+-- Return true if the changes have a new request, a lease of one that was not pending, or an inventory.
 local function grows()
   for i = 14, #ARGV, 3 do
     local operation = ARGV[i]
@@ -67,9 +67,9 @@ if ARGV[11] ~= '' then
   fields = {'version', version + added, 'fencing', ARGV[11], 'last_node', ARGV[12]}
 end
 
--- With its memory full, Redis refuses what may add to it, but only as the first write of a script. Then new
--- leases and requests are refused here, and what is left goes on behind a write that adds nothing: leases
--- are renewed and end, requests are cancelled, and those that wait get what becomes free.
+-- With its memory full, Redis refuses commands that may use more, but only as the first write of a script.
+-- This script then refuses new leases and requests; all else continues after a write that adds nothing:
+-- leases are renewed and end, requests are cancelled, and pending requests get what becomes free.
 local full = false
 local written = redis.pcall('HSET', meta, unpack(fields))
 if type(written) == 'table' then
@@ -117,8 +117,8 @@ if ARGV[13] ~= '' then
   redis.call('HSET', meta, 'inventory_version', version)
 end
 
--- The oldest changes are forgotten a hundred at a time; with memory full and above ten thousand, as many as
--- came. The last hundred stay whatever they take: by them a commit that is sent again is known.
+-- The oldest changes are trimmed a hundred at a time; with memory full and above ten thousand, as many as
+-- were added. The last hundred stay, whatever their size: they identify a commit that is sent again.
 local kept = redis.call('HINCRBY', meta, 'history_bytes', bytes)
 local length = redis.call('XLEN', changes)
 local least = added + 100

@@ -1,4 +1,5 @@
--- Looks at the state before a script touches it: status, version, and until when grants rest ('' if not).
+-- Check the state before a script uses it. Returns status, version, and for how many seconds grants are
+-- still suspended ('' if they are not).
 local function examine(meta, format, epoch, now, rest_s)
   local found = redis.call('HMGET', meta, 'format', 'epoch', 'version', 'server', 'resting_until', 'by_hand')
   if not found[1] then
@@ -14,12 +15,12 @@ local function examine(meta, format, epoch, now, rest_s)
   local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
   local resting_until = tonumber(found[5] or 0)
   if found[4] ~= server then
-    -- Another process holds the data than before: Redis was restarted or failed over, and the last commits
-    -- may be gone. Version and fencing number leap over all of those, so that no replica from before passes
-    -- as current and no number is given out twice.
+    -- Another server process holds the data: Redis was restarted or failed over, and the last commits may
+    -- be lost. Version and fencing token jump beyond all of them, so that no earlier replica passes as
+    -- current and no token is issued twice.
     resting_until = now + rest_s
     version = version + 1048576
-    -- A first write that adds nothing opens a full memory to those that follow.
+    -- With memory full, Redis refuses only the first write of a script: this one adds nothing.
     redis.call('HDEL', meta, '')
     redis.call('HINCRBY', meta, 'fencing', 1048576)
     redis.call('HSET', meta, 'server', server, 'version', version, 'resting_until', resting_until)
@@ -30,7 +31,7 @@ local function examine(meta, format, epoch, now, rest_s)
   return 'ok', version, ''
 end
 
--- The JSON of every change from version `known` to `version`, or nil if the stream no longer has them all.
+-- Return the JSON of every change after `known` up to `version`, or nil if the stream lacks any of them.
 local function missing_changes(changes, known, version)
   local entries = redis.call('XRANGE', changes, (known + 1) .. '-0', '+')
   if #entries ~= version - known or entries[1][1] ~= (known + 1) .. '-0' then

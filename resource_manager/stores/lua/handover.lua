@@ -1,8 +1,8 @@
--- Gives the free lock to the first in line that is still alive, and wakes it.
+-- Hand the free lock to the first waiter that is still alive, and wake it.
 local function hand_over(lock, waiters, fencing, claim_ms)
   local waiter = redis.call('LPOP', waiters)
   while waiter do
-    -- The heartbeat is spent here: a name that stands in line twice is served once.
+    -- The heartbeat is deleted: a token that is queued twice gets the lock once.
     if redis.call('DEL', lock .. ':alive:' .. waiter) == 1 then
       redis.call('INCR', fencing)
       redis.call('SET', lock, waiter, 'PX', claim_ms)

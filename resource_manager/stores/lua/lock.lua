@@ -1,22 +1,23 @@
--- KEYS: lock (its holder's token), line of waiting tokens, fencing counter.
--- ARGV: step, token, life of the lock, of a heartbeat, and of an unclaimed turn, in ms.
+-- Acquire, renew, release or leave the lock.
+-- KEYS: lock (its holder's token), queue of the waiters' tokens, fencing counter.
+-- ARGV: step, token, time to live of the lock, of a heartbeat, and of an unclaimed hand-off, in ms.
 local lock, waiters, fencing = KEYS[1], KEYS[2], KEYS[3]
 local step, token = ARGV[1], ARGV[2]
 local life_ms, alive_ms, claim_ms = ARGV[3], ARGV[4], ARGV[5]
 local alive, turn = lock .. ':alive:' .. token, lock .. ':turn:' .. token
--- A first write that adds nothing opens a full memory to those that follow. A turn that still stands here is
--- claimed now, or was not in time.
+-- With memory full, Redis refuses only the first write of a script: this one adds nothing. A hand-off that is
+-- still stored is claimed now, or came too late.
 redis.call('DEL', turn)
 local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 if redis.call('GET', lock .. ':server') ~= server then
-  -- Redis was restarted or failed over: the holder's commits are void by then, so nobody waits for it.
+  -- Redis was restarted or failed over: the holder's commits would be refused, so its lock is dropped.
   redis.call('DEL', lock)
   redis.call('SET', lock .. ':server', server)
 end
 local holder = redis.call('GET', lock)
 
 if step == 'acquire' then
-  -- Also how a waiter beats its heart, claims its turn and notices that a holder died.
+  -- A waiter repeats this step to send its heartbeat, claim a hand-off and detect that a holder died.
   if not holder then
     if redis.call('EXISTS', waiters) == 0 then
       redis.call('SET', lock, token, 'PX', life_ms)
@@ -48,7 +49,7 @@ if step == 'renew' then
   return redis.call('PEXPIRE', lock, life_ms)
 end
 
--- release, or leave the line
+-- step 'release', or 'leave': stop waiting
 local held = holder == token
 if step == 'leave' then
   redis.call('LREM', waiters, 0, token)

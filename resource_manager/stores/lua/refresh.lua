@@ -1,7 +1,7 @@
--- What a replica misses: the changes since its version, or the whole state where that is less.
--- ARGV: 1 format, 2 epoch, 3 rest after a restart in s, 4 version of the replica (-1: there is none),
+-- Return what a replica lacks: the changes since its version, or the whole state where that is less.
+-- ARGV: 1 format, 2 epoch, 3 recovery window in s, 4 version of the replica (-1: there is none),
 --       5 version of the inventory that the reader has, 6 nodes in it.
--- Answers: status, seconds, microseconds, stored version, detail, then 'changes' and a list of JSON, or
+-- Returns: status, seconds, microseconds, stored version, detail, then 'changes' and a list of JSON, or
 -- 'state' and epoch, fencing, sequence, last node, inventory version, inventory ('' if the reader has it),
 -- leases, renewals, quarantined, waiting, drained.
 local meta, inventory, leases, renewals, quarantined, waiting, drained, changes =

@@ -1,7 +1,7 @@
--- Writes a whole state: the first one, or another one in the place of what is there.
--- ARGV: 1 format, 2 epoch for a state without ancestors, 3 'initialise' or 'replace', 4 version, 5 fencing,
+-- Write a whole state: the first one, or a replacement of the stored one.
+-- ARGV: 1 format, 2 epoch for a first state, 3 'initialise' or 'replace', 4 version, 5 fencing,
 --       6 sequence, 7 last node, 8 inventory, then: part, key, JSON.
--- Answers: status, seconds, microseconds, stored version, detail, epoch.
+-- Returns: status, seconds, microseconds, stored version, detail, epoch.
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
 local parts = {lease = KEYS[3], waiting = KEYS[6], drained = KEYS[7]}
 local time = redis.call('TIME')
@@ -17,8 +17,8 @@ if ARGV[3] == 'initialise' then
     return {'exists', time[1], time[2], tonumber(found[2]), '', found[5]}
   end
 else
-  -- What was there before may have been lost, and with it how far its numbers went: the time in ms is
-  -- beyond them. Whoever saw another state before may trust this one.
+  -- The earlier state may be lost, and with it the numbers it had reached: the time in ms is above them.
+  -- With `by_hand` set, clients that saw another state before accept this one.
   by_hand = '1'
   epoch = found[5] or epoch
   version = math.max(version, tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000)

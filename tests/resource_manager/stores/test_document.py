@@ -152,7 +152,7 @@ def test_tasks_of_the_original_get_a_number_each() -> None:
         ("[]", "it is not an object with a list of servers;"),
         ('{"servers": 3}', "it is not an object with a list of servers;"),
         ('{"servers": [{}]}', r"KeyError\('server_name'\)"),
-        (original({**SERVER, "running_tasks": [task("a", 0), task("a", 1)]}), "a task stands in it twice;"),
+        (original({**SERVER, "running_tasks": [task("a", 0), task("a", 1)]}), "it lists a task twice;"),
         (original({**SERVER, "running_tasks": [task("a", 0), task("b", 0)]}), "GPU 0 of 'gpu-server-3'"),
     ],
 )

@@ -86,4 +86,4 @@ def test_a_real_task_allocates_and_releases(
         assert seen[call]["is_airflow_exception"]
         assert "gpu_resource_status" in seen[call]["text"]
     # The execution API answers "not found" when only the database behind it is out.
-    assert "is gone (deleted, or Airflow's database is out)" in seen["state_lost"]
+    assert "is gone (deleted, or Airflow's database is down)" in seen["state_lost"]

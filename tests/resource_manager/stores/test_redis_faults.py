@@ -116,7 +116,7 @@ def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis
     assert after.version > version + 1000, "no replica from before passes as current"
     assert after.fencing > fencing + 1000, "no number of a lost lease is given out again"
     with pytest.raises(
-        StateUnconfirmedError, match=r"^Redis at .* another [123] s, in which owners"
+        StateUnconfirmedError, match=r"^Redis at .* another [123] s, so that owners"
     ) as caught:
         add(store, after, "b")
     assert 0 < caught.value.rest_s <= 3.0

@@ -155,7 +155,7 @@ OTHER = field(Drained("x", 1.0))
     ("parts", "complaint"),
     [
         ({"leases": {"t": OTHER}}, r'^not a lease: b\'{"change":"drained"'),
-        ({"waiting": {"t": b"3 " + OTHER}}, r'^not a waiting request: b\'3 {"change":"drained"'),
+        ({"waiting": {"t": b"3 " + OTHER}}, r'^not a pending request: b\'3 {"change":"drained"'),
         (
             {"leases": {"t": field(Granted(lease("t", 1), 1.0))}, "renewals": {"t": OTHER}},
             r'^not a renewal: b\'{"change":"drained"',
@@ -169,7 +169,7 @@ def test_a_part_of_another_kind_is_named(parts: dict[str, dict[str, bytes]], com
 
 @pytest.mark.parametrize("text", [b"{", b"\xff"])
 def test_an_inventory_that_is_no_json_is_said_to_be(text: bytes) -> None:
-    with pytest.raises(CorruptStateError, match=r"^the inventory in Redis is no JSON: "):
+    with pytest.raises(CorruptStateError, match=r"^the inventory in Redis is not JSON: "):
         inventory_from_json(b"7", text)
 
 

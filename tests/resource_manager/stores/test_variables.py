@@ -228,7 +228,7 @@ def test_a_state_begun_without_a_reset_is_a_lost_state(
     started(VariableStore(begun_anew, RedisClient.from_url(f"{redis_url}-other")))
     for text in (begun_anew.texts[KEY], json.dumps(ORIGINAL)):
         variables.texts[KEY] = text
-        with pytest.raises(StateLostError, match="holds another state than before, begun without a reset"):
+        with pytest.raises(StateLostError, match="holds another state than before, started without a reset"):
             store.refresh(None)
 
 
