@@ -1,4 +1,4 @@
-"""Fixtures that every test may use, and a home for Airflow that is gone at the end."""
+"""Fixtures for all tests, and a temporary home for Airflow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 
-# Airflow makes its home where it is imported, so this comes before any test is collected.
+# Airflow creates its home on import, so the variables are set before any test is collected.
 _airflow_home = tempfile.TemporaryDirectory(prefix="airflow-home-")
 os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 
-# The gate tries the same examples each time, on a slow machine too; `explore` draws new ones.
+# The gate runs the same examples each time, also on a slow machine; `explore` draws new ones.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", PATIENT, derandomize=True)
 settings.register_profile("explore", PATIENT)

@@ -1,4 +1,4 @@
-"""The direction of imports holds, and the pure modules stay pure."""
+"""Rules on the direction of imports, and on pure modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAYERS = (
     ("api", "provider", "cli", "bench", "command_line"),
     ("airflow",),
 )
-"""Each layer of resource_manager may import only its own and those before it."""
+"""Layers of resource_manager: each may import only itself and those before it."""
 
 PURE = {
     "admission",
@@ -85,7 +85,7 @@ def test_imports_point_one_way(path: Path) -> None:
     for name in found:
         head, _, tail = name.partition(".")
         if head == "resource_manager" and tail and (target := tail.split(".")[0]) in level:
-            assert level[target] <= level[here], f"{path} imports {name}, which stands above it"
+            assert level[target] <= level[here], f"{path} imports {name} from a layer above its own"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The wheel, made from the sdist, gives a working command line; each extra works alone; README's DAG runs."""
+"""The wheel built from the sdist: a working command line, each extra alone, the DAG of the README."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the source distribution: what is missing in either is missing in it."""
+    """Build the wheel from the source distribution, so that a file missing in either is missing in it."""
     folder = tmp_path_factory.mktemp("distribution")
     run([uv(), "build", "--quiet", "--out-dir", str(folder), str(ROOT)])
     (found,) = folder.glob("*.whl")
@@ -54,7 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(folder: Path, what: str) -> Path:
-    """The bin folder of an environment that holds the wheel and what it needs, nothing else."""
+    """Return the bin folder of an environment with only the wheel and its dependencies."""
     venv.create(folder, with_pip=False)
     python = str(folder / "bin" / "python")
     run([uv(), "pip", "install", "--quiet", "--compile-bytecode", "--python", python, what])
@@ -68,7 +68,7 @@ def bare(wheel: Path) -> Path:
 
 @pytest.fixture
 def unconfigured(tmp_path: Path) -> dict[str, str]:
-    """An environment that says nothing of a store or of Airflow; its home is an empty folder."""
+    """A process environment without a store or Airflow; its home is an empty folder."""
     (tmp_path / "home").mkdir()
     return {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
 
@@ -82,7 +82,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.shutdown()
 
 
-def test_the_core_brings_the_command_line_and_no_extra(bare: Path) -> None:
+def test_the_core_has_the_command_line_and_no_extra(bare: Path) -> None:
     listing = "from importlib.metadata import distributions as d; print(*{x.name.lower() for x in d()})"
     found = {name.replace("_", "-") for name in run([str(bare / "python"), "-c", listing]).stdout.split()}
     assert {"gpu-resource-manager", "pydantic", "redis", "click", "rich", "httpx"} <= found
@@ -100,7 +100,7 @@ def test_gpu_manager_works_on_a_store(bare: Path, redis_url: str, unconfigured: 
     gpu_manager("release", "t")
 
 
-def test_without_a_store_status_says_how_to_name_one(bare: Path, unconfigured: dict[str, str]) -> None:
+def test_status_without_a_store_advises_how_to_set_one(bare: Path, unconfigured: dict[str, str]) -> None:
     result = run([str(bare / "gpu-manager"), "status"], code=2, environment=unconfigured)
     assert result.stdout == ""
     missing, advice = result.stderr.splitlines()
@@ -129,7 +129,7 @@ def test_a_command_loads_only_what_it_needs(bare: Path, redis_url: str, unconfig
 def test_a_command_is_quick(
     bare: Path, redis_url: str, unconfigured: dict[str, str], words: str, code: int, limit_s: float
 ) -> None:
-    """The limits are for a machine with nothing else to do; here its best processor time counts, twofold."""
+    """The limits are wall time on an idle machine; here the best processor time must be below twice that."""
     command = [str(bare / "gpu-manager"), *words.format(redis_url).split()]
     wall, own = [], []
     for _ in range(9):
@@ -142,7 +142,7 @@ def test_a_command_is_quick(
     assert min(own) < 2 * limit_s
 
 
-def test_a_service_is_asked_without_an_extra(bare: Path, unconfigured: dict[str, str]) -> None:
+def test_calling_a_service_needs_no_extra(bare: Path, unconfigured: dict[str, str]) -> None:
     command = [str(bare / "gpu-manager"), "--url", "http://127.0.0.1:1", "status"]
     said = run(command, code=3, environment=unconfigured).stderr
     assert said.startswith("Error: ")
@@ -158,7 +158,7 @@ def test_a_service_is_asked_without_an_extra(bare: Path, unconfigured: dict[str,
         ("gpu-simulate vgpu --help", "simulator"),
     ],
 )
-def test_what_needs_an_extra_says_how_to_install_it(
+def test_a_command_without_its_extra_advises_how_to_install_it(
     bare: Path, unconfigured: dict[str, str], command: str, extra: str
 ) -> None:
     program, *words = command.split()
@@ -188,7 +188,7 @@ ALONE = {
     "otel": "from resource_manager.api.tracing import request_span\nwith request_span('x', {}): pass",
     "airflow": "import resource_manager.provider.operators, resource_manager.api.airflow_plugin",
 }
-"""extra -> what works with it and without the others."""
+"""Code for each extra that works with it and without the others."""
 
 
 @pytest.mark.e2e
@@ -199,7 +199,7 @@ def test_an_extra_works_alone(wheel: Path, extra: str, tmp_path: Path) -> None:
 
 
 class Installed(Stack):
-    """A stack whose Airflow has the wheel and nothing of this checkout; its plugins folder is empty."""
+    """A stack with the wheel in its Airflow and nothing of this checkout; its plugins folder is empty."""
 
     def __init__(self, home: Path, programs: Path, inventory: str, dag: str) -> None:
         for name in ("dags", "plugins"):
@@ -223,7 +223,7 @@ class Installed(Stack):
         return super().spawn(name, command)
 
     def run(self, dag_id: str) -> str:
-        """The id of a run of that DAG that succeeded."""
+        """Run that DAG, check that it succeeded and return the run's id."""
         run_id = self.api.trigger(dag_id)
         over = ("success", "failed")
         wait_until(

@@ -1,4 +1,4 @@
-"""The examples of the documentation run, all of them, and its links lead somewhere."""
+"""Tests of the documentation: all examples run, all links have a target."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from resource_manager.inventory import load_inventory
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVICE, TOKEN = "http://localhost:5000", "gpm_…"
-"""What stands in the pages for the reader's own."""
+"""Placeholders of the pages for the reader's own values."""
 
 
 def examples(language: str) -> list[tuple[str, str]]:
-    """The name and text of every block in that language."""
+    """Return the name and text of every block in that language."""
     return [
         (f"{page.relative_to(ROOT)}:{number}", code)
         for page in PAGES
@@ -48,7 +48,7 @@ PYTHON = examples("python")
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address of a service, and a token for it."""
+    """Yield the address of a service, and a token for it."""
     manager = GPUResourceManager.from_url("memory://")
     kept = keeping(Settings(store="memory://"), tmp_path_factory.mktemp("tokens") / "tokens.json")
     token = tokens.create(kept.tokens, "reader-of-the-pages", Role.USER)
@@ -73,9 +73,9 @@ def test_an_example_runs(
 @pytest.mark.filterwarnings("ignore")
 @parametrize([(name, code) for name, code in PYTHON if is_dag(code)])
 def test_an_example_is_a_dag(code: str, tmp_path: Path) -> None:
-    """Airflow reads it as a file of its DAGs folder; tests/test_distribution.py runs README's."""
+    """Airflow loads it as a file of its DAGs folder; tests/test_distribution.py runs the README's."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Airflow's own, on import
+        warnings.simplefilter("ignore")  # warnings of Airflow's import
         from airflow.dag_processing.dagbag import DagBag
 
     (tmp_path / "example.py").write_text(code)
@@ -96,7 +96,7 @@ def test_toml_can_be_read(code: str) -> None:
     assert tomllib.loads(code)
 
 
-def test_no_page_names_a_package_that_no_index_has() -> None:
+def test_no_page_names_an_unpublished_package() -> None:
     sources = [
         ROOT / "Makefile",
         *(ROOT / "resource_manager").rglob("*.py"),
@@ -107,7 +107,7 @@ def test_no_page_names_a_package_that_no_index_has() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not missing

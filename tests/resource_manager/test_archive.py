@@ -1,4 +1,4 @@
-"""The archive: one unbroken history in a file, through cut streams, resets and crashes."""
+"""The archive: one unbroken history in a file, despite trimmed streams, resets and crashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def versions(path: Path) -> list[int]:
     return [lines[0]["snapshot"]["version"], *(line["version"] for line in lines[1:])]
 
 
-def test_it_grows_by_what_is_new_and_replays(tmp_path: Path) -> None:
+def test_it_receives_new_changes_and_can_be_replayed(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with GPUResourceManager.from_url("memory://") as manager:
         pairs(manager, 3)
@@ -40,7 +40,7 @@ def test_it_grows_by_what_is_new_and_replays(tmp_path: Path) -> None:
     assert len(read_history(str(path)).changes) == 1406
 
 
-def test_nothing_is_missing_although_the_store_forgets(tmp_path: Path) -> None:
+def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with (
         redis_server(None) as url,
@@ -53,7 +53,7 @@ def test_nothing_is_missing_although_the_store_forgets(tmp_path: Path) -> None:
     assert versions(path) == list(range(1501))
 
 
-def test_what_was_forgotten_unread_begins_another_file(tmp_path: Path) -> None:
+def test_changes_dropped_unread_start_another_file(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with (
         redis_server(None) as url,
@@ -69,7 +69,7 @@ def test_what_was_forgotten_unread_begins_another_file(tmp_path: Path) -> None:
     assert rest == list(range(first + 1, 1205))
 
 
-def test_a_reset_begins_another_file(tmp_path: Path) -> None:
+def test_a_reset_starts_another_file(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with redis_server(None) as url, GPUResourceManager.from_url(f"{url}?namespace=archive") as manager:
         pairs(manager, 2)
@@ -82,7 +82,7 @@ def test_a_reset_begins_another_file(tmp_path: Path) -> None:
     assert len(versions(path)) == 3
 
 
-def test_a_store_that_began_anew_begins_another_file(tmp_path: Path) -> None:
+def test_a_new_store_starts_another_file(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     for life, count in ("a", 2), ("b", 1), ("c", 2), ("d", 3):
         with GPUResourceManager.from_url("memory://") as manager:
@@ -103,7 +103,7 @@ def test_a_store_that_began_anew_begins_another_file(tmp_path: Path) -> None:
     assert versions(path) == list(range(9))
 
 
-def test_an_archive_begun_late_has_each_change_once(tmp_path: Path) -> None:
+def test_an_archive_started_late_has_each_change_once(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with (
         redis_server(None) as url,
@@ -111,7 +111,7 @@ def test_an_archive_begun_late_has_each_change_once(tmp_path: Path) -> None:
     ):
         assert manager.allocate_resources("long", 2, 4)
         pairs(manager, 1000)
-        assert manager.release_resources("long")  # granted before what the store still knows
+        assert manager.release_resources("long")  # granted before the changes that the store still has
         extend(path, manager)
         assert extend(path, manager) == 0
         pairs(manager, 1, "u")
@@ -147,7 +147,7 @@ def test_two_writers_write_each_change_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "hello\n", '{"a": 1}\n', '{"snapshot": 1}\n', "[]\n"])
-def test_another_file_is_left_alone(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_an_archive_is_left_unchanged(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(content)
     with GPUResourceManager.from_url("memory://") as manager, pytest.raises(SettingsError, match="notes"):

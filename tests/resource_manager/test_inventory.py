@@ -1,4 +1,4 @@
-"""Inventory files: what they say, and one line with file, line and reason when they are wrong."""
+"""Inventory files: their contents, and one line with file, line and reason for a wrong one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ cpus = 16
 """
 
 
-def test_a_file_says_everything_about_its_servers(tmp_path: Path) -> None:
+def test_a_file_describes_its_servers(tmp_path: Path) -> None:
     path = tmp_path / "inventory.toml"
     path.write_text(GOOD)
     first, mixed, *plain = load_inventory(path)
@@ -106,7 +106,7 @@ def test_a_wrong_file_is_refused_with_file_line_and_reason(
     assert "\n" not in message
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match="No such file"):
         load_inventory(tmp_path / "missing.toml")
     binary = tmp_path / "binary.toml"

@@ -27,13 +27,13 @@ def test_an_inventory_that_changes_one_node_leaves_the_others_as_they_are() -> N
 
     assert cluster.changed_since(mark) == [0]
     assert cluster.by_name["n2"] is kept
-    assert cluster.by_name["n0"].free == {"cpus": -1}  # the lease lives on though the node shrank
+    assert cluster.by_name["n0"].free == {"cpus": -1}  # the lease stays although the node shrank
     assert cluster.by_server_id[0] is cluster.nodes[0] is cluster.by_name["n0"]
     allocator.check(cluster)
     assert same_after_snapshot(cluster)
 
 
-def test_the_most_that_any_node_has_follows_a_node_that_is_resized() -> None:
+def test_the_largest_amount_of_any_node_follows_a_resized_node() -> None:
     nodes = tuple(Node(f"n{i}", i, {"cpus": 8}) for i in range(2))
     cluster = ClusterState(nodes)
     for resources, most in (
@@ -44,7 +44,7 @@ def test_the_most_that_any_node_has_follows_a_node_that_is_resized() -> None:
         assert cluster.largest == most
 
 
-def test_an_inventory_that_moves_nodes_is_indexed_anew() -> None:
+def test_an_inventory_that_moves_nodes_is_indexed_again() -> None:
     cluster = ClusterState((Node("a", 0, {"cpus": 8}), Node("b", 1, {"cpus": 8})))
     for change in allocator.allocate(
         cluster, Request("t", resources={"cpus": 5}), get_policy("first_fit"), 0
@@ -54,13 +54,13 @@ def test_an_inventory_that_moves_nodes_is_indexed_anew() -> None:
 
     cluster.apply(InventoryChanged((Node("b", 1, {"cpus": 8}),), 1.0))
 
-    assert cluster.changed_since(mark) is None  # places moved: whoever follows looks at everything
+    assert cluster.changed_since(mark) is None  # positions moved: followers must read everything
     assert [(state.name, state.retired) for state in cluster.nodes] == [("b", False), ("a", True)]
     allocator.check(cluster)
     assert same_after_snapshot(cluster)
 
 
-def test_a_manager_starts_with_another_inventory_though_leases_ran_out_meanwhile() -> None:
+def test_a_manager_starts_with_another_inventory_although_leases_expired() -> None:
     now = [1000.0]
     store, settings = MemoryStore(clock=lambda: now[0]), Settings(store="memory://")
     manager = GPUResourceManager(settings, store=store, inventory=default_inventory(2, 8, 64))

@@ -1,4 +1,4 @@
-"""What every lock promises: one holder, order of arrival, growing fencing numbers, honest time-outs."""
+"""The contract of every lock: one holder, order of arrival, growing fencing numbers, exact timeouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeLock = Callable[[], Lock]
 
 @dataclass
 class Claims:
-    """Makes claims on one and the same lock, and tells how many wait in line for it."""
+    """Claims on one lock, and the number of its waiters."""
 
     make: MakeLock
     waiting: Callable[[], int]
@@ -76,14 +76,14 @@ def test_fencing_counts_the_acquisitions(make_lock: MakeLock) -> None:
 def test_a_lock_object_is_one_claim(make_lock: MakeLock) -> None:
     lock = make_lock()
     assert lock.acquire(1)
-    with pytest.raises(LockError, match=r"^this lock object is in use already; create one for each acquirer$"):
+    with pytest.raises(LockError, match=r"^this lock object is in use already; create one for each"):
         lock.acquire(0)
     lock.release()
     assert lock.acquire(0)
     lock.release()
 
 
-def test_who_will_not_wait_long_need_not(make_lock: MakeLock) -> None:
+def test_a_short_timeout_does_not_wait_long(make_lock: MakeLock) -> None:
     holder = make_lock()
     assert holder.acquire(1)
     begin = time.monotonic()
@@ -93,7 +93,7 @@ def test_who_will_not_wait_long_need_not(make_lock: MakeLock) -> None:
     holder.release()
 
 
-def test_a_time_out_takes_the_time_it_was_given(make_lock: MakeLock) -> None:
+def test_acquire_waits_for_its_timeout(make_lock: MakeLock) -> None:
     holder, waiter = make_lock(), make_lock()
     assert holder.acquire(1)
     begin = time.monotonic()
@@ -112,7 +112,7 @@ def test_release_without_holding_is_an_error(make_lock: MakeLock) -> None:
         lock.release()
 
 
-def test_waiters_are_served_in_order_of_arrival(claims: Claims) -> None:
+def test_waiters_get_the_lock_in_order_of_arrival(claims: Claims) -> None:
     make_lock, holder = claims.make, claims.make()
     assert holder.acquire(1)
     order: list[int] = []
@@ -137,7 +137,7 @@ def test_waiters_are_served_in_order_of_arrival(claims: Claims) -> None:
     assert fencing == sorted(set(fencing)), "each acquisition has its own, larger number"
 
 
-def test_those_who_gave_up_do_not_hold_up_the_line(claims: Claims) -> None:
+def test_waiters_that_gave_up_do_not_delay_the_others(claims: Claims) -> None:
     make_lock = claims.make
     holder, patient = make_lock(), make_lock()
     assert holder.acquire(1)
@@ -164,7 +164,7 @@ def test_many_threads_exclude_each_other(make_lock: MakeLock) -> None:
             assert lock.acquire(30)
             inside += 1
             worst = max(worst, inside)
-            time.sleep(0.0005)  # room for another to come in, were it let
+            time.sleep(0.0005)  # time for another holder to enter, if the lock failed
             inside -= 1
             lock.release()
 
@@ -176,11 +176,11 @@ def test_many_threads_exclude_each_other(make_lock: MakeLock) -> None:
     assert worst == 1
 
 
-# ---- locks between threads: when the turn comes just as patience ends ----
+# ---- locks between threads: a hand-off at the moment of the timeout ----
 
 
 class Turn:
-    """A waiter's turn, in whose wait something else happens first."""
+    """A waiter's semaphore that runs `meanwhile` during the wait."""
 
     def __init__(self, lock: ThreadLock, meanwhile: Callable[[], None]) -> None:
         self.permits = lock._turn
@@ -202,7 +202,7 @@ def waiting(mutex: ThreadMutex, meanwhile: Callable[[], None]) -> ThreadLock:
     return lock
 
 
-def test_a_turn_that_comes_as_patience_ends_is_taken() -> None:
+def test_a_hand_off_at_the_timeout_is_accepted() -> None:
     mutex = ThreadMutex()
     holder = ThreadLock(mutex)
     assert holder.acquire(0)
@@ -210,7 +210,7 @@ def test_a_turn_that_comes_as_patience_ends_is_taken() -> None:
     assert late.acquire(1)
     assert mutex.holder is late
     late.release()
-    # The turn was spent: asked again, it does not count once more.
+    # The hand-off was consumed: it does not count a second time.
     assert holder.acquire(0)
     late._turn = late._turn.permits  # type: ignore[attr-defined]
     assert not late.acquire(0)
@@ -221,7 +221,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_who_is_interrupted_in_line_leaves_it() -> None:
+def test_an_interrupted_waiter_leaves_the_queue() -> None:
     mutex = ThreadMutex()
     holder = ThreadLock(mutex)
     assert holder.acquire(0)
@@ -232,7 +232,7 @@ def test_who_is_interrupted_in_line_leaves_it() -> None:
     assert mutex.holder is None
 
 
-def test_who_is_interrupted_at_its_turn_passes_it_on() -> None:
+def test_a_waiter_interrupted_at_its_hand_off_releases_the_lock() -> None:
     mutex = ThreadMutex()
     holder = ThreadLock(mutex)
     assert holder.acquire(0)

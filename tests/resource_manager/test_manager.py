@@ -1,4 +1,4 @@
-"""The manager's interface: the original's cases, leases, the queue, servers and faults of use."""
+"""The manager's interface: the original's cases, leases, the queue, servers and invalid use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def manager(make: Callable[..., GPUResourceManager]) -> GPUResourceManager:
 
 
 def audit(manager: GPUResourceManager) -> None:
-    """Free and held add up to the inventory."""
+    """Check that free and allocated add up to the inventory."""
     manager.get_resource_summary()
     assert manager._state.replica is not None
     check(manager._state.replica)
@@ -123,7 +123,7 @@ class TestAppendixC:
 
 
 class TestOriginalResults:
-    def test_the_preferred_server_wins_if_it_has_room(self, manager: GPUResourceManager) -> None:
+    def test_the_preferred_server_is_chosen_if_it_fits(self, manager: GPUResourceManager) -> None:
         first = manager.allocate_resources("a", 6, 8, prefer_server_id=2)
         second = manager.allocate_resources("b", 4, 8, prefer_server_id=2)
         assert first is not None
@@ -187,7 +187,9 @@ class TestOriginalResults:
         assert server["state"] == "ERROR"
         assert (server["available_gpus"], server["closed_gpus"], server["total_gpus"]) == (4, 0, 8)
 
-    def test_reset_frees_everything_and_fencing_goes_on(self, manager: GPUResourceManager) -> None:
+    def test_reset_frees_everything_and_fencing_tokens_keep_growing(
+        self, manager: GPUResourceManager
+    ) -> None:
         before = manager.allocate_resources("a", 4, 32)
         assert manager.reset_resources() is True
         assert manager.leases() == []
@@ -196,7 +198,7 @@ class TestOriginalResults:
         assert after is not None
         assert after["fencing_token"] > before["fencing_token"]
 
-    def test_batch_grants_each_on_its_own_in_one_commit(self, manager: GPUResourceManager) -> None:
+    def test_batch_grants_each_independently_in_one_commit(self, manager: GPUResourceManager) -> None:
         results = manager.allocate_batch(
             [{"task_id": f"t{i}", "required_gpus": 8, "required_cpus": 8} for i in range(5)]
         )
@@ -215,9 +217,7 @@ class TestOriginalResults:
             manager.allocate_batch([{"task_id": "a", "required_gpus": 2, "required_cpus": 8}] * 2)
         assert manager.leases() == []
 
-    def test_a_lock_that_is_not_free_in_time_gives_none_and_false(
-        self, make: Callable[..., GPUResourceManager]
-    ) -> None:
+    def test_a_lock_timeout_returns_none_or_false(self, make: Callable[..., GPUResourceManager]) -> None:
         manager = make(lock_timeout_s=0.05)
         assert manager.allocate_resources("held", 2, 8)
         lock = manager.store.lock()
@@ -231,7 +231,7 @@ class TestOriginalResults:
 
 
 class TestLeases:
-    def test_asking_again_returns_the_same_lease(self, manager: GPUResourceManager) -> None:
+    def test_a_repeated_request_returns_the_same_lease(self, manager: GPUResourceManager) -> None:
         first = manager.allocate_resources("a", 4, 32)
         assert manager.allocate_resources("a", 4, 32) == first
         with pytest.raises(DuplicateTaskError, match="already holds 4 GPUs"):
@@ -248,7 +248,7 @@ class TestLeases:
         with pytest.raises(LeaseNotFoundError):
             manager.renew("lost")
 
-    def test_a_renewal_tells_of_its_own_lease_and_not_of_a_later_one(
+    def test_a_renewal_returns_its_own_lease_and_not_a_later_one(
         self, make: Callable[..., GPUResourceManager], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         manager = make()
@@ -257,7 +257,7 @@ class TestLeases:
         commit = manager.store.commit
 
         def followed_by_another(*arguments: Any, **options: Any) -> None:
-            """Right after the commit the lease is released and the task given another one."""
+            """Release the lease right after the commit and grant the task another one."""
             monkeypatch.setattr(manager.store, "commit", commit)
             commit(*arguments, **options)
             other = GPUResourceManager(manager.settings, store=manager.store)
@@ -267,14 +267,16 @@ class TestLeases:
         monkeypatch.setattr(manager.store, "commit", followed_by_another)
         assert manager.renew("a")["fencing_token"] == first["fencing_token"]
 
-    def test_any_operation_expires_what_is_over(self, manager: GPUResourceManager, clock: Clock) -> None:
+    def test_any_change_expires_leases_that_are_due(self, manager: GPUResourceManager, clock: Clock) -> None:
         for i in range(4):
             manager.allocate_resources(f"t{i}", 8, 8, ttl_s=10)
         assert manager.allocate_resources("late", 8, 8) is None
         clock.now += 11
         assert manager.allocate_resources("late", 8, 8) is not None
 
-    def test_quarantine_holds_until_someone_confirms(self, manager: GPUResourceManager, clock: Clock) -> None:
+    def test_quarantine_lasts_until_renewal_or_release(
+        self, manager: GPUResourceManager, clock: Clock
+    ) -> None:
         manager.allocate_resources("a", 8, 8, ttl_s=10, quarantine=True)
         clock.now += 11
         manager.sweep()
@@ -287,7 +289,7 @@ class TestLeases:
         manager.sweep()
         assert manager.release_resources("a") is True
 
-    def test_an_old_holder_cannot_release_the_next_ones_lease(
+    def test_an_old_holder_cannot_release_the_lease_of_the_next(
         self, manager: GPUResourceManager, clock: Clock
     ) -> None:
         old = manager.allocate_resources("a", 2, 8, ttl_s=10)
@@ -300,12 +302,12 @@ class TestLeases:
             manager.renew("a", fencing_token=old["fencing_token"])
         assert manager.release_resources("a", fencing_token=new["fencing_token"]) is True
 
-    def test_further_resources_do_not_overrule_the_cpus(self, manager: GPUResourceManager) -> None:
+    def test_resources_do_not_override_the_cpus(self, manager: GPUResourceManager) -> None:
         result = manager.allocate_resources("a", 2, 8, resources={"cpus": 0})
         assert result is not None
         assert result["cpu_count"] == 8
 
-    def test_shares_of_one_gpu(self, manager: GPUResourceManager) -> None:
+    def test_fractions_of_one_gpu(self, manager: GPUResourceManager) -> None:
         shares = [manager.allocate_resources(f"s{i}", 1, 1, gpu_milli=300) for i in range(4)]
         assert [share and share["gpu_ids"] for share in shares] == [[0], [0], [0], [1]]
         with pytest.raises(ValueError, match="share"):
@@ -316,7 +318,7 @@ class TestLeases:
 
 
 class TestQueue:
-    def test_whoever_frees_capacity_grants_in_order(self, manager: GPUResourceManager) -> None:
+    def test_freed_capacity_is_granted_in_queue_order(self, manager: GPUResourceManager) -> None:
         for i in range(4):
             assert manager.submit(f"run{i}", 8, 8)["state"] == "RUNNING"
         assert manager.submit("big", 8, 8)["position"] == 1
@@ -331,7 +333,7 @@ class TestQueue:
         assert small["position"] == 1
         audit(manager)
 
-    def test_nobody_overtakes(self, manager: GPUResourceManager) -> None:
+    def test_a_later_request_does_not_overtake(self, manager: GPUResourceManager) -> None:
         for i in range(4):
             manager.submit(f"run{i}", 6, 8)
         manager.submit("big", 8, 8)
@@ -351,7 +353,7 @@ class TestQueue:
         manager.submit("high", 8, 8, priority=5)
         assert [entry["task_id"] for entry in manager.queue()] == ["high", "low"]
 
-    def test_submit_again_returns_the_same_place(self, manager: GPUResourceManager) -> None:
+    def test_a_repeated_submit_returns_the_same_queue_entry(self, manager: GPUResourceManager) -> None:
         for i in range(4):
             manager.submit(f"run{i}", 8, 8)
         first = manager.submit("a", 8, 8)
@@ -359,13 +361,15 @@ class TestQueue:
         with pytest.raises(DuplicateTaskError, match="already waits"):
             manager.submit("a", 4, 8)
 
-    def test_what_no_server_could_ever_hold_is_refused_at_once(self, manager: GPUResourceManager) -> None:
+    def test_a_request_that_can_never_fit_is_refused_at_once(self, manager: GPUResourceManager) -> None:
         with pytest.raises(InvalidRequestError, match="no server could ever"):
             manager.submit("a", 8, 8, gpu_types=["H100"])
         with pytest.raises(UnknownNodeError):
             manager.submit("a", 8, 8, server="elsewhere")
 
-    def test_a_wait_for_a_drained_server_does_not_stop_the_others(self, manager: GPUResourceManager) -> None:
+    def test_a_request_for_a_drained_server_does_not_block_the_others(
+        self, manager: GPUResourceManager
+    ) -> None:
         manager.drain(1)
         assert manager.submit("pinned", 2, 8, server=1)["state"] == "WAITING"
         assert manager.submit("free", 2, 8)["state"] == "RUNNING"
@@ -374,7 +378,7 @@ class TestQueue:
         assert status is not None
         assert status["server_id"] == 1
 
-    def test_expiry_grants_to_those_who_wait(self, manager: GPUResourceManager, clock: Clock) -> None:
+    def test_expiry_grants_to_pending_requests(self, manager: GPUResourceManager, clock: Clock) -> None:
         for i in range(4):
             manager.submit(f"run{i}", 8, 8, ttl_s=10)
         manager.submit("next", 8, 8)
@@ -385,8 +389,8 @@ class TestQueue:
         assert status["state"] == "RUNNING"
 
 
-class TestWhatNoStoreCouldReadAgain:
-    """Stored, it would lock every other process out of the state until a reset."""
+class TestValuesThatCouldNotBeReadBack:
+    """Such a value in a store would lock every other process out of the state until a reset."""
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -403,7 +407,7 @@ class TestWhatNoStoreCouldReadAgain:
             ("resources", {"memory\nforged": 0}),
         ],
     )
-    def test_is_refused(self, manager: GPUResourceManager, name: str, value: Any) -> None:
+    def test_are_refused(self, manager: GPUResourceManager, name: str, value: Any) -> None:
         version = manager.get_resource_summary()["version"]
         with pytest.raises(InvalidRequestError, match=name):
             manager.submit("t", 1 if name == "gpu_milli" else 2, 1, **{name: value})
@@ -414,13 +418,13 @@ class TestWhatNoStoreCouldReadAgain:
     @pytest.mark.parametrize(
         ("name", "value"), [("preferred_node", 0), ("gpu_types", "A100"), ("utility", Utility(10**400, 1.0))]
     )
-    def test_of_a_request_made_by_hand_is_refused(
+    def test_of_a_request_object_are_refused(
         self, manager: GPUResourceManager, name: str, value: Any
     ) -> None:
         with pytest.raises(InvalidRequestError, match=name):
             manager.allocate_batch([Request("t", gpus=2, expected_runtime_s=60.0, **{name: value})])
 
-    def test_numbers_of_other_kinds_become_plain_ones(self, manager: GPUResourceManager) -> None:
+    def test_numbers_of_other_types_become_plain_ones(self, manager: GPUResourceManager) -> None:
         class Urgency(IntEnum):
             HIGH = 2
 
@@ -428,13 +432,13 @@ class TestWhatNoStoreCouldReadAgain:
         assert lease is not None
         assert type(lease["priority"]) is int
 
-    def test_a_server_marked_as_failed_with_a_word(self, manager: GPUResourceManager) -> None:
+    def test_a_server_marked_as_failed_with_text_is_stored_as_true(self, manager: GPUResourceManager) -> None:
         manager.drain(0, failed="disk")  # type: ignore[arg-type]
         assert snapshot_from_dict(manager.snapshot()).drained[0].failed is True
 
 
 class TestServersAndHistory:
-    def test_a_drained_server_gets_nothing_new_and_keeps_what_it_has(
+    def test_a_drained_server_keeps_its_leases_and_gets_no_new_ones(
         self, manager: GPUResourceManager
     ) -> None:
         manager.allocate_resources("a", 4, 8)
@@ -474,7 +478,7 @@ class TestServersAndHistory:
         assert result is not None
         assert result["server_name"] == "gpu-server-5"
 
-    def test_explain_says_why_per_server(self, manager: GPUResourceManager) -> None:
+    def test_explain_gives_reasons_per_server(self, manager: GPUResourceManager) -> None:
         manager.allocate_resources("a", 6, 60)
         manager.drain(1, reason="fan")
         answer = manager.explain("b", 4, 8)
@@ -495,7 +499,7 @@ class TestServersAndHistory:
         assert history[1]["outcome"] == "SUCCESS"
         assert manager.history(after=1, limit=10) == history[1:]
 
-    def test_asyncio_speaks_the_same_words(self, manager: GPUResourceManager) -> None:
+    def test_asyncio_has_the_same_methods(self, manager: GPUResourceManager) -> None:
         async def main() -> None:
             async with AsyncGPUResourceManager(manager) as face:
                 results = await asyncio.gather(*(face.allocate_resources(f"t{i}", 2, 16) for i in range(16)))
@@ -505,8 +509,8 @@ class TestServersAndHistory:
 
         asyncio.run(main())
 
-    def test_asyncio_closes_the_store_behind_what_was_cancelled(self) -> None:
-        """Closing never blocks the loop: it is the loop that lets the commit go on."""
+    def test_asyncio_closes_the_store_after_cancelled_calls_have_ended(self) -> None:
+        """Closing never blocks the loop, which here lets the commit continue."""
 
         class Slow(MemoryStore):
             def __init__(self) -> None:
@@ -540,9 +544,9 @@ class TestServersAndHistory:
 
 
 class TestRefusals:
-    """`allocate` gives a lease or the reason; the original's methods go on giving None."""
+    """`allocate` returns a lease or the refusal; the original's methods still return None."""
 
-    def test_a_lease_or_the_reason(self, clock: Clock) -> None:
+    def test_a_lease_or_the_refusal(self, clock: Clock) -> None:
         manager = small(clock)
         lease = manager.allocate("a", 6)
         assert isinstance(lease, Lease)
@@ -561,12 +565,12 @@ class TestRefusals:
         status = manager.submit("b", 2, 1)
         assert (status["kind"], status["reason"], status["position"]) == ("behind_queue", said, 2)
         assert manager.queue()[1]["reason"] == said
-        assert manager.allocate("b", 2, 1) == refused, "it waits already"
+        assert manager.allocate("b", 2, 1) == refused, "it is pending already"
         assert manager.allocate("train_a", 6, 1) == Refusal(
             RefusalKind.NO_CAPACITY, "no server with 6 GPUs: largest free is 2 on gpu-server-0"
         )
 
-    def test_what_never_fits_is_a_refusal_here_and_an_error_in_submit(self, clock: Clock) -> None:
+    def test_a_request_that_never_fits_is_a_refusal_here_and_an_error_in_submit(self, clock: Clock) -> None:
         manager = small(clock)
         refused = manager.allocate("t", 2, gpu_types=["H900"])
         said = "no server could ever satisfy 2 H900 and 1 cpu: there is none"
@@ -593,7 +597,7 @@ class TestRefusals:
         lock.release()
         assert isinstance(manager.allocate("t", 2), Lease)
 
-    def test_a_store_that_recovers_is_not_a_full_cluster(
+    def test_a_recovery_window_is_not_a_full_cluster(
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = MemoryStore(clock=clock)
@@ -617,7 +621,7 @@ class TestRefusals:
         start = manager.queue()[0]["estimated_start"]["at"]
         assert start == pytest.approx(clock.now + 48.0, abs=5), "not before grants resume"
 
-    def test_a_batch_says_in_the_log_why(self, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_batch_logs_its_refusals(self, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
         manager = small(clock)
         batch = [{"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 1} for i in range(3)]
         assert [bool(result) for result in manager.allocate_batch(batch)] == [True, True, False]
@@ -627,7 +631,7 @@ class TestRefusals:
 
 
 def small(clock: Clock) -> GPUResourceManager:
-    """One server of 8 GPUs, first come, first served."""
+    """Return a manager of one server with 8 GPUs, first come, first served."""
     return GPUResourceManager(
         Settings(store="memory://", order="fifo"),
         store=MemoryStore(clock=clock),

@@ -25,7 +25,7 @@ from resource_manager.stores import Store, open_store
 
 SERVERS, GPUS, CPUS = 3, 8, 64
 TTL_S = 10_000.0
-"""Longer than a test on a real clock runs; on a fake one time leaps."""
+"""Longer than a test on a real clock runs; a fake clock jumps."""
 TASKS = st.sampled_from([f"task{i}" for i in range(12)])
 DEMANDS = st.tuples(st.integers(2, 8), st.sampled_from([1, 8, 32, 64]))
 
@@ -40,7 +40,7 @@ class Held:
 
 @dataclass
 class Model:
-    """First fit in server order, first come first served, told as plainly as can be."""
+    """First fit in server order, first come first served, in the simplest form."""
 
     now: float = 0.0
     held: dict[str, Held] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @property
     def manager(self) -> GPUResourceManager:
-        """The two take turns, so that each keeps meeting a state the other has moved on."""
+        """One of the two in turn, so that each works on a state that the other has changed."""
         self.turn += 1
         return self.managers[self.turn // 2 % 2]
 
@@ -199,7 +199,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_managers_see_the_model(self) -> None:
-        """Leases whose end has come count until somebody's next change; reading alone changes nothing."""
+        """Leases that are due count until the next change by any manager; reading changes nothing."""
         expected = {task: (held.server, held.gpus, held.cpus) for task, held in self.model.held.items()}
         for manager in self.managers:
             assert {

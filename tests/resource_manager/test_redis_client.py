@@ -1,4 +1,4 @@
-"""Addresses of a Redis: what is wrong with one is said in one line, without its password."""
+"""Redis URLs: an error is one line, without the password."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_wrong_url_is_one_clear_line(wrong: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_answers_are_bytes_whatever_the_url_says() -> None:
+def test_answers_are_bytes_for_every_url() -> None:
     with (
         redis_server(None) as url,
         GPUResourceManager.from_url(f"{url}?decode_responses=true") as manager,
@@ -49,7 +49,7 @@ def test_answers_are_bytes_whatever_the_url_says() -> None:
         assert manager.leases() == []
 
 
-def test_a_user_needs_the_rights_of_the_documentation() -> None:
+def test_the_rights_in_the_documentation_are_necessary_and_sufficient() -> None:
     rights = ["~{gpu_manager}:*", *RIGHTS.split()]
     assert " ".join(rights) in Path("docs/stores.md").read_text(encoding="utf-8")
     with redis_server(None) as url:

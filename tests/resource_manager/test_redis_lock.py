@@ -1,4 +1,4 @@
-"""The lock in Redis: what it leaves behind, who inherits it, and the thread that renews it."""
+"""The lock in Redis: its keys, its hand-off, and the thread that renews it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client(url: str) -> Iterator[RedisClient]:
 
 
 def start(lock: RedisLock, timeout_s: float = 10.0) -> tuple[threading.Thread, list[bool]]:
-    """Acquires in a thread; the answer will be in the list."""
+    """Acquire in a thread; the list receives the result."""
     got: list[bool] = []
     thread = threading.Thread(target=lambda: got.append(lock.acquire(timeout_s)))
     thread.start()
@@ -41,15 +41,15 @@ def start(lock: RedisLock, timeout_s: float = 10.0) -> tuple[threading.Thread, l
 
 
 def lives_s(client: RedisClient) -> dict[str, float]:
-    """How long each key of the lock still lives, by the end of its name; below 0: for ever."""
+    """Return the remaining time to live of each key of the lock, by the end of its name; below 0: none."""
     keys = [key.decode() for key in client.driver.keys(client.key("lock") + "*")]
     return {key.rpartition(":")[2]: client.driver.pttl(key) / 1000 for key in keys}
 
 
-# ---- what is in Redis ----
+# ---- keys in Redis ----
 
 
-def test_a_held_lock_runs_out_by_itself(client: RedisClient) -> None:
+def test_a_held_lock_has_a_time_to_live(client: RedisClient) -> None:
     lock = RedisLock(client)
     assert lock.remaining_s == 0
     assert lock.acquire(1)
@@ -61,19 +61,19 @@ def test_a_held_lock_runs_out_by_itself(client: RedisClient) -> None:
     assert lives_s(client).keys() == {"fencing", "server"}
 
 
-def test_what_a_waiter_leaves_behind_runs_out_by_itself(client: RedisClient) -> None:
+def test_the_keys_of_a_waiter_have_a_time_to_live(client: RedisClient) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     assert waiter._step("acquire", "dead")[0] == 0
     assert 0 < lives_s(client)["dead"] <= HEARTBEAT_S
     holder.release()
     lives = lives_s(client)
-    assert 0 < lives["lock"] <= CLAIM_S, "a turn that nobody claims"
-    assert 0 < lives["dead"] <= CLAIM_S, "the list that wakes it"
+    assert 0 < lives["lock"] <= CLAIM_S, "an unclaimed hand-off"
+    assert 0 < lives["dead"] <= CLAIM_S, "the list that wakes the waiter"
 
 
 @pytest.mark.parametrize("holder_dies", [False, True])
-def test_a_turn_that_was_claimed_lives_as_long_as_any(client: RedisClient, holder_dies: bool) -> None:
+def test_a_claimed_hand_off_has_the_full_time_to_live(client: RedisClient, holder_dies: bool) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     thread, got = start(waiter)
@@ -92,7 +92,7 @@ def test_a_turn_that_was_claimed_lives_as_long_as_any(client: RedisClient, holde
             holder.release()
 
 
-def test_a_waiter_sleeps_in_redis(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_blocks_in_redis(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     begun: list[float] = []
@@ -103,11 +103,11 @@ def test_a_waiter_sleeps_in_redis(client: RedisClient, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(waiter, "_wait", wait)
     assert not waiter.acquire(0.4)
-    assert len(begun) <= 2, "it asks again when its patience ends, not all the time"
+    assert len(begun) <= 2, "it asks again at its timeout, not all the time"
     holder.release()
 
 
-def test_a_waiter_goes_on_where_redis_forgot_the_script(
+def test_a_waiter_continues_after_a_script_flush(
     client: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locks, "WAIT_S", 0.05)
@@ -116,7 +116,7 @@ def test_a_waiter_goes_on_where_redis_forgot_the_script(
     thread, got = start(waiter)
     wait_for(lambda: client.driver.llen(client.key("lock:line")))
     client.driver.script_flush()
-    wait_for(lambda: client.driver.script_exists(waiter._script.sha)[0])  # it asked again meanwhile
+    wait_for(lambda: client.driver.script_exists(waiter._script.sha)[0])  # the waiter asked again
     client.driver.script_flush()
     holder.release()
     thread.join()
@@ -124,15 +124,15 @@ def test_a_waiter_goes_on_where_redis_forgot_the_script(
     waiter.release()
 
 
-# ---- a lock that is lost, given up or passed on ----
+# ---- a lock that is lost, left to expire or handed over ----
 
 
-def test_without_a_lock_there_is_nothing_to_renew(client: RedisClient) -> None:
+def test_renewing_without_holding_is_an_error(client: RedisClient) -> None:
     with pytest.raises(LockError, match=r"^renewed a lock that is not held$"):
         RedisLock(client).renew()
 
 
-def test_who_lost_the_lock_takes_it_from_nobody(client: RedisClient) -> None:
+def test_a_holder_that_lost_the_lock_does_not_affect_the_next_holder(client: RedisClient) -> None:
     late, owner = RedisLock(client), RedisLock(client)
     assert late.acquire(1)
     client.driver.delete(client.key("lock"))
@@ -146,7 +146,7 @@ def test_who_lost_the_lock_takes_it_from_nobody(client: RedisClient) -> None:
     owner.release()
 
 
-def test_renewal_counts_the_life_anew(client: RedisClient) -> None:
+def test_a_renewal_restarts_the_time_to_live(client: RedisClient) -> None:
     lock = RedisLock(client)
     assert lock.acquire(1)
     client.driver.pexpire(client.key("lock"), 3000)
@@ -158,7 +158,7 @@ def test_renewal_counts_the_life_anew(client: RedisClient) -> None:
     lock.release()
 
 
-def test_an_abandoned_lock_stays_until_it_runs_out(client: RedisClient) -> None:
+def test_a_lock_left_to_expire_stays_until_it_expires(client: RedisClient) -> None:
     lock = RedisLock(client, life_s=1.5)
     assert lock.acquire(1)
     lock.abandon()
@@ -166,35 +166,37 @@ def test_an_abandoned_lock_stays_until_it_runs_out(client: RedisClient) -> None:
     with pytest.raises(LockError, match=r"^released a lock that is not held$"):
         lock.release()
     assert not RedisLock(client).acquire(0)
-    wait_for(lambda: not client.driver.exists(client.key("lock")))  # nobody renews it
+    wait_for(lambda: not client.driver.exists(client.key("lock")))  # it is not renewed
 
 
-def test_nobody_overtakes_the_line_of_a_holder_that_died(client: RedisClient) -> None:
+def test_waiters_are_not_overtaken_when_a_holder_dies(client: RedisClient) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     assert waiter._step("acquire", "first")[0] == 0
     client.driver.delete(client.key("lock"))
     assert not RedisLock(client).acquire(0)
-    assert waiter._step("acquire", "first")[0] == 2, "it was its turn, and the second acquisition"
+    assert waiter._step("acquire", "first")[0] == 2, "it was first, and this is the second acquisition"
     assert waiter._step("release", "first")
 
 
-def test_who_gives_up_at_its_turn_passes_it_on(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_that_gives_up_at_its_hand_off_releases_the_lock(
+    client: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     holder, late, following = RedisLock(client), RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
 
     def too_late(token: str, patience_s: float) -> list[int]:
-        holder.release()  # which makes it the holder, as Redis sees it
+        holder.release()  # for Redis, `late` is now the holder
         time.sleep(patience_s)
         return [0, 0]
 
     monkeypatch.setattr(late, "_wait", too_late)
     assert not late.acquire(0.05)
-    assert following.acquire(0), "at once, not when an unclaimed turn has run out"
+    assert following.acquire(0), "at once, not when an unclaimed hand-off has expired"
     following.release()
 
 
-def test_who_is_interrupted_leaves_the_line(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_waiter_leaves_the_queue(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
 
@@ -207,12 +209,12 @@ def test_who_is_interrupted_leaves_the_line(client: RedisClient, monkeypatch: py
             waiter.acquire(1)
     assert lives_s(client).keys() == {"lock", "fencing", "server"}
     holder.release()
-    assert waiter.acquire(0), "it may be used again"
+    assert waiter.acquire(0), "the lock object can be used again"
     waiter.release()
 
 
-def test_nobody_waits_for_a_holder_from_before_a_restart(own_redis: RedisServer) -> None:
-    """The restarted server may have lost what that one did; its commits are void in any case."""
+def test_a_lock_from_before_a_restart_is_dropped(own_redis: RedisServer) -> None:
+    """The restarted server may have lost the holder's commits; new ones are refused in any case."""
     with closing(RedisClient.from_url(own_redis.url)) as client:
         before, after = RedisLock(client), RedisLock(client)
         assert before.acquire(1)
@@ -245,7 +247,7 @@ def test_a_lost_lock_is_an_error_at_renewal_and_release(client: RedisClient) -> 
         lock.release()
 
 
-def test_dead_waiters_are_passed_over(client: RedisClient) -> None:
+def test_dead_waiters_are_skipped(client: RedisClient) -> None:
     holder, patient = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     client.driver.rpush(client.key("lock:line"), *(f"dead-{number}" for number in range(9)))
@@ -254,12 +256,12 @@ def test_dead_waiters_are_passed_over(client: RedisClient) -> None:
     thread.start()
     wait_for(lambda: client.driver.llen(client.key("lock:line")) == 10)
     holder.release()
-    assert got.wait(5), "nine claims would have taken nine seconds"
+    assert got.wait(5), "nine hand-offs would have taken nine seconds"
     thread.join()
     patient.release()
 
 
-def test_a_waiter_that_dies_at_its_turn_costs_a_claim(client: RedisClient) -> None:
+def test_a_waiter_that_dies_at_its_hand_off_costs_its_claim_time(client: RedisClient) -> None:
     holder, patient = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     client.driver.rpush(client.key("lock:line"), "dead")
@@ -276,7 +278,7 @@ def test_a_waiter_that_dies_at_its_turn_costs_a_claim(client: RedisClient) -> No
     patient.release()
 
 
-def test_a_dead_holders_lock_runs_out(url: str) -> None:
+def test_a_dead_holders_lock_expires(url: str) -> None:
     script = f"""
 import os
 from resource_manager.locks import RedisLock
@@ -299,7 +301,7 @@ ROUND_S = 0.01
 
 
 class Held:
-    """A lock that somebody holds, as far as the renewing thread sees it."""
+    """A stand-in for a held lock, as the renewing thread uses it."""
 
     _life_s = ROUND_S * 10
 
@@ -329,7 +331,7 @@ def watch(renewals: _Renewals, *locks: Held) -> None:
         renewals.watch(lock)  # type: ignore[arg-type]
 
 
-def test_a_lock_is_renewed_once_a_third_of_its_life_is_over(renewals: _Renewals) -> None:
+def test_a_lock_is_renewed_after_a_third_of_its_time_to_live(renewals: _Renewals) -> None:
     fresh, old = Held(0.7), Held(0.6)
     watch(renewals, fresh, old)
     wait_for(lambda: old.renewals > 1)
@@ -342,7 +344,7 @@ def test_a_lock_is_renewed_for_as_long_as_it_is_held(renewals: _Renewals) -> Non
     wait_for(lambda: lock.renewals > 10 * renewals.IDLE_ROUNDS)
     assert renewals._thread is not None
     assert renewals._thread.name == "gpu-manager-renewals"
-    assert renewals._thread.daemon, "it keeps no process from ending"
+    assert renewals._thread.daemon, "it does not keep a process from ending"
     renewals.forget(lock)  # type: ignore[arg-type]
     wait_for(lambda: renewals._thread is None)
     count = lock.renewals
@@ -351,7 +353,7 @@ def test_a_lock_is_renewed_for_as_long_as_it_is_held(renewals: _Renewals) -> Non
 
 
 @pytest.mark.parametrize("error", [LockError("lost"), StoreUnavailableError("out")])
-def test_one_lock_that_cannot_be_renewed_takes_none_with_it(renewals: _Renewals, error: Exception) -> None:
+def test_a_failed_renewal_does_not_affect_other_locks(renewals: _Renewals, error: Exception) -> None:
     locks = [Held(0.5), Held(0.5, error), Held(0.5)]
     watch(renewals, *locks)
     wait_for(lambda: all(lock.renewals > 2 for lock in locks))

@@ -1,4 +1,4 @@
-"""What a task may ask for: how many GPUs by the stored inventory, in the caller's own words."""
+"""Limits of a request: GPUs by the stored inventory, with errors in the caller's parameter names."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class TestRange:
         assert limits(BUILT_IN) == (2, 8)
 
     @pytest.mark.parametrize("name", OTHERS)
-    def test_any_other_gives_one_gpu_to_all_of_its_largest_server(self, name: str) -> None:
+    def test_any_other_inventory_allows_one_gpu_to_all_of_its_largest_server(self, name: str) -> None:
         inventory, most = OTHERS[name]
         assert limits(inventory) == (1, most)
 
-    def test_settings_say_otherwise(self) -> None:
+    def test_settings_override_the_inventory(self) -> None:
         assert limits(BUILT_IN, min_gpus=1) == (1, 8)
         assert limits(BUILT_IN, max_gpus=1) == (1, 1)
         assert limits(BUILT_IN, min_gpus=0, max_gpus=4) == (0, 4)
@@ -67,17 +67,17 @@ class TestRange:
         assert limits(nodes("a", gpus=4), max_gpus=2) == (1, 2)
         assert limits(nodes("a", gpus=4), min_gpus=0) == (0, 4)
 
-    def test_it_goes_with_the_inventory_as_it_changes(self, manager: GPUResourceManager) -> None:
+    def test_it_follows_the_inventory(self, manager: GPUResourceManager) -> None:
         assert manager.gpu_range() == (2, 8)
         manager.allocate_resources("holds", 8, 1)
-        manager.apply_inventory([*default_inventory(4, 8, 32)])  # taken in place: no GPU came or left
+        manager.apply_inventory([*default_inventory(4, 8, 32)])  # changed in place: the same GPUs
         assert manager.gpu_range() == (1, 8)
-        manager.apply_inventory(nodes("abc", gpus=4))  # gpu-server-0 stays, closed, and counts no more
+        manager.apply_inventory(nodes("abc", gpus=4))  # gpu-server-0 stays, closed, and does not count
         assert manager.gpu_range() == (1, 4)
         manager.apply_inventory(BUILT_IN)
         assert manager.gpu_range() == (2, 8)
 
-    def test_it_is_decided_once_for_an_inventory(self) -> None:
+    def test_it_is_computed_once_for_an_inventory(self) -> None:
         looked: list[str] = []
 
         class Counted(tuple):  # type: ignore[type-arg]
@@ -93,7 +93,7 @@ class TestRange:
             build_request(cluster, Settings(), "t", 2)
         assert (first > 0, len(looked)) == (True, first)
 
-    def test_one_process_stores_the_inventory_and_another_knows_only_the_url(
+    def test_a_process_that_knows_only_the_url_uses_the_stored_inventory(
         self, embedded_redis: RedisServer, tmp_path: Path
     ) -> None:
         url = embedded_redis.fresh_url()
@@ -111,8 +111,8 @@ class TestRange:
             assert "between 1 and 4 (the largest server has 4;" in refusal(late, "submit", "v", 5)
 
 
-class TestWords:
-    def test_the_limit_and_the_setting_that_moves_it_are_named(self) -> None:
+class TestMessages:
+    def test_the_limit_and_its_setting_are_named(self) -> None:
         with GPUResourceManager.from_url("memory://", inventory=nodes("a", gpus=8, cpus=64)) as manager:
             assert refusal(manager, "submit", "t", 9, 1) == (
                 "gpus must be between 1 and 8 (the largest server has 8; GPU_MANAGER_MAX_GPUS sets another "
@@ -129,7 +129,7 @@ class TestWords:
             words = "required_gpus must be between 2 and 4 (set by GPU_MANAGER_MAX_GPUS), got 5"
             assert refusal(manager, "allocate_resources", "t", 5, 1) == words
 
-    def test_each_caller_is_told_in_the_words_used(self, manager: GPUResourceManager) -> None:
+    def test_errors_use_the_callers_parameter_names(self, manager: GPUResourceManager) -> None:
         for method in ("submit", "explain"):
             assert refusal(manager, method, "t", 9, 1).startswith("gpus must be between 2 and 8")
             assert refusal(manager, method, "t", required_gpus=9).startswith("required_gpus must")
@@ -142,7 +142,7 @@ class TestWords:
         assert refusal(manager, batch, [{"task_id": "t", "required_gpus": 1}]).startswith("required_gpus")
         assert manager.leases() == []
 
-    def test_a_server_that_nobody_has_is_told_by_what_named_it(self, manager: GPUResourceManager) -> None:
+    def test_an_unknown_server_is_named_by_the_parameter_used(self, manager: GPUResourceManager) -> None:
         known = "is not in the inventory of 4 servers"
         assert refusal(manager, "submit", "t", 2, prefer_server="x") == f"prefer_server 'x' {known}"
         assert refusal(manager, "submit", "t", 2, server=7) == f"server 7 {known}"
@@ -163,7 +163,7 @@ class TestWords:
             (1e-9, "got 1e-09"),
         ],
     )
-    def test_half_a_gpu_is_pointed_to_a_share(
+    def test_a_fractional_number_of_gpus_gets_advice_on_gpu_milli(
         self, manager: GPUResourceManager, gpus: Any, advice: str
     ) -> None:
         assert refusal(manager, "submit", "t", gpus) == f"gpus must be a whole number, {advice}"
@@ -172,26 +172,26 @@ class TestWords:
             "is gpus", "is required_gpus"
         )
 
-    def test_the_share_advised_is_granted(self, manager: GPUResourceManager) -> None:
+    def test_the_advised_gpu_fraction_is_granted(self, manager: GPUResourceManager) -> None:
         assert share_advice(0.5).endswith("gpus=1, gpu_milli=500")
         assert manager.submit("t", gpus=1, gpu_milli=500)["gpu_milli"] == 500
 
-    def test_two_values_of_one_thing_are_one_too_many(self, manager: GPUResourceManager) -> None:
+    def test_two_values_of_one_option_are_refused(self, manager: GPUResourceManager) -> None:
         assert refusal(manager, "submit", "t", 2, required_gpus=4) == (
             "gpus=2 and required_gpus=4 are two values of one option: give one"
         )
         assert manager.submit("t", 2, required_gpus=2, required_cpus=3)["cpu_count"] == 3
 
-    def test_one_cpu_is_asked_for_unless_said(self, manager: GPUResourceManager) -> None:
+    def test_cpus_default_to_one(self, manager: GPUResourceManager) -> None:
         assert manager.submit("t", 2)["cpu_count"] == 1
         assert refusal(manager, "submit", "u") == "gpus is missing"
 
-    def test_no_gpu_at_all_only_where_the_settings_allow_it(self, manager: GPUResourceManager) -> None:
+    def test_zero_gpus_only_if_the_settings_allow_it(self, manager: GPUResourceManager) -> None:
         assert "must be between" in refusal(manager, "submit", "t", 0)
         with GPUResourceManager.from_url("memory://", min_gpus=0) as other:
             assert other.submit("t", 0)["gpu_ids"] == []
 
-    def test_a_server_is_named_or_numbered_also_in_text(self) -> None:
+    def test_a_server_is_given_by_name_or_number_also_as_text(self) -> None:
         inventory = (*nodes("abc"), Node("1", 7, {"cpus": 8}, (Gpu(0),)))
         cluster, settings = ClusterState(inventory), Settings()
 

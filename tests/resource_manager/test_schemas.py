@@ -1,4 +1,4 @@
-"""What is written can be read back, and what is wrong is refused in one line."""
+"""Changes and states are read back as written, and wrong data is refused in one line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CHANGES: list[Change] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: type(c).__name__)
-def test_a_change_survives_json_and_dict(change: Change) -> None:
+def test_a_change_is_read_back_from_json_and_dict(change: Change) -> None:
     assert schemas.change_from_json(schemas.change_to_json(change)) == change
     assert schemas.change_from_json(schemas.change_to_json(change).encode()) == change
     assert schemas.change_from_dict(schemas.change_to_dict(change)) == change
@@ -61,7 +61,7 @@ def test_amounts_keep_their_type() -> None:
     assert [type(value) for value in node.resources.values()] == [int, float]
 
 
-def test_a_state_survives_as_a_snapshot() -> None:
+def test_a_state_is_read_back_from_its_snapshot() -> None:
     cluster = ClusterState([NODE])
     for change in (CHANGES[0], Queued(Request("w", priority=3), 2.0), Drained("a", 3.0)):
         cluster.apply(change)
@@ -84,7 +84,7 @@ def test_a_state_survives_as_a_snapshot() -> None:
         b'{"change":"released","task_id":"\xff"}',
     ],
 )
-def test_what_is_no_change_is_refused_in_one_line(text: str | bytes) -> None:
+def test_invalid_changes_are_refused_in_one_line(text: str | bytes) -> None:
     with pytest.raises(CorruptStateError) as caught:
         schemas.change_from_json(text)
     assert "\n" not in str(caught.value)

@@ -36,7 +36,10 @@ def test_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
         ),
         ({"GPU_MANAGER_MAX_GPUS": "0"}, "GPU_MANAGER_MAX_GPUS"),
         ({"GPU_MANAGER_SETTINGS": "/no/such/file.toml"}, "GPU_MANAGER_SETTINGS"),
-        ({"GPU_MANAGER_TEAM_QUOTAS": "a=2"}, "GPU_MANAGER_TEAM_QUOTAS: the share of 'a' must be between 0 and 1, got 2.0$"),
+        (
+            {"GPU_MANAGER_TEAM_QUOTAS": "a=2"},
+            "GPU_MANAGER_TEAM_QUOTAS: the share of 'a' must be between 0 and 1, got 2.0$",
+        ),
         ({"GPU_MANAGER_TEAM_QUOTAS": "a"}, "GPU_MANAGER_TEAM_QUOTAS: shares must be given as vision=0.5"),
         ({"GPU_MANAGER_TEAM_QUOTAS": "a=x"}, "GPU_MANAGER_TEAM_QUOTAS: shares must be given as vision=0.5"),
     ],
@@ -54,7 +57,7 @@ def test_a_wrong_setting_is_named(environ: dict[str, str], named: str) -> None:
         ("team_quotas = { a = [1] }", "'team_quotas': shares must be given as"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named(tmp_path: Path, text: str, named: str) -> None:
+def test_a_wrong_setting_in_the_file_is_named(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "settings.toml"
     path.write_text(f"{text}\n")
     with pytest.raises(SettingsError, match=f"^setting {named}"):

@@ -1,4 +1,4 @@
-"""The commit protocol: groups, lost races, the lock, old replicas, stores that rest, stopped callers."""
+"""The commit protocol: groups, conflicts, the lock, old replicas, recovery windows, stopped callers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ GPUS = 8
 
 
 class WatchedStore(MemoryStore):
-    """A memory store that counts, and that lets a test step in right before commits."""
+    """A memory store that counts calls, and runs a test's functions right before commits."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.refreshes = 0
         self.commits: list[list[str]] = []
         self.before_commit: list[Callable[[], object]] = []
-        """One for each of the next commits, in order."""
+        """One function for each of the next commits, in order."""
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
         self.refreshes += 1
@@ -53,7 +53,7 @@ class WatchedStore(MemoryStore):
 
 
 class Notes:
-    """An observer that writes everything down."""
+    """An observer that records everything."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -96,7 +96,7 @@ def holders(cluster: ClusterState) -> set[str]:
 
 
 def grant(state: Transactions, task_id: str, gpus: int = 1, ttl_s: float = 60.0) -> set[str]:
-    """Who holds leases right after that request."""
+    """Return the tasks with leases right after that request."""
     return state.run(granting(state, task_id, gpus, ttl_s), holders)[1]
 
 
@@ -117,7 +117,7 @@ def state(store: WatchedStore, notes: Notes) -> Transactions:
 
 @pytest.fixture
 def other(store: WatchedStore) -> Transactions:
-    """Those of another process on the same store."""
+    """Transactions of another process on the same store."""
     return on(store)
 
 
@@ -144,17 +144,17 @@ class TestOneStep:
             state.run(step, holders)
         assert store.commits == []
 
-    def test_an_error_while_looking_comes_after_the_commit(
+    def test_an_error_of_the_reader_comes_after_the_commit(
         self, state: Transactions, store: WatchedStore
     ) -> None:
         with pytest.raises(ZeroDivisionError):
             state.run(granting(state, "a"), lambda cluster: 1 / 0)
         assert state.read(lambda cluster, now: holders(cluster)) == {"a"}
 
-    def test_alone_it_is_carried_out_as_well(self, state: Transactions) -> None:
+    def test_can_be_run_alone(self, state: Transactions) -> None:
         assert state.run(granting(state, "a"), holders, alone=True)[1] == {"a"}
 
-    def test_leads_with_what_expired_and_names_it(
+    def test_puts_expirations_first_and_logs_them(
         self, notes: Notes, caplog: pytest.LogCaptureFixture
     ) -> None:
         now = [1_000.0]
@@ -175,8 +175,8 @@ class TestOneStep:
         assert 0 <= notes.of("commit_s")[0] < 60
 
 
-class TestWhatIsKnown:
-    def test_is_told_without_asking_the_store(
+class TestTheUnlockedReplica:
+    def test_is_read_without_the_store(
         self, state: Transactions, other: Transactions, store: WatchedStore
     ) -> None:
         assert state.known(holders) == set()
@@ -185,7 +185,7 @@ class TestWhatIsKnown:
         assert state.known(holders) == set()
         assert store.refreshes == refreshes
 
-    def test_is_looked_up_again_before_a_request_is_refused_for_it(
+    def test_is_refreshed_before_a_request_is_refused(
         self, state: Transactions, other: Transactions, store: WatchedStore
     ) -> None:
         def held_by_a(cluster: ClusterState) -> str:
@@ -199,8 +199,8 @@ class TestWhatIsKnown:
         assert state.known(held_by_a) == "gpu-server-0"
 
 
-class TestLostRaces:
-    def test_what_was_missed_comes_with_the_refusal(
+class TestConflicts:
+    def test_missed_changes_come_with_the_refusal(
         self, state: Transactions, other: Transactions, store: WatchedStore, notes: Notes
     ) -> None:
         grant(state, "a")
@@ -209,10 +209,10 @@ class TestLostRaces:
         changes, seen = state.run(granting(state, "b"), holders)
         assert seen == {"a", "theirs", "b"}
         assert [type(change) for change in changes] == [Granted]
-        assert store.refreshes - before == 1, "the other's first look, and none of ours"
+        assert store.refreshes - before == 1, "the other's first refresh, and none of ours"
         assert notes.of("commit_conflicts") == [1]
 
-    def test_a_store_that_does_not_say_what_was_missed_is_read(
+    def test_a_refusal_without_missed_changes_leads_to_a_refresh(
         self, state: Transactions, other: Transactions, store: WatchedStore
     ) -> None:
         def stale() -> None:
@@ -223,20 +223,18 @@ class TestLostRaces:
         store.before_commit = [stale]
         assert grant(state, "b") == {"a", "theirs", "b"}
 
-    def test_after_some_the_lock_ends_them(
+    def test_several_of_them_lead_to_the_lock(
         self, state: Transactions, other: Transactions, store: WatchedStore, notes: Notes
     ) -> None:
         races = [lambda n=n: grant(other, f"theirs {n}") for n in range(TRIES_WITHOUT_LOCK)]  # type: ignore[misc]
-        # The race's own commit takes the next turn, which lets it through.
+        # The commit of the race itself takes the next function, which does nothing.
         store.before_commit = [turn for race in races for turn in (race, lambda: None)]
         assert "ours" in grant(state, "ours")
         assert notes.of("commit_conflicts") == [1] * TRIES_WITHOUT_LOCK
         assert len(notes.of("lock_wait_s")) == 1
         assert 0 <= notes.of("lock_wait_s")[0] < 60
 
-    def test_who_finds_the_lock_held_waits_for_it(
-        self, state: Transactions, store: WatchedStore, notes: Notes
-    ) -> None:
+    def test_a_held_lock_is_waited_for(self, state: Transactions, store: WatchedStore, notes: Notes) -> None:
         grant(state, "a")
         lock = store.lock()
         assert lock.acquire(0)
@@ -245,7 +243,7 @@ class TestLostRaces:
         assert notes.of("commit_conflicts") == [1]
         assert len(notes.of("lock_wait_s")) == 1
 
-    def test_but_not_for_ever(self, store: WatchedStore) -> None:
+    def test_the_wait_for_the_lock_ends_at_its_timeout(self, store: WatchedStore) -> None:
         state = on(store, lock_timeout_s=0.05)
         grant(state, "a")
         assert store.lock().acquire(0)
@@ -253,7 +251,7 @@ class TestLostRaces:
             grant(state, "b")
         assert len(store.commits) == 1
 
-    def test_a_lock_that_ran_out_under_it_is_taken_again(
+    def test_an_expired_lock_is_acquired_again(
         self, state: Transactions, store: WatchedStore, notes: Notes
     ) -> None:
         grant(state, "a")
@@ -262,7 +260,7 @@ class TestLostRaces:
         assert notes.of("commit_conflicts") == [1] * (TRIES_WITHOUT_LOCK + 2)
         assert len(notes.of("lock_wait_s")) == 3
 
-    def test_but_within_the_time_allowed(self, store: WatchedStore) -> None:
+    def test_retries_under_the_lock_end_at_its_timeout(self, store: WatchedStore) -> None:
         state = on(store, lock_timeout_s=0.0)
         grant(state, "a")
         store.before_commit = [refuse] * 50
@@ -270,7 +268,7 @@ class TestLostRaces:
             grant(state, "b")
         assert len(store.before_commit) == 50 - TRIES_WITHOUT_LOCK - 1
 
-    def test_a_lock_that_cannot_be_given_back_does_not_undo_the_commit(
+    def test_a_failed_release_of_the_lock_does_not_undo_the_commit(
         self, state: Transactions, store: WatchedStore, caplog: pytest.LogCaptureFixture
     ) -> None:
         def lost(lock: Lock) -> None:
@@ -285,24 +283,26 @@ class TestLostRaces:
 
 
 class TestOldReplicas:
-    def test_a_no_is_decided_again_on_the_newest_state(
+    def test_a_refusal_is_decided_again_on_the_newest_state(
         self, state: Transactions, other: Transactions
     ) -> None:
         grant(state, "a", GPUS)
         other.run(releasing(other, "a"), holders)
         assert grant(state, "b", GPUS) == {"b"}
 
-    def test_a_yes_needs_no_second_look(self, state: Transactions, store: WatchedStore) -> None:
+    def test_a_grant_needs_no_refresh(self, state: Transactions, store: WatchedStore) -> None:
         grant(state, "a")
         before = store.refreshes
         grant(state, "b")
         assert store.refreshes == before
 
-    def test_a_fresh_no_needs_no_second_look(self, state: Transactions, store: WatchedStore) -> None:
+    def test_a_refusal_on_a_fresh_state_needs_no_refresh(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
         state.run(lambda cluster, now: [], holders)
-        assert store.refreshes == 2, "one finds nothing, one reads what was then written"
+        assert store.refreshes == 2, "one finds no state, one reads the first state"
 
-    def test_reading_looks_unless_a_little_age_is_allowed(
+    def test_reading_refreshes_unless_the_replica_is_young_enough(
         self, state: Transactions, other: Transactions, store: WatchedStore
     ) -> None:
         grant(state, "a")
@@ -313,19 +313,19 @@ class TestOldReplicas:
         state.read(lambda cluster, now: holders(cluster), max_age_s=60)
         assert store.refreshes == before
 
-    def test_reading_brings_the_replica_up_to_date_instead_of_a_new_one(self, state: Transactions) -> None:
+    def test_reading_updates_the_replica_instead_of_replacing_it(self, state: Transactions) -> None:
         grant(state, "a")
         replica = state.replica
         assert replica is not None
         assert state.read(lambda cluster, now: cluster is replica)
 
-    def test_a_state_that_vanishes_while_it_is_set_up_is_told(self, state: Transactions) -> None:
+    def test_a_state_that_vanishes_during_initialisation_is_reported(self, state: Transactions) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(state.store, "refresh", lambda replica: None)
             with pytest.raises(StaleStateError, match=r"^the state vanished while .*; retry$"):
                 grant(state, "a")
 
-    def test_starting_over_waits_for_the_lock(self, state: Transactions, store: WatchedStore) -> None:
+    def test_replacing_the_state_waits_for_the_lock(self, state: Transactions, store: WatchedStore) -> None:
         grant(state, "a")
         lock = store.lock()
         assert lock.acquire(0)
@@ -334,14 +334,14 @@ class TestOldReplicas:
         assert state.read(lambda cluster, now: holders(cluster)) == set()
 
 
-class TestAStoreThatRests:
-    """After a fail-over nothing is granted until owners have renewed."""
+class TestTheRecoveryWindow:
+    """After a failover, grants pause until owners have renewed."""
 
     @staticmethod
     def unconfirmed() -> None:
         raise StateUnconfirmedError("the store was restarted", rest_s=60)
 
-    def test_grants_nothing_but_takes_releases(
+    def test_pauses_grants_and_accepts_releases(
         self, state: Transactions, store: WatchedStore, caplog: pytest.LogCaptureFixture
     ) -> None:
         grant(state, "a")
@@ -350,7 +350,7 @@ class TestAStoreThatRests:
         assert caplog.messages == ["the store was restarted"]
         assert state.run(releasing(state, "a"), holders)[1] == set()
 
-    def test_a_second_refusal_meanwhile_is_the_callers(
+    def test_a_second_refusal_in_it_is_raised_to_the_caller(
         self, state: Transactions, store: WatchedStore
     ) -> None:
         grant(state, "a")
@@ -358,7 +358,7 @@ class TestAStoreThatRests:
         with pytest.raises(StateUnconfirmedError):
             state.run(releasing(state, "a"), holders)
 
-    def test_may_be_found_out_under_the_lock(
+    def test_may_be_detected_under_the_lock(
         self, state: Transactions, store: WatchedStore, notes: Notes
     ) -> None:
         grant(state, "a")
@@ -368,7 +368,9 @@ class TestAStoreThatRests:
 
 
 class TestThreadsOfOneProcess:
-    def test_one_commit_serves_all_who_came_meanwhile(self, state: Transactions, store: WatchedStore) -> None:
+    def test_one_commit_carries_all_operations_that_arrived_meanwhile(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
         with Meanwhile(state, store) as meanwhile:
             meanwhile.comes("b")
             meanwhile.comes("c")
@@ -382,7 +384,9 @@ class TestThreadsOfOneProcess:
         assert meanwhile.granted == {"a", "b"}
         assert meanwhile.errors == {}
 
-    def test_ones_error_is_not_the_others(self, state: Transactions, store: WatchedStore) -> None:
+    def test_an_error_of_one_does_not_affect_the_others(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
         with Meanwhile(state, store) as meanwhile:
             meanwhile.comes("b", GPUS - 1)
             meanwhile.raises("c", ZeroDivisionError())
@@ -391,7 +395,7 @@ class TestThreadsOfOneProcess:
         assert isinstance(meanwhile.errors["c"], ZeroDivisionError)
         assert meanwhile.granted == {"a", "b"}
 
-    def test_what_expired_is_told_to_the_first_of_them(self) -> None:
+    def test_expirations_are_returned_to_the_first_of_them(self) -> None:
         now = [1_000.0]
         store = WatchedStore(clock=lambda: now[0])
         state = on(store)
@@ -404,7 +408,7 @@ class TestThreadsOfOneProcess:
         told = [[type(change) for change in meanwhile.changes[task_id]] for task_id in ("b", "c")]
         assert told == [[Expired, Granted], [Granted]]
 
-    def test_who_waits_too_long_leaves_and_nothing_is_done_for_it(self, store: WatchedStore) -> None:
+    def test_a_caller_that_times_out_has_no_effect(self, store: WatchedStore) -> None:
         state = on(store, lock_timeout_s=0.05)
         with Meanwhile(state, store) as meanwhile:
             meanwhile.comes("b")
@@ -414,7 +418,7 @@ class TestThreadsOfOneProcess:
         assert str(error) == "lock 'of this process' was not free within 0.05 s"
         assert grant(state, "c") == {"a", "c"}
 
-    def test_when_the_one_that_leads_is_stopped_the_others_go_on(
+    def test_the_others_continue_when_the_leader_is_stopped(
         self, state: Transactions, store: WatchedStore
     ) -> None:
         def stop() -> None:
@@ -429,7 +433,7 @@ class TestThreadsOfOneProcess:
         assert {"b", "c"} - set(stopped) <= meanwhile.granted
         assert grant(state, "d") == {"a", "b", "c", "d"} - set(stopped)
 
-    def test_who_is_stopped_while_it_waits_leaves_and_nothing_is_done_for_it(
+    def test_a_caller_stopped_while_waiting_has_no_effect(
         self, state: Transactions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Stopped:
@@ -442,7 +446,7 @@ class TestThreadsOfOneProcess:
                 grant(state, "a")
         assert grant(state, "b") == {"b"}
 
-    def test_a_replica_left_in_the_middle_of_a_change_is_not_used_again(self, state: Transactions) -> None:
+    def test_a_replica_interrupted_in_a_change_is_not_used_again(self, state: Transactions) -> None:
         def stop(cluster: ClusterState, now: float) -> list[Change]:
             cluster.leases.clear()
             raise KeyboardInterrupt
@@ -455,12 +459,12 @@ class TestThreadsOfOneProcess:
 
 
 def refuse() -> None:
-    """The commit fails as if another had been faster, and does not say what was missed."""
+    """Fail a commit as if another client had been faster, without the missed changes."""
     raise StaleStateError(0, 1)
 
 
 class after:
-    """Does it that many seconds later, and waits for that at the end."""
+    """Run the action that many seconds later, and wait for it at the end."""
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
         self._timer = threading.Timer(seconds, action)
@@ -473,7 +477,7 @@ class after:
 
 
 class Meanwhile:
-    """Callers that come, in that order, while the first one's commit (of task `a`) is under way."""
+    """Callers that arrive, in that order, during the commit of the first one (task `a`)."""
 
     def __init__(self, state: Transactions, store: WatchedStore) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""The stores under test, each as a function that opens one more client of the same state."""
+"""Stores under test, each as a function that opens another client of the same state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STORES = os.environ.get(
     "STORES_UNDER_TEST",
     "memory embedded_redis system_redis limited_embedded_redis limited_system_redis variable",
 ).split()
-"""`limited_…`: as a user of Redis with the rights that docs/stores.md recommends, as is the Variable's lock.
+"""`limited_…`: as a Redis user with the rights that docs/stores.md recommends, like the Variable's lock.
 `airflow` needs a process of its own, with a migrated database: see test_in_airflow."""
 
 
 class Variables:
-    """Airflow's Variables, as far as a store sees them."""
+    """A stand-in for Airflow's Variables, as a store uses them."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -41,7 +41,7 @@ class Variables:
 
 @pytest.fixture(params=STORES)
 def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
-    """Opens clients of one empty state; Redis and Variable clients are independent of each other."""
+    """Open clients of one empty state; Redis and Variable clients are independent of each other."""
     with ExitStack() as stack:
         if request.param == "memory":
             store = MemoryStore()

@@ -1,6 +1,7 @@
-"""Runs a real task of a real Airflow that allocates and releases; prints what it saw as JSON.
+"""Run a real task of a real Airflow that allocates and releases; print its observations as JSON.
 
-Lies in the DAGs folder of an AIRFLOW_HOME with a migrated database; GPU_MANAGER_REDIS_URL names a Redis.
+To be copied to the DAGs folder of an AIRFLOW_HOME with a migrated database; GPU_MANAGER_REDIS_URL names a
+Redis server.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def train() -> None:
 
 
 def outage(call: Callable[[], object]) -> dict[str, Any]:
-    """What an unreachable Airflow looks like."""
+    """Return the error that the call raises for an unreachable Airflow."""
     from airflow.sdk.exceptions import AirflowException
 
     try:
@@ -68,7 +69,7 @@ def outage(call: Callable[[], object]) -> dict[str, Any]:
 
 @contextmanager
 def errors_from_the_supervisor() -> Iterator[None]:
-    """Whatever the task asks of its supervisor meanwhile, an error is the answer."""
+    """Answer every message of the task to its supervisor with an error."""
     from airflow.sdk.exceptions import ErrorType
     from airflow.sdk.execution_time import task_runner
     from airflow.sdk.execution_time.comms import ErrorResponse
@@ -80,7 +81,7 @@ def errors_from_the_supervisor() -> Iterator[None]:
 
 @contextmanager
 def no_variables() -> Iterator[None]:
-    """The database has no table of Variables meanwhile."""
+    """Remove the table of Variables from the database for the duration."""
     from airflow import settings
     from sqlalchemy import text as sql
 

@@ -1,4 +1,4 @@
-"""What every store promises, whatever it is made of."""
+"""The contract that every store fulfils."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fresh(store: Store) -> Snapshot:
 
 
 def normal(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with leases and queue in one order, which a store need not keep."""
+    """Return the snapshot with leases and queue sorted; a store need not keep their order."""
     return replace(
         snapshot,
         leases=tuple(sorted(snapshot.leases, key=lambda lease: lease.fencing_token)),
@@ -53,7 +53,7 @@ def commit(
     decide: Callable[[float], list[Change]],
     lock_token: str | None = None,
 ) -> None:
-    """Decides, commits and applies; anew where a busy machine took too long in between."""
+    """Decide, commit and apply; repeat if a busy machine took too long in between."""
     while True:
         now = store.now()
         changes = decide(now)
@@ -89,7 +89,7 @@ def test_a_commit_reaches_other_replicas(open_client: OpenStore) -> None:
     assert reader.refresh(theirs) is theirs, "nothing changed"
     change = granted(mine, "a", writer.now())
     writer.commit(mine.version, [change], now=writer.now())
-    assert mine.version == 0, "the caller's replica is the caller's"
+    assert mine.version == 0, "commit does not change the caller's replica"
     mine.apply(change)
     theirs = reader.refresh(theirs)
     assert theirs is not None
@@ -113,7 +113,7 @@ def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
     assert [lease.task_id for lease in fresh(other).leases] == ["a"]
 
 
-def test_a_commit_to_nothing_is_stale(open_client: OpenStore) -> None:
+def test_a_commit_to_an_empty_store_is_stale(open_client: OpenStore) -> None:
     store = open_client()
     with pytest.raises(StaleStateError) as caught:
         store.commit(0, [], now=store.now())
@@ -121,7 +121,7 @@ def test_a_commit_to_nothing_is_stale(open_client: OpenStore) -> None:
     assert store.refresh(None) is None
 
 
-def test_a_lost_race_for_the_inventory_is_told_as_such(open_client: OpenStore) -> None:
+def test_a_conflict_on_the_inventory_is_a_stale_state(open_client: OpenStore) -> None:
     store = open_client()
     mine = started(store)
     store.commit(0, [granted(mine, "a", store.now())], now=store.now())
@@ -144,7 +144,7 @@ def test_nodes_that_left_while_closed_come_back_open(open_client: OpenStore) -> 
 
 
 @pytest.mark.parametrize("end", [Released, Expired])
-def test_a_task_that_comes_again_starts_with_a_clean_slate(
+def test_a_new_lease_of_a_task_keeps_nothing_of_its_earlier_leases(
     open_client: OpenStore, end: type[Released | Expired]
 ) -> None:
     store = open_client()
@@ -177,7 +177,7 @@ def test_a_quarantined_lease_that_is_renewed_is_active_again(open_client: OpenSt
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_kind_of_change_survives_the_store(open_client: OpenStore, seed: int) -> None:
+def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, seed: int) -> None:
     writer, reader = open_client(), open_client()
     mine, walk = started(writer), Walk(seed)
     theirs: ClusterState | None = None
@@ -190,7 +190,7 @@ def test_every_kind_of_change_survives_the_store(open_client: OpenStore, seed: i
     assert normal(theirs.snapshot()) == normal(mine.snapshot()) == fresh(open_client())
 
 
-def test_history_folds_to_the_state(open_client: OpenStore) -> None:
+def test_the_history_applied_to_the_first_state_gives_the_state(open_client: OpenStore) -> None:
     store = open_client()
     mine, walk = started(store), Walk(11)
     for _ in range(60):
@@ -206,7 +206,7 @@ def test_history_folds_to_the_state(open_client: OpenStore) -> None:
     assert normal(replay.snapshot()) == normal(mine.snapshot())
 
 
-def test_while_a_lock_is_held_only_the_holder_commits(open_client: OpenStore) -> None:
+def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)
     lock = store.lock()
@@ -221,7 +221,7 @@ def test_while_a_lock_is_held_only_the_holder_commits(open_client: OpenStore) ->
     other.commit(1, [granted(cluster, "a", other.now())], now=other.now())
 
 
-def test_first_state_and_new_beginning_wait_for_a_commit_under_way(open_client: OpenStore) -> None:
+def test_initialise_and_replace_wait_for_the_lock(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     for step in (store.initialise, store.replace):
         lock = other.lock()
@@ -233,7 +233,7 @@ def test_first_state_and_new_beginning_wait_for_a_commit_under_way(open_client: 
         assert len(fresh(other).nodes) == 4
 
 
-def test_starting_over_keeps_numbers_growing(open_client: OpenStore) -> None:
+def test_replace_keeps_version_fencing_token_and_sequence_growing(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)
     theirs = other.refresh(None)
@@ -278,13 +278,13 @@ def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) ->
         assert replace(kept, version=copy.version) == copy
     store.replace(first_state(2))
     again = fresh(store)
-    assert again.version > copy.version, "no replica of what was there before passes as current"
+    assert again.version > copy.version, "no earlier replica passes as current"
     assert again.fencing >= copy.fencing
     assert (again.leases, again.waiting, again.drained, again.retired) == ((), (), (), ())
 
 
-def test_starting_over_forgets_what_was_said_of_leases(open_client: OpenStore) -> None:
-    """A lease of the same name in the new state has neither the end nor the quarantine of the old one."""
+def test_replace_drops_renewals_and_quarantines(open_client: OpenStore) -> None:
+    """A lease of the same id in the new state has neither the renewal nor the quarantine of the old one."""
     store = open_client()
     mine = started(store)
     now = store.now()
@@ -295,7 +295,7 @@ def test_starting_over_forgets_what_was_said_of_leases(open_client: OpenStore) -
     assert fresh(open_client()).leases == (lease.lease,)
 
 
-def test_starting_over_under_a_lock(open_client: OpenStore) -> None:
+def test_replace_under_a_held_lock(open_client: OpenStore) -> None:
     store = open_client()
     started(store)
     lock = store.lock()
@@ -364,7 +364,7 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
     assert state.version == 6 * 29
 
 
-def test_runtimes_are_learnt_from_the_history_by_whoever_comes_later(
+def test_a_later_process_learns_runtimes_from_the_history(
     open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
@@ -399,7 +399,7 @@ def test_runtimes_are_learnt_from_the_history_by_whoever_comes_later(
     assert len(learner.runtimes._runs["train_#"]) == 4, "only what is new was read"
 
 
-def test_nothing_suspends_grants_where_nothing_restarted(open_client: OpenStore) -> None:
+def test_grants_are_not_suspended_without_a_restart(open_client: OpenStore) -> None:
     store = open_client()
     started(store)
     assert store.suspended_until < store.now()

@@ -1,4 +1,4 @@
-"""The JSON document of the Variable store: what people read in it, and what it is read back as."""
+"""The JSON document of the Variable store: its readable part, and reading it back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def original(*servers: dict[str, Any]) -> str:
 
 
 def written(*changes: Change, node: Node | None = None) -> dict[str, Any]:
-    """The document of a cluster of one node after those changes."""
+    """Return the document of a cluster of one node after those changes."""
     cluster = ClusterState([node or Node("a", 0, {"cpus": 64}, (Gpu(0), Gpu(1)))])
     for change in changes:
         cluster.apply(change)
@@ -50,10 +50,10 @@ def written(*changes: Change, node: Node | None = None) -> dict[str, Any]:
     return value
 
 
-# ---- what people read ----
+# ---- the readable part ----
 
 
-def test_a_server_shows_what_is_free_and_who_runs_there() -> None:
+def test_a_server_shows_free_capacity_and_running_tasks() -> None:
     lease = Lease(Request("t", 1, resources={"cpus": 4}), Placement("a", (1,)), 7, 1e9, math.inf)
     (server,) = written(Granted(lease, 1e9))["servers"]
     assert server == {
@@ -80,20 +80,20 @@ def test_a_closed_server_is_not_open() -> None:
     assert written(Drained("a", 1.0))["servers"][0]["open"] is False
 
 
-def test_where_no_cpus_are_counted_there_are_none() -> None:
+def test_a_server_without_cpus_shows_zero_cpus() -> None:
     lease = Lease(Request("t", 1), Placement("a", (0,)), 1, 0.0)
     (server,) = written(Granted(lease, 0.0), node=Node("a", 0, {}, (Gpu(0),)))["servers"]
     assert (server["total_cpus"], server["available_cpus"]) == (0, 0)
     assert server["running_tasks"][0]["allocated_cpus"] == 0
 
 
-def test_a_document_carries_no_needless_space() -> None:
-    """A Variable is written whole at every commit, and holds about 64 KiB in some databases."""
+def test_a_document_has_no_superfluous_spaces() -> None:
+    """A Variable is written completely at every commit, and limited to about 64 KiB in some databases."""
     text = to_json(Document(ClusterState([Node("a", 0, {"cpus": 64})]), "e", "c"), 0.0)
     assert " " not in text
 
 
-# ---- what is read back ----
+# ---- reading back ----
 
 
 def test_a_document_is_read_back_as_it_was() -> None:
@@ -109,8 +109,8 @@ def test_a_document_is_read_back_as_it_was() -> None:
     assert again.changes == document.changes
 
 
-def test_missed_changes_are_complete_or_none() -> None:
-    """Half of what a replica missed would lead it to a state that never was."""
+def test_missed_changes_are_complete_or_empty() -> None:
+    """Part of the missed changes would lead a replica to a state that never existed."""
     cluster = ClusterState.from_snapshot(Snapshot(version=5, fencing=0, sequence=0, nodes=()))
     kept = tuple((version, Drained(f"n{version}", 0.0)) for version in (3, 4, 5))
     document = Document(cluster, "e", "c", changes=kept)
@@ -120,7 +120,7 @@ def test_missed_changes_are_complete_or_none() -> None:
     assert document.missed_since(1) == (), "change 2 is no longer there"
 
 
-def test_tasks_of_the_original_keep_what_they_hold_until_they_are_released() -> None:
+def test_tasks_of_the_original_keep_their_gpus_until_release() -> None:
     document = from_json(original(SERVER), WHERE)
     assert (document.epoch, document.commit, document.by_hand, document.changes) == ("", "", False, ())
     state = document.cluster.snapshot()
@@ -133,7 +133,7 @@ def test_tasks_of_the_original_keep_what_they_hold_until_they_are_released() -> 
     assert (node.node.server_id, node.whole_free, node.free["cpus"]) == (3, 6, 56)
 
 
-def test_tasks_of_the_original_get_a_number_each() -> None:
+def test_tasks_of_the_original_get_a_fencing_token_each() -> None:
     document = from_json(original({**SERVER, "running_tasks": [task("a", 0), task("b", 1)]}), WHERE)
     assert {lease.task_id: lease.fencing_token for lease in document.cluster.leases.values()} == {
         "a": 1,
@@ -142,7 +142,7 @@ def test_tasks_of_the_original_get_a_number_each() -> None:
     assert document.cluster.fencing == 2
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_tasks_of_the_original_get_a_number_each() -> None:
         (original({**SERVER, "running_tasks": [task("a", 0), task("b", 0)]}), "GPU 0 of 'gpu-server-3'"),
     ],
 )
-def test_a_refusal_says_where_and_why_and_what_to_do(text: str, reason: str) -> None:
+def test_a_refusal_names_place_reason_and_remedy(text: str, reason: str) -> None:
     with pytest.raises(CorruptStateError, match=f"^{WHERE} cannot be read .*: {reason}.*reset$"):
         from_json(text, WHERE)
 
@@ -168,7 +168,7 @@ def test_a_document_without_its_format_is_not_taken_for_an_original() -> None:
         from_json(json.dumps(value), WHERE)
 
 
-def test_a_newer_document_is_named_as_one() -> None:
+def test_a_newer_document_is_refused_as_newer() -> None:
     text = json.dumps({**written(), "format": 7})
     with pytest.raises(NewerFormatError, match=f"^{WHERE}: the document was written in format 7"):
         from_json(text, WHERE)

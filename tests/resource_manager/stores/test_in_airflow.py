@@ -19,7 +19,7 @@ ROOT = HERE.parents[2]
 
 @pytest.fixture(scope="module")
 def airflow_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A process environment with a migrated Airflow database of its own."""
+    """Return a process environment with a migrated Airflow database of its own."""
     pytest.importorskip("airflow", reason="needs the extra 'airflow'", exc_type=ImportError)
     home = tmp_path_factory.mktemp("airflow")
     environment = {
@@ -80,10 +80,10 @@ def test_a_real_task_allocates_and_releases(
     assert seen["seen_outside"] == ["kept"]
     assert seen["released_outside"] is True
     assert seen["servers"] == 4
-    # Only in the place of what was read before: nothing, then "a".
+    # A write succeeds only if the stored text is the expected one: none, then "a".
     assert (seen["written"], seen["scratch"]) == ([False, True, False, False, True], "b")
     for call in ("database_out", "task_out", "read_refused", "write_refused"):
         assert seen[call]["is_airflow_exception"]
         assert "gpu_resource_status" in seen[call]["text"]
-    # The execution API answers "not found" when only the database behind it is out.
+    # The execution API answers "not found" when only the database behind it is down.
     assert "is gone (deleted, or Airflow's database is down)" in seen["state_lost"]

@@ -1,4 +1,4 @@
-"""What the memory store keeps of its history, and what it says when its state is gone."""
+"""The memory store's history limit, and its errors for a lost state."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def versions(store: MemoryStore) -> list[int]:
     return [version for version, _ in store.history()]
 
 
-def test_the_history_holds_its_limit_to_twice_as_many_changes() -> None:
+def test_the_history_has_between_its_limit_and_twice_as_many_changes() -> None:
     store = after(20, history_limit=10)
     assert versions(store) == list(range(1, 21))
     more(store, 20, 1)
-    assert versions(store) == list(range(12, 22)), "cut down to the limit"
+    assert versions(store) == list(range(12, 22)), "trimmed to the limit"
     more(store, 21, 1)
     assert versions(store) == list(range(12, 23)), "and it grows again"
 
 
-def test_what_left_the_history_is_still_in_the_state() -> None:
+def test_changes_trimmed_from_the_history_stay_in_the_state() -> None:
     store = after(21, history_limit=10)
     for replica in (None, ClusterState.from_snapshot(first_state())):
         cluster = store.refresh(replica)
@@ -47,7 +47,7 @@ def test_what_left_the_history_is_still_in_the_state() -> None:
         assert (cluster.version, cluster.node(SERVER).drained) == (21, Drained(SERVER, 21.0))
 
 
-def test_missed_changes_are_complete_or_none() -> None:
+def test_missed_changes_are_complete_or_empty() -> None:
     store = after(21, history_limit=10)
     for version, missed in ((11, range(12, 22)), (15, range(16, 22)), (10, ()), (0, ())):
         with pytest.raises(StaleStateError) as caught:
@@ -55,7 +55,7 @@ def test_missed_changes_are_complete_or_none() -> None:
         assert [change.at for change in caught.value.missed] == list(missed)
 
 
-def test_a_state_that_is_gone_is_said_to_be() -> None:
+def test_a_missing_or_older_state_is_a_lost_state() -> None:
     ahead = ClusterState.from_snapshot(first_state())
     with pytest.raises(StateLostError, match=r"^the memory store is empty, but a state was read"):
         MemoryStore().refresh(ahead)

@@ -1,4 +1,4 @@
-"""What the Redis store and lock do when Redis, the network or a process misbehaves."""
+"""The Redis store and lock under faults of Redis, the network and processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def proxy(embedded_redis: RedisServer) -> Iterator[Proxy]:
 # ---- outages ----
 
 
-def test_down_at_the_start_is_said_at_once() -> None:
+def test_an_unreachable_redis_is_reported_at_once() -> None:
     begin = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
         GPUResourceManager.from_url("redis://localhost:1/0")
@@ -70,7 +70,7 @@ def test_down_at_the_start_is_said_at_once() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_password_is_said_so(tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_as_a_login_error(tmp_path: Path) -> None:
     server = RedisServer(EMBEDDED, tmp_path)
     try:
         server.client().config_set("requirepass", "right")
@@ -81,7 +81,7 @@ def test_a_wrong_password_is_said_so(tmp_path: Path) -> None:
         server.stop(signal.SIGKILL)
 
 
-def test_an_outage_in_the_middle_passes(own_redis: RedisServer) -> None:
+def test_a_store_recovers_from_an_outage(own_redis: RedisServer) -> None:
     store = opened(own_redis.url, TRUSTING)
     cluster = started(store)
     add(store, cluster, "a")
@@ -102,7 +102,7 @@ def test_an_outage_in_the_middle_passes(own_redis: RedisServer) -> None:
     assert leases(store) == {"a", "b"}
 
 
-def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis: RedisServer) -> None:
+def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisServer) -> None:
     store = opened(own_redis.url, Settings(reconfirm_s=3.0))
     cluster = started(store)
     add(store, cluster, "a")
@@ -113,11 +113,9 @@ def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis
         add(store, cluster, "b")
     after = store.refresh(cluster)
     assert after is not None
-    assert after.version > version + 1000, "no replica from before passes as current"
-    assert after.fencing > fencing + 1000, "no number of a lost lease is given out again"
-    with pytest.raises(
-        StateUnconfirmedError, match=r"^Redis at .* another [123] s, so that owners"
-    ) as caught:
+    assert after.version > version + 1000, "no earlier replica passes as current"
+    assert after.fencing > fencing + 1000, "no fencing token of a lost lease is issued again"
+    with pytest.raises(StateUnconfirmedError, match=r"^Redis at .* another [123] s so that owners") as caught:
         add(store, after, "b")
     assert 0 < caught.value.rest_s <= 3.0
     released = Released("a", after.leases["a"].fencing_token, store.now())
@@ -128,7 +126,7 @@ def test_after_a_restart_nothing_is_granted_until_leases_are_confirmed(own_redis
     assert leases(store) == {"b"}
 
 
-def test_a_manager_serves_releases_while_redis_rests(own_redis: RedisServer) -> None:
+def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: RedisServer) -> None:
     with GPUResourceManager.from_url(own_redis.url, reconfirm_s=3.0) as manager:
         held = manager.allocate_resources("a", 8, 8)
         assert held is not None
@@ -138,7 +136,7 @@ def test_a_manager_serves_releases_while_redis_rests(own_redis: RedisServer) -> 
         assert manager.allocate_resources("b", 2, 2) is None
         waits = manager.submit("c", 2, 2)
         assert (waits["state"], waits["kind"]) == ("WAITING", "recovering")
-        with GPUResourceManager.from_url(own_redis.url, reconfirm_s=3.0) as other:  # it has tried nothing
+        with GPUResourceManager.from_url(own_redis.url, reconfirm_s=3.0) as other:  # has not granted
             (entry,) = other.queue()
             assert re.match(r"recovering: Redis restarted \d s ago; grants resume in \d s", entry["reason"])
         assert manager.release_resources("a")
@@ -159,7 +157,7 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
             with pytest.raises(StateLostError, match=r"\(version 1; now: empty\)"):
                 step()
         newcomer = opened(server.url)
-        assert newcomer.initialise(first_state()), "who never saw the old state cannot know"
+        assert newcomer.initialise(first_state()), "a new client cannot detect the loss"
         with pytest.raises(StateLostError):
             store.refresh(cluster)
         with pytest.raises(StateLostError):
@@ -175,7 +173,7 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
         server.stop(signal.SIGKILL)
 
 
-def test_what_is_left_of_a_lost_state_does_not_touch_the_next(url: str, embedded_redis: RedisServer) -> None:
+def test_remains_of_a_lost_state_do_not_affect_the_next(url: str, embedded_redis: RedisServer) -> None:
     store = opened(url)
     cluster = started(store)
     for task_id in "abc":
@@ -201,7 +199,7 @@ def test_an_older_copy_of_the_data_is_a_lost_state(url: str, embedded_redis: Red
         add(store, cluster, "b")
 
 
-def test_a_full_memory_refuses_grants_and_lets_releases_through(tmp_path: Path) -> None:
+def test_a_full_memory_refuses_grants_and_accepts_releases(tmp_path: Path) -> None:
     server = RedisServer(EMBEDDED, tmp_path)
     try:
         store = opened(server.url)
@@ -221,7 +219,7 @@ def test_a_full_memory_refuses_grants_and_lets_releases_through(tmp_path: Path) 
         server.stop(signal.SIGKILL)
 
 
-def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
+def test_a_read_only_replica_is_reported_as_one(tmp_path: Path) -> None:
     replica = RedisServer(EMBEDDED, tmp_path)
     try:
         started(opened(replica.url))
@@ -236,7 +234,7 @@ def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
         replica.stop(signal.SIGKILL)
 
 
-# ---- what is stored ----
+# ---- stored data ----
 
 
 def test_keys_of_another_program_are_a_corrupt_state(url: str, embedded_redis: RedisServer) -> None:
@@ -248,7 +246,9 @@ def test_keys_of_another_program_are_a_corrupt_state(url: str, embedded_redis: R
 
 
 @pytest.mark.parametrize("part", ["leases", "waiting", "drained", "inventory"])
-def test_a_corrupt_part_is_an_error_and_stays(url: str, embedded_redis: RedisServer, part: str) -> None:
+def test_a_corrupt_part_is_reported_and_left_unchanged(
+    url: str, embedded_redis: RedisServer, part: str
+) -> None:
     store = opened(url)
     started(store)
     key = RedisClient.from_url(url).key(part)
@@ -290,7 +290,7 @@ def test_flushed_scripts_are_loaded_again(url: str, embedded_redis: RedisServer)
 
 
 def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: RedisServer) -> None:
-    """It is the largest part of the state, and hardly ever changes."""
+    """The inventory is the largest part of the state, and rarely changes."""
     store = opened(url)
     cluster = started(store)
     meta = RedisClient.from_url(url).key("meta")
@@ -314,7 +314,7 @@ def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: Re
     assert again.snapshot().nodes == nodes[:2]
 
 
-def test_a_replica_reads_only_what_it_misses(url: str) -> None:
+def test_a_replica_reads_only_missed_changes(url: str) -> None:
     writer, reader = opened(url), opened(url)
     mine, theirs = started(writer), reader.refresh(None)
     for task_ids in ("a", "bc"):
@@ -325,7 +325,7 @@ def test_a_replica_reads_only_what_it_misses(url: str) -> None:
         assert theirs.snapshot() == mine.snapshot()
 
 
-def test_a_trimmed_stream_means_a_whole_read(url: str, embedded_redis: RedisServer) -> None:
+def test_a_trimmed_stream_leads_to_a_read_of_the_whole_state(url: str, embedded_redis: RedisServer) -> None:
     writer, reader = opened(url), opened(url)
     mine, theirs = started(writer), reader.refresh(None)
     assert theirs is not None
@@ -356,31 +356,31 @@ def test_the_stream_is_trimmed_to_about_its_length(url: str, embedded_redis: Red
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_commit_whose_answer_was_lost_is_made_once(proxy: Proxy, url: str, lost: int) -> None:
+def test_a_commit_with_a_lost_answer_is_made_once(proxy: Proxy, url: str, lost: int) -> None:
     namespace = url.partition("namespace=")[2]
     store = opened(proxy.url(namespace))
     cluster = started(store)
     proxy.lose_answers = lost
-    add(store, cluster, "a")  # the driver sends it again; the script knows it by its id
+    add(store, cluster, "a")  # the driver sends it again; the script recognises its id
     assert proxy.lose_answers == 0
     add(store, cluster, "b")
     assert [version for version, _ in store.history()] == [1, 2]
     assert leases(opened(url)) == {"a", "b"}
 
 
-def test_a_first_state_whose_answer_was_lost_is_this_ones(
+def test_a_first_state_with_a_lost_answer_is_recognised(
     proxy: Proxy, url: str, embedded_redis: RedisServer
 ) -> None:
     store = opened(proxy.url(url.partition("namespace=")[2]))
     store.refresh(None)
-    embedded_redis.client().script_load(store._write.text)  # so that what is lost is the state's answer
+    embedded_redis.client().script_load(store._write.text)  # so that the lost answer is that of the state
     proxy.lose_answers = 1
-    assert store.initialise(first_state()), "it is sent again, and finds itself"
+    assert store.initialise(first_state()), "it is sent again and recognised"
     assert proxy.lose_answers == 0
     assert not opened(url).initialise(first_state())
 
 
-def test_an_unknown_outcome_is_known_by_the_next_read(proxy: Proxy, url: str) -> None:
+def test_the_next_read_tells_an_unknown_outcome(proxy: Proxy, url: str) -> None:
     namespace = url.partition("namespace=")[2]
     store = opened(proxy.url(namespace))
     cluster = started(store)
@@ -392,9 +392,7 @@ def test_an_unknown_outcome_is_known_by_the_next_read(proxy: Proxy, url: str) ->
     assert set(cluster.leases) == {"a"}
 
 
-def test_a_manager_that_asks_again_after_an_unknown_outcome_gets_the_same_lease(
-    proxy: Proxy, url: str
-) -> None:
+def test_a_repeated_request_after_an_unknown_outcome_returns_the_same_lease(proxy: Proxy, url: str) -> None:
     namespace = url.partition("namespace=")[2]
     with GPUResourceManager.from_url(proxy.url(namespace)) as manager:
         proxy.lose_answers = 100
@@ -407,7 +405,7 @@ def test_a_manager_that_asks_again_after_an_unknown_outcome_gets_the_same_lease(
         assert len(manager.leases()) == 1
 
 
-def test_a_slow_network_is_no_error(proxy: Proxy, url: str) -> None:
+def test_a_slow_network_is_not_an_error(proxy: Proxy, url: str) -> None:
     store = opened(proxy.url(url.partition("namespace=")[2]))
     cluster = started(store)
     proxy.delay_s = 0.2
@@ -415,7 +413,7 @@ def test_a_slow_network_is_no_error(proxy: Proxy, url: str) -> None:
     assert leases(store) == {"a"}
 
 
-def test_a_commit_before_the_first_state_says_what_is_missing(url: str) -> None:
+def test_a_commit_before_the_first_state_reports_that_it_is_missing(url: str) -> None:
     with pytest.raises(StaleStateError, match=r"^Redis at .* holds no state; write the first one$"):
         opened(url).commit(0, [], now=opened(url).now())
 
@@ -424,18 +422,18 @@ def test_a_commit_before_the_first_state_says_what_is_missing(url: str) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
-def test_a_clock_that_jumps_decides_nothing(url: str, jump_s: float) -> None:
+def test_a_decision_by_a_clock_that_jumped_is_refused(url: str, jump_s: float) -> None:
     store = opened(url)
     cluster = started(store)
-    store._clock._offset_s += jump_s  # as after a suspend, or on a broken clock
+    store._clock._offset_s += jump_s  # as after a suspend, or with a wrong clock
     with pytest.raises(StaleStateError, match="clock") as caught:
         add(store, cluster, "a")
     assert caught.value.found == cluster.version
-    add(store, cluster, "a")  # the refusal told the time
+    add(store, cluster, "a")  # the refusal corrected the clock
     assert abs(cluster.leases["a"].granted_at - opened(url).now()) < 1
 
 
-def test_the_machines_wall_clock_does_not_matter(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wall_clock_of_the_machine_is_not_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     store = opened(url)
     cluster = started(store)
@@ -458,7 +456,7 @@ store = open_store(url)
 lock = RedisLock(RedisClient.from_url(url), life_s=0.5)
 assert lock.acquire(1)
 cluster = store.refresh(None)
-os.kill(os.getpid(), signal.SIGSTOP)  # the pause: it wakes after its lock expired
+os.kill(os.getpid(), signal.SIGSTOP)  # the pause: it continues after its lock expired
 now = store.now()
 lease = Lease(Request("paused", 2), Placement("gpu-server-0", (0, 1)), cluster.fencing + 1, now, now + 60)
 try:
@@ -472,20 +470,20 @@ except LockError:
 """
 
 
-@pytest.mark.parametrize("somebody_holds_the_lock", [True, False])
-def test_a_holder_paused_past_its_lock_books_nothing(url: str, somebody_holds_the_lock: bool) -> None:
+@pytest.mark.parametrize("another_holds_the_lock", [True, False])
+def test_a_holder_paused_past_its_lock_commits_nothing(url: str, another_holds_the_lock: bool) -> None:
     store = opened(url)
     started(store)
     paused = subprocess.Popen([sys.executable, "-c", PAUSED_HOLDER, url], stdout=subprocess.PIPE, text=True)
     os.waitid(os.P_PID, paused.pid, os.WSTOPPED)
     lock = store.lock()
-    assert lock.acquire(5), "the paused holder's lock ran out"
+    assert lock.acquire(5), "the paused holder's lock expired"
     cluster = store.refresh(None)
     assert cluster is not None
     now = store.now()
     change = granted(cluster, "awake", now)
     store.commit(cluster.version, [change], now=now, lock_token=lock.token)
-    if not somebody_holds_the_lock:
+    if not another_holds_the_lock:
         lock.release()
     paused.send_signal(signal.SIGCONT)
     output, _ = paused.communicate(timeout=10)
@@ -512,7 +510,7 @@ def test_a_forked_child_uses_the_store_of_its_parent(url: str) -> None:
     assert leases(store) == {"child"}
 
 
-def test_while_another_holds_the_lock_a_commit_says_so(url: str) -> None:
+def test_a_commit_is_refused_while_another_holds_the_lock(url: str) -> None:
     store = opened(url)
     cluster = started(store)
     lock = store.lock()

@@ -1,4 +1,4 @@
-"""What lies in Redis, read back without one: whole states, and parts that are not what they should be."""
+"""The layout in Redis, read back without a server: whole states and corrupt parts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (InventoryChanged(NODES, 1.0), "inventory", ""),
     ],
 )
-def test_each_change_is_told_by_what_it_does_and_to_whom(change: Change, name: str, field: str) -> None:
+def test_each_change_has_an_operation_and_a_field(change: Change, name: str, field: str) -> None:
     assert operation(change) == (name, field, change_to_json(change))
 
 
@@ -95,7 +95,7 @@ def test_a_state_is_read_from_its_parts() -> None:
     assert state.retired == ()
 
 
-def test_renewal_and_quarantine_stand_beside_the_lease() -> None:
+def test_renewal_and_quarantine_are_stored_apart_from_the_lease() -> None:
     leases = {"t": field(Granted(lease("t", 1, quarantined=True), 1.0))}
     renewed = {"t": field(Renewed("t", 1, 30.0, 90.0))}
     quarantined = {"t": field(Quarantined("t", 1, 61.0)), "other": b"{}"}
@@ -106,7 +106,7 @@ def test_renewal_and_quarantine_stand_beside_the_lease() -> None:
     )
 
 
-def test_a_node_that_left_is_there_while_it_is_in_use() -> None:
+def test_a_retired_node_stays_while_it_is_in_use() -> None:
     inventory = Inventory(b"7", NODES, ("b", "c"))
     drained = {"c": field(Drained("c", 1.0))}
     state = read(inventory, leases={"t": field(Granted(lease("t", 1, "b"), 1.0))}, drained=drained)
@@ -125,7 +125,7 @@ def test_an_inventory_is_read_back_without_the_leases() -> None:
     assert inventory_from_json(b"7", text.encode()) == Inventory(b"7", NODES, ("c",))
 
 
-def test_the_parts_of_a_state_are_what_is_read_again() -> None:
+def test_a_state_is_read_back_from_its_parts() -> None:
     snapshot = Snapshot(
         9,
         12,
@@ -162,24 +162,24 @@ OTHER = field(Drained("x", 1.0))
         ),
     ],
 )
-def test_a_part_of_another_kind_is_named(parts: dict[str, dict[str, bytes]], complaint: str) -> None:
+def test_a_part_of_the_wrong_kind_is_named(parts: dict[str, dict[str, bytes]], complaint: str) -> None:
     with pytest.raises(CorruptStateError, match=complaint):
         read(**parts)
 
 
 @pytest.mark.parametrize("text", [b"{", b"\xff"])
-def test_an_inventory_that_is_no_json_is_said_to_be(text: bytes) -> None:
+def test_an_inventory_that_is_not_json_is_corrupt(text: bytes) -> None:
     with pytest.raises(CorruptStateError, match=r"^the inventory in Redis is not JSON: "):
         inventory_from_json(b"7", text)
 
 
 @pytest.mark.parametrize(("fencing", "sequence"), [(b"x", b"0"), (b"0", b""), (b"1.5", b"0")])
-def test_a_counter_that_is_no_number_is_corrupt(fencing: bytes, sequence: bytes) -> None:
+def test_a_counter_that_is_not_a_number_is_corrupt(fencing: bytes, sequence: bytes) -> None:
     inventory = Inventory(1, (), ())
     with pytest.raises(CorruptStateError, match="not a whole number"):
         read_state(1, [fencing, sequence, b"", [], [], [], [], []], inventory)
 
 
-def test_a_last_node_that_cannot_be_read_is_no_reason_to_stop() -> None:
+def test_an_unreadable_last_node_is_replaced() -> None:
     state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], []], Inventory(1, (), ()))
     assert state.last_node == "\N{REPLACEMENT CHARACTER}"

@@ -1,4 +1,4 @@
-"""What only the store in an Airflow Variable does: people read it, and Airflow cannot compare and set."""
+"""Behaviour of the Variable store only: a readable document, and an Airflow without compare-and-set."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_document_reads_as_in_the_original(store: VariableStore, variables: 
     assert (value["version"], value["fencing"], value["format"]) == (1, 1, 1)
 
 
-def test_a_document_of_the_original_is_taken_over(store: VariableStore, variables: Variables) -> None:
+def test_a_document_of_the_original_is_imported(store: VariableStore, variables: Variables) -> None:
     variables.texts[KEY] = json.dumps(ORIGINAL)
     assert not store.initialise(first_state())
     cluster = store.refresh(None)
@@ -144,7 +144,7 @@ def corrupted(path: str, value: object) -> str:
         ),
     ],
 )
-def test_a_corrupt_document_is_named_and_left_alone(
+def test_a_corrupt_document_is_reported_and_left_unchanged(
     store: VariableStore, variables: Variables, text: str
 ) -> None:
     variables.texts[KEY] = text
@@ -161,11 +161,11 @@ def test_a_corrupt_document_is_named_and_left_alone(
     store.replace(first_state())
     cluster = store.refresh(None)
     assert cluster is not None
-    assert cluster.version > 10**12, "beyond any number the lost document had"
+    assert cluster.version > 10**12, "above any number of the lost document"
     assert cluster.fencing > 10**12
 
 
-def test_a_manager_can_reset_what_nobody_can_read(variables: Variables, redis_url: str) -> None:
+def test_a_manager_can_reset_an_unreadable_state(variables: Variables, redis_url: str) -> None:
     variables.texts[KEY] = "{"
     manager = GPUResourceManager(Settings(), store=VariableStore(variables, RedisClient.from_url(redis_url)))
     for step in (manager.leases, lambda: manager.allocate_resources("a", 2, 2)):
@@ -186,7 +186,7 @@ def test_a_newer_format_is_refused_even_by_a_reset(store: VariableStore, variabl
     assert variables.texts[KEY] == text
 
 
-def test_a_deleted_variable_is_a_lost_state_for_everybody(
+def test_a_deleted_variable_is_a_lost_state_for_all_clients(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
     cluster = started(store)
@@ -220,19 +220,19 @@ def test_an_older_document_is_a_lost_state(
     assert variables.texts[KEY] == older
 
 
-def test_a_state_begun_without_a_reset_is_a_lost_state(
+def test_a_state_started_without_a_reset_is_a_lost_state(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
     add(store, started(store), "a")
-    begun_anew = Variables()
-    started(VariableStore(begun_anew, RedisClient.from_url(f"{redis_url}-other")))
-    for text in (begun_anew.texts[KEY], json.dumps(ORIGINAL)):
+    other_variables = Variables()
+    started(VariableStore(other_variables, RedisClient.from_url(f"{redis_url}-other")))
+    for text in (other_variables.texts[KEY], json.dumps(ORIGINAL)):
         variables.texts[KEY] = text
         with pytest.raises(StateLostError, match="holds another state than before, started without a reset"):
             store.refresh(None)
 
 
-def test_the_first_commit_on_a_document_of_the_original_makes_it_this_ones(
+def test_the_first_commit_gives_a_document_of_the_original_its_identity(
     store: VariableStore, variables: Variables
 ) -> None:
     variables.texts[KEY] = json.dumps(ORIGINAL)
@@ -245,10 +245,10 @@ def test_the_first_commit_on_a_document_of_the_original_makes_it_this_ones(
         store.refresh(None)
 
 
-def test_two_writes_that_led_to_the_same_version_are_told_apart(
+def test_two_writes_of_the_same_version_are_distinguished(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
-    """An older document was put back, and Redis, which remembers the version, was emptied too."""
+    """An older document was restored, and Redis, which keeps the version, was emptied too."""
     cluster = started(store)
     older = variables.texts[KEY]
     add(store, cluster, "lost")
@@ -278,7 +278,7 @@ def test_the_document_keeps_its_last_hundred_changes(store: VariableStore) -> No
     assert caught.value.missed == (), "an incomplete list would be worse than none"
 
 
-def test_the_history_outlives_a_reset(store: VariableStore) -> None:
+def test_the_history_survives_a_reset(store: VariableStore) -> None:
     add(store, started(store), "a")
     store.replace(first_state())
     assert [type(change) for _, change in store.history()] == [Granted]
@@ -292,7 +292,7 @@ def test_the_url_names_the_variable(redis_url: str, monkeypatch: pytest.MonkeyPa
     assert set(variables.texts) == {KEY, "team_b"}
 
 
-def test_a_decision_made_at_another_time_is_made_anew(store: VariableStore) -> None:
+def test_a_decision_off_the_clock_is_refused(store: VariableStore) -> None:
     started(store)
     for now in (store.now() - 5, store.now() + 5):
         with pytest.raises(StaleStateError, match="decided more than 1 s off the clock; retry") as caught:
@@ -300,12 +300,12 @@ def test_a_decision_made_at_another_time_is_made_anew(store: VariableStore) -> N
         assert caught.value.found == 0
 
 
-def test_a_commit_before_the_first_state_says_what_is_missing(store: VariableStore) -> None:
+def test_a_commit_before_the_first_state_reports_that_it_is_missing(store: VariableStore) -> None:
     with pytest.raises(StaleStateError, match=f"^Airflow Variable '{KEY}' does not exist; write the first"):
         store.commit(0, [], now=store.now())
 
 
-def test_a_holder_whose_lock_ran_out_writes_nothing(
+def test_a_holder_with_an_expired_lock_writes_nothing(
     store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
     cluster = started(store)
@@ -320,7 +320,7 @@ def test_a_holder_whose_lock_ran_out_writes_nothing(
     assert variables.texts[KEY] == before
 
 
-def test_no_write_begins_at_the_end_of_the_locks_life(
+def test_no_write_begins_shortly_before_the_lock_expires(
     store: VariableStore, variables: Variables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = started(store)
@@ -331,7 +331,7 @@ def test_no_write_begins_at_the_end_of_the_locks_life(
     assert variables.texts[KEY] == before
 
 
-def test_after_a_write_without_an_answer_nobody_writes_over_it(
+def test_no_client_overwrites_a_write_without_an_answer(
     store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = started(store)
@@ -356,7 +356,7 @@ def test_after_a_write_without_an_answer_nobody_writes_over_it(
     assert set(seen.leases) == {"a"}
 
 
-def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
+def test_a_write_paused_beyond_its_lock_changes_nothing(
     store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = started(store)
@@ -364,7 +364,7 @@ def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
     write = variables.set
 
     def sleep_before(key: str, text: str, before: str | None) -> bool:
-        """All checks are done; the process stops, and its lock goes to another that writes."""
+        """Pause the process after all checks, while another acquires its lock and writes."""
         monkeypatch.setattr(variables, "set", write)
         RedisClient.from_url(redis_url).driver.delete(RedisClient.from_url(redis_url).key(f"lock:{KEY}"))
         theirs = other.refresh(None)
@@ -373,14 +373,14 @@ def test_a_write_that_slept_through_the_life_of_its_lock_changes_nothing(
         return write(key, text, before)
 
     monkeypatch.setattr(variables, "set", sleep_before)
-    with pytest.raises(StaleStateError, match="it changed"):
+    with pytest.raises(StaleStateError, match="another client changed it"):
         add(store, cluster, "a")
     seen = other.refresh(None)
     assert seen is not None
     assert set(seen.leases) == {"b"}
 
 
-def test_a_write_that_was_made_counts_although_its_lock_ran_out_by_then(
+def test_a_completed_write_counts_although_its_lock_expired(
     store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = started(store)
@@ -399,7 +399,7 @@ def test_a_write_that_was_made_counts_although_its_lock_ran_out_by_then(
 
 
 @pytest.mark.parametrize("step_s", [-100.0, 100.0])
-def test_what_was_decided_by_a_clock_that_went_wrong_is_decided_again(
+def test_a_decision_by_a_wrong_clock_is_made_again(
     store: VariableStore, variables: Variables, step_s: float
 ) -> None:
     cluster = started(store)

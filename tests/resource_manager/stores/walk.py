@@ -1,4 +1,4 @@
-"""States to begin with, single commits, and a seeded walk through every kind of change."""
+"""First states, single commits, and a seeded random walk through every kind of change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first_state(count: int = 4) -> Snapshot:
 
 
 def started(store: Store) -> ClusterState:
-    """A replica of the first state, which is written where there is none."""
+    """Return a replica of the first state, which is written if the store is empty."""
     store.initialise(first_state())
     replica = store.refresh(None)
     assert replica is not None
@@ -44,7 +44,7 @@ def started(store: Store) -> ClusterState:
 
 
 def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> Granted:
-    """A lease of a minute on the first node with room."""
+    """Return a lease of a minute on the first node that fits it."""
     request = Request(task_id, gpus, resources={"cpus": 4})
     node = next(cluster.candidates(request))
     placement = Placement(node.name, node.pick_gpus(request))
@@ -52,7 +52,7 @@ def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> G
 
 
 def add(store: Store, cluster: ClusterState, task_id: str) -> None:
-    """Commits a lease and applies it to the replica."""
+    """Commit a lease and apply it to the replica."""
     now = store.now()
     change = granted(cluster, task_id, now)
     store.commit(cluster.version, [change], now=now)
@@ -60,7 +60,7 @@ def add(store: Store, cluster: ClusterState, task_id: str) -> None:
 
 
 class Walk:
-    """Decides random changes on a replica at the times it is asked; it applies none."""
+    """A source of random changes decided on a replica, which it does not change."""
 
     def __init__(self, seed: int, name: str = "task") -> None:
         self.rng = random.Random(seed)
