@@ -72,7 +72,7 @@ def change_of(entry: Mapping[str, Any]) -> Change:
 
 
 def before_changes(now: Snapshot, changes: list[Change]) -> History:
-    """Return the history that led to `now`, undoing the changes as far as they tell the state before them."""
+    """Return the history that led to `now`, undoing the changes as far as they reveal the earlier state."""
     granted = {(c.lease.task_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
     queued = {c.request.task_id for c in changes if isinstance(c, Queued)}
     leases = tuple(lease for lease in now.leases if (lease.task_id, lease.fencing_token) not in granted)

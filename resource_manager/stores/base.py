@@ -53,7 +53,7 @@ class Store(Protocol):
         """The end of the recovery window as last read, by the store's clock; -inf if there is none."""
 
     def lock(self) -> Lock:
-        """Return a new claim on the lock that orders commits; only its holder can commit meanwhile."""
+        """Return a new claim on the lock that orders commits; while held, only its holder can commit."""
 
     def close(self) -> None:
         """Close the connections; the store is not used afterwards."""
