@@ -1,8 +1,8 @@
-"""Admission by price: a task with a utility starts only where that covers what it takes.
+"""Admission by price: a task with a utility starts only where its utility exceeds the price.
 
-The prices are those of OASiS (Bao et al., INFOCOM 2018): they grow exponentially with use, so the last free
-GPUs are kept for tasks that are worth them. Unlike there, nothing is planned ahead: the price is that of the
-server where the task would start now, for the runtime that it expects.
+The prices are those of OASiS (Bao et al., INFOCOM 2018): they grow exponentially with use, which keeps the
+last free GPUs for tasks of high utility. Unlike there, nothing is planned ahead: the price is that of the
+server on which the task would start now, for its expected runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What starting on a server now would cost, and what finishing in time is worth.
+    """Price of a start on a server now, and the utility at the expected completion.
 
     `price` is for the expected runtime; it and `utility` are None for a request without a utility.
     """
@@ -29,23 +29,24 @@ class Quote:
 
     @property
     def covered(self) -> bool:
-        """Whether the task may start; one that names no utility always may."""
+        """Return True if the task may start; one without a utility always may."""
         return self.price is None or self.utility is None or self.utility > self.price
 
 
 @dataclass(frozen=True, slots=True)
 class PriceAdmission:
-    """`low` and `high`: utility an hour for all of one resource of one server when it is idle, and full.
+    """Prices of a server: `low` when it is idle, `high` when it is full.
 
-    A task that takes a quarter of a server's GPUs pays a quarter of the price of its GPUs, and likewise for
-    its CPUs and whatever else it asks for; the prices of the resources add up.
+    Both are utility per hour for all of one resource of one server. A task that asks for a quarter of a
+    server's GPUs pays a quarter of the price of its GPUs, likewise for CPUs and all other resources; the
+    prices of the resources add up.
     """
 
     low: float
     high: float
 
     def price_per_hour(self, state: NodeState, request: Request) -> float:
-        """The price of an hour of what the request asks for, at the server's use of now."""
+        """Return the price per hour of the requested resources, at the server's current use."""
         price = 0.0
         milli = MILLI_PER_GPU * len(state.gpu_free)
         if request.gpus and milli:
@@ -58,7 +59,7 @@ class PriceAdmission:
         return price
 
     def quote(self, state: NodeState, request: Request, queued_at: float, now: float) -> Quote:
-        """The server's price and what the task is worth if it starts there now."""
+        """Return the server's price and the utility of the task if it starts there now."""
         per_hour = self.price_per_hour(state, request)
         if request.utility is None or request.expected_runtime_s is None:
             return Quote(per_hour, None, None)
@@ -72,7 +73,7 @@ class PriceAdmission:
     def admits(
         self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
     ) -> bool:
-        """Whether the task may start there now."""
+        """Return True if the task may start at that placement now."""
         return self.quote(cluster.by_name[placement.node], request, queued_at, now).covered
 
     def _of_whole(self, used_share: float) -> float:

@@ -1,4 +1,4 @@
-"""Pure steps of allocation: each reads the cluster and returns the changes to make, and makes none."""
+"""Pure allocation steps: each reads the cluster and returns the changes to make, without applying them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from resource_manager.reservations import Reservations
 
 
 def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
-    """The preferred node if the request fits there, else what the policy chooses."""
+    """Return a placement on the preferred node if the request fits there, else the policy's choice."""
     if request.preferred_node is not None and policy is not nothing_fits:
         preferred = cluster.by_name.get(request.preferred_node)
         if preferred is not None and preferred.fits(request):
@@ -46,9 +46,9 @@ def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement
 def allocate(
     cluster: ClusterState, request: Request, policy: Policy, now: float, order: Order | None = None
 ) -> list[Change]:
-    """One `Granted`, or nothing if the request does not fit now, or `order` does not admit it.
+    """Return one `Granted`, or nothing if the request does not fit now or `order` does not admit it.
 
-    The queue is not asked: use `submit` for a request that must not overtake.
+    The queue is ignored: use `submit` for a request that must not overtake.
     """
     placement = choose(cluster, request, policy)
     if placement is None or not (order is None or order.admits(cluster, request, placement, now, now)):
@@ -59,7 +59,10 @@ def allocate(
 def allocate_in_turn(
     cluster: ClusterState, requests: Sequence[Request], policy: Policy, order: Order, now: float
 ) -> list[Change]:
-    """Grants for those of the requests that fit now and overtake nobody who waits; the others get nothing."""
+    """Return grants for the requests that fit now without overtaking a pending one; none for the others.
+
+    Includes the grants of pending requests that come before them in the queue.
+    """
     if not cluster.waiting and len(requests) == 1:
         return allocate(cluster, requests[0], policy, now, order)
     if cluster.waiting:
@@ -77,7 +80,7 @@ def allocate_in_turn(
 
 
 def grant(cluster: ClusterState, request: Request, placement: Placement, now: float) -> Granted:
-    """The grant of that very placement; `ClusterState.apply` refuses it if it does not fit."""
+    """Return the grant of that placement, unchecked: `ClusterState.apply` refuses it if it does not fit."""
     waiting = cluster.waiting.get(request.task_id) if cluster.waiting else None
     return Granted(
         Lease(
@@ -93,10 +96,10 @@ def grant(cluster: ClusterState, request: Request, placement: Placement, now: fl
 
 
 def submit(cluster: ClusterState, request: Request, policy: Policy, order: Order, now: float) -> list[Change]:
-    """A grant if it is this request's turn and it fits, else a place in the queue.
+    """Return a grant if the request fits and is next in queue order, else a `Queued`.
 
-    Raises `DuplicateTaskError` if the task holds or waits for something already, and
-    `NeverFitsError` if no node could ever satisfy the request.
+    Raises `DuplicateTaskError` if the task already holds a lease or is pending, `UnknownNodeError` if it
+    names an unknown node, and `NeverFitsError` if no node could ever satisfy the request.
     """
     refuse_duplicate(cluster, request)
     refuse_impossible(cluster, request)
@@ -110,7 +113,7 @@ def submit(cluster: ClusterState, request: Request, policy: Policy, order: Order
 def release(
     cluster: ClusterState, task_id: str, now: float, *, fencing_token: int | None = None, outcome: str = ""
 ) -> list[Change]:
-    """The end of a lease; raises `LeaseNotFoundError` if there is none, or another holder's."""
+    """Return the release of a lease; raises `LeaseNotFoundError` if there is none with that token."""
     lease = cluster.leases.get(task_id)
     if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
         raise LeaseNotFoundError(task_id, fencing_token)
@@ -120,7 +123,7 @@ def release(
 def renew(
     cluster: ClusterState, task_id: str, now: float, *, fencing_token: int | None = None
 ) -> list[Change]:
-    """A lease's life counted anew from now; raises `LeaseNotFoundError`."""
+    """Return the renewal of a lease for its TTL from now; raises `LeaseNotFoundError` as `release` does."""
     lease = cluster.leases.get(task_id)
     if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
         raise LeaseNotFoundError(task_id, fencing_token)
@@ -128,7 +131,7 @@ def renew(
 
 
 def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
-    """The end, or the quarantine, of every lease that nobody renewed in time."""
+    """Return the expiry, or the quarantine, of every lease whose TTL has passed."""
     return [
         (Quarantined if lease.request.quarantine else Expired)(lease.task_id, lease.fencing_token, now)
         for lease in cluster.expired(now)
@@ -136,21 +139,21 @@ def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
 
 
 def cancel(cluster: ClusterState, task_id: str, now: float, reason: str = "") -> list[Change]:
-    """The end of a wait; raises `LeaseNotFoundError` if the task does not wait."""
+    """Return the cancellation of a pending request; raises `LeaseNotFoundError` if there is none."""
     if task_id not in cluster.waiting:
         raise LeaseNotFoundError(task_id)
     return [Cancelled(task_id, now, reason)]
 
 
 def grant_waiting(cluster: ClusterState, policy: Policy, order: Order, now: float) -> list[Change]:
-    """Grants for waiting requests that fit, in queue order."""
+    """Return grants for pending requests that fit, in queue order."""
     return settle(cluster, [], policy, order, now)
 
 
 def settle(
     cluster: ClusterState, changes: Sequence[Change], policy: Policy, order: Order, now: float
 ) -> list[Change]:
-    """The changes, and the grants they make possible to those who wait."""
+    """Return the changes followed by the grants of pending requests that they make possible."""
     if not cluster.waiting and not any(type(change) is Queued for change in changes):
         return list(changes)
     settled = list(changes)
@@ -167,10 +170,10 @@ def settle(
 def serve(
     cluster: ClusterState, policy: Policy, order: Order, now: float
 ) -> Iterator[tuple[Waiting, Placement]]:
-    """Who of the queue starts now, and where; the caller applies each grant before it asks for the next.
+    """Yield the pending requests that start now, with placements; apply each grant before the next step.
 
-    The first request that does not fit holds up all behind it, unless the order may backfill: then each
-    that waits gets its place in time once somebody behind it could start.
+    The first request that does not fit blocks all behind it, unless the queue discipline backfills: then
+    such requests get reservations as soon as a request behind them could start.
     """
     reservations: Reservations | None = None
     without_place: list[Request] = []
@@ -197,23 +200,24 @@ def serve(
 
 
 def blocks(cluster: ClusterState, request: Request) -> bool:
-    """Whether a request that waits holds up those behind it: not if no open node could ever take it.
+    """Return True if a pending request that does not fit now blocks the queue behind it.
 
-    A request that only a drained server could satisfy would otherwise stop the whole queue.
+    It does not if no open node could ever fit it: a request that only a drained server could satisfy would
+    otherwise stop the whole queue.
     """
     return any(state.is_open and could_ever_fit(state.node, request) for state in cluster.nodes)
 
 
 def refuse_duplicate(cluster: ClusterState, request: Request) -> None:
-    """Raises `DuplicateTaskError` if the task holds a lease or waits."""
+    """Raise `DuplicateTaskError` if the task holds a lease or is pending."""
     if request.task_id in cluster.leases:
         raise DuplicateTaskError(request.task_id, "already holds a lease")
     if request.task_id in cluster.waiting:
-        raise DuplicateTaskError(request.task_id, "already waits in the queue")
+        raise DuplicateTaskError(request.task_id, "is already pending in the queue")
 
 
 def refuse_impossible(cluster: ClusterState, request: Request) -> None:
-    """Raises `NeverFitsError` if not even an empty inventory could satisfy the request."""
+    """Raise `NeverFitsError` if the request fits no node even when empty, or `UnknownNodeError`."""
     for name in (request.preferred_node, request.required_node):
         if name is not None and name not in cluster.by_name:
             raise UnknownNodeError(name, len(cluster.nodes))
@@ -222,7 +226,7 @@ def refuse_impossible(cluster: ClusterState, request: Request) -> None:
 
 
 def describe(request: Request) -> str:
-    """The request's demand in words."""
+    """Return the request's demand in words."""
     parts = [
         f"{request.gpus} GPUs"
         if request.gpu_milli == MILLI_PER_GPU
@@ -239,7 +243,7 @@ def describe(request: Request) -> str:
 
 
 def check(cluster: ClusterState) -> None:
-    """Raises `CapacityError` unless free and held add up to the inventory on every node."""
+    """Raise `CapacityError` unless free and allocated capacity add up to the inventory on every node."""
     for state in cluster.nodes:
         held: dict[int, int] = {}
         for lease in state.leases.values():
@@ -248,10 +252,10 @@ def check(cluster: ClusterState) -> None:
         for gpu_id, free in state.gpu_free.items():
             if free < 0 or free + held.get(gpu_id, 0) != MILLI_PER_GPU:
                 raise CapacityError(
-                    f"GPU {gpu_id} of {state.name!r}: {free} free, {held.get(gpu_id, 0)} held"
+                    f"GPU {gpu_id} of {state.name!r}: {free} milli free, {held.get(gpu_id, 0)} allocated"
                 )
         for name, total in state.node.resources.items():
             used = sum(lease.request.resources.get(name, 0) for lease in state.leases.values())
             difference = state.free[name] + used - total
             if difference and not is_rounding(difference, total):
-                raise CapacityError(f"{name} of {state.name!r}: {state.free[name]} free, {used} held")
+                raise CapacityError(f"{name} of {state.name!r}: {state.free[name]} free, {used} allocated")

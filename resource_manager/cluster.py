@@ -1,4 +1,4 @@
-"""What is free and what is held: a fold of changes over an inventory."""
+"""The cluster state, free and allocated capacity included: a fold of changes over an inventory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["ClusterState", "NodeState", "Snapshot", "accepted_gpu_ids", "accepts
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A whole state as plain values: what a store keeps and a replica starts from."""
+    """A whole state as plain values, which a store keeps and a replica starts from."""
 
     version: int
     fencing: int
@@ -58,9 +58,9 @@ class Snapshot:
 class ClusterState(NodeIndex):
     """The state: inventory, leases, queue. `apply(change)` is its only mutation.
 
-    `version` counts the changes applied, `fencing` is the last fencing number given out. Nodes keep the
-    order of the inventory. Amounts that are integers stay exact; where a node's float amounts are all
-    given back, its totals are restored exactly.
+    `version` counts the changes applied, `fencing` is the last fencing token issued. Nodes keep the order
+    of the inventory. Integer amounts stay exact; once a node has no lease left, its float amounts are
+    reset to its totals exactly.
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
@@ -73,15 +73,15 @@ class ClusterState(NodeIndex):
         self._deadlines = Deadlines(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.derived: dict[object, Any] = {}
-        """What policies worked out from this state, by owner; they keep it true by `changed_since`."""
+        """Values that policies derived from this state, by policy; `changed_since` tells what to update."""
         super().__init__(NodeState(node, i) for i, node in enumerate(nodes))
 
     def expired(self, now: float) -> list[Lease]:
-        """Leases past their end and not in quarantine, the earliest end first."""
+        """Return the leases whose TTL has passed and that are not quarantined, the earliest end first."""
         return self._deadlines.due(now)
 
     def snapshot(self) -> Snapshot:
-        """The whole state as plain values."""
+        """Return the whole state as plain values."""
         return Snapshot(
             version=self.version,
             fencing=self.fencing,
@@ -96,15 +96,15 @@ class ClusterState(NodeIndex):
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> ClusterState:
-        """A state equal to the one the snapshot was taken of.
+        """Return a state equal to the one the snapshot was taken of.
 
-        Raises `CorruptStateError` where the snapshot names a server that it does not have.
+        Raises `CorruptStateError` if the snapshot refers to a server that is not among its nodes.
         """
         cluster = cls(snapshot.nodes)
         named = {lease.placement.node for lease in snapshot.leases}
         named.update(snapshot.retired, (drained.node for drained in snapshot.drained))
         if unknown := sorted(named - cluster.by_name.keys()):
-            raise CorruptStateError(f"the state speaks of {unknown[0]!r}, which is none of its servers")
+            raise CorruptStateError(f"the state refers to server {unknown[0]!r}, which its inventory lacks")
         for drained in snapshot.drained:
             cluster.by_name[drained.node].drained = drained
         for name in snapshot.retired:
@@ -122,16 +122,16 @@ class ClusterState(NodeIndex):
     # ---- the only mutation ----
 
     def apply(self, change: Change) -> None:
-        """Moves the state on by one change; raises `CapacityError` or a lookup error and changes nothing."""
+        """Apply one change, or raise `CapacityError` or a lookup error and change nothing."""
         _APPLY[type(change)](self, change)
         self.version += 1
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Everything applied inside is undone at the end: for deciding several steps without committing.
+        """Undo everything applied inside at the end: for deciding several steps without committing.
 
-        An inventory cannot be tried, and `expired` knows nothing inside of what was there before: what a
-        trial adds to the deadlines is dropped with it, so that trying often does not fill them.
+        An inventory change cannot be tried. Inside, `expired` sees only leases granted or renewed in the
+        trial: it has an expiry heap of its own, dropped at its end, so that trials do not fill the outer one.
         """
         before = (self.version, self.fencing, self.sequence, self.last_node)
         deadlines, self._deadlines = self._deadlines, Deadlines(self.leases)
@@ -147,7 +147,7 @@ class ClusterState(NodeIndex):
             self._deadlines = deadlines
             self.version, self.fencing, self.sequence, self.last_node = before
 
-    # ---- how each change moves the state ----
+    # ---- one method for each kind of change ----
 
     def _granted(self, change: Granted) -> None:
         lease = change.lease
@@ -203,7 +203,7 @@ class ClusterState(NodeIndex):
     def _queued(self, change: Queued) -> None:
         task_id = change.request.task_id
         if task_id in self.waiting or task_id in self.leases:
-            raise CapacityError(f"task {task_id!r} already waits or holds a lease")
+            raise CapacityError(f"task {task_id!r} is already pending or holds a lease")
         self.sequence += 1
         self.waiting[task_id] = Waiting(change.request, change.at, self.sequence)
         if self._undo is not None:
@@ -233,7 +233,7 @@ class ClusterState(NodeIndex):
 
     def _inventory_changed(self, change: InventoryChanged) -> None:
         if self._undo is not None:
-            raise CapacityError("an inventory cannot be tried, only applied")
+            raise CapacityError("an inventory change cannot be tried: apply it outside of a trial")
         old = self.by_name
         if self._resized_only(change.nodes):
             return
@@ -253,7 +253,7 @@ class ClusterState(NodeIndex):
         self._index(states)
 
     def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
-        """Takes the change in place, at the cost of what differs, if no node or GPU came, left or moved."""
+        """Replace only the nodes that differ and return True, if no node or GPU came, left or moved."""
         places = list(zip(nodes, self.nodes, strict=False))
         if len(nodes) != len(self.nodes) or any(
             node is not state.node
@@ -283,7 +283,7 @@ class ClusterState(NodeIndex):
         return lease
 
     def _restore_lease(self, lease: Lease) -> None:
-        """Holds a lease that was held before, even where the inventory has shrunk beneath it since."""
+        """Allocate a lease that existed before, even if its node no longer has the capacity."""
         state = self.by_name[lease.placement.node]
         whole_before, milli_before = state.whole_free, state.free_milli
         book(state, lease, force=True)

@@ -1,4 +1,4 @@
-"""The ends of leases in order, in a heap from which nothing is taken out before its time."""
+"""Expiry heap: the ends of leases in order, with lazy removal of outdated entries."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from resource_manager.models import Lease
 
 MIN_LENGTH = 1024
-"""Fewer ends than this are not worth clearing."""
+"""Length up to which outdated entries are not removed, because the heap is small."""
 
 
 class Deadlines:
-    """The ends of `leases`, which the owner changes; the end of one released or renewed is skipped later."""
+    """Heap of the ends of `leases`, a mapping that the caller changes.
+
+    Entries of leases that were released or renewed stay in the heap and are skipped when they are due.
+    """
 
     __slots__ = ("_ends", "_leases")
 
@@ -25,12 +28,12 @@ class Deadlines:
         return len(self._ends)
 
     def push(self, lease: Lease) -> None:
-        """Takes note of a lease's end, if it has one."""
+        """Add the end of a lease, if it has one."""
         if lease.expires_at == math.inf:
             return
         ends = self._ends
         heapq.heappush(ends, (lease.expires_at, lease.fencing_token, lease.task_id))
-        # Ends of leases that were released or renewed stay behind: with long lives they would pile up.
+        # Entries of released or renewed leases remain: with a long TTL they would accumulate.
         if len(ends) > MIN_LENGTH and len(ends) > 4 * len(self._leases):
             ends[:] = [
                 (live.expires_at, live.fencing_token, live.task_id)
@@ -40,7 +43,7 @@ class Deadlines:
             heapq.heapify(ends)
 
     def due(self, now: float) -> list[Lease]:
-        """Leases past their end and not in quarantine, the earliest end first."""
+        """Return the leases whose TTL has passed and that are not quarantined, the earliest end first."""
         due: list[tuple[float, int, str]] = []
         ends = self._ends
         while ends and ends[0][0] <= now:

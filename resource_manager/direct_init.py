@@ -1,4 +1,4 @@
-"""Quicker ways to make the frozen slotted dataclasses that every allocation needs."""
+"""Faster construction of the frozen slotted dataclasses that every allocation creates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Value = TypeVar("Value", bound=type)
 
 
 def direct_init(cls: Value) -> Value:
-    """The same class, its `__init__` of the same signature writing each slot through its descriptor.
+    """Replace the class's `__init__` by one of the same signature that sets each slot by its descriptor.
 
-    The one that `dataclass` writes for a frozen class looks every field up by name in `object.__setattr__`,
+    The `__init__` that `dataclass` generates for a frozen class calls `object.__setattr__` by field name,
     which takes more than twice as long; grants and releases spend much of their time there.
     """
     scope: dict[str, Any] = {"_missing": MISSING}
@@ -36,7 +36,7 @@ def direct_init(cls: Value) -> Value:
         lines.append(f"    _set_{name}(self, {value})")
     if hasattr(cls, "__post_init__"):
         lines.append("    self.__post_init__()")
-    # Made of the names of the class's own fields, as `dataclasses` itself does.
+    # The source consists of the class's own field names only, as in `dataclasses` itself.
     exec("\n".join([f"def __init__(self, {', '.join(parameters)}):", *lines]), scope)  # nosec B102
     written = scope["__init__"]
     written.__qualname__ = f"{cls.__qualname__}.__init__"
@@ -46,9 +46,9 @@ def direct_init(cls: Value) -> Value:
 
 
 def direct_copy(cls: type[Any], changed: str) -> Callable[[Any, Any], Any]:
-    """A function of (value, what it has otherwise) that copies a value of the class but for one field.
+    """Return a function of (value, other) that copies a value of the class with `changed` set to `other`.
 
-    It copies slot by slot and runs no `__post_init__`: nothing derived may depend on the field.
+    It copies slot by slot and runs no `__post_init__`, so no derived field may depend on `changed`.
     """
     scope: dict[str, Any] = {"_new": object.__new__, "_class": cls}
     lines = ["def copy(value, other):", "    made = _new(_class)"]
@@ -56,7 +56,7 @@ def direct_copy(cls: type[Any], changed: str) -> Callable[[Any, Any], Any]:
         name = each.name
         scope[f"_set_{name}"] = cls.__dict__[name].__set__
         lines.append(f"    _set_{name}(made, {'other' if name == changed else f'value.{name}'})")
-    # As above.
+    # The source consists of field names only, as above.
     exec("\n".join([*lines, "    return made"]), scope)  # nosec B102
     made: Callable[[Any, Any], Any] = scope["copy"]
     return made

@@ -1,4 +1,4 @@
-"""One tree of errors: catch `ResourceManagerError` to catch them all."""
+"""Exceptions; `ResourceManagerError` is the base class of all of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ NO_LEASE = "urn:gpu-manager:no-lease"
 TASK_TAKEN = "urn:gpu-manager:task-taken"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
 STORE_FULL = "urn:gpu-manager:store-full"
-"""Problem types (RFC 9457): by them a service's client knows which of these errors it was."""
+"""Problem types (RFC 9457), from which a client of the service recreates the error."""
 
 
 class ResourceManagerError(Exception):
-    """Root of every error this project raises itself."""
+    """Base class of every error that this project raises itself."""
 
 
 class InvalidRequestError(ResourceManagerError, ValueError):
-    """A request that no state could ever satisfy, or that makes no sense."""
+    """An invalid request: contradictory, or impossible in any state."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class InvalidRequestError(ResourceManagerError, ValueError):
 
 
 class NeverFitsError(InvalidRequestError):
-    """A request within the limits that no server of the inventory could take, were it empty."""
+    """A request within the limits that fits no server of the inventory, even an empty one."""
 
 
 class UnknownNodeError(InvalidRequestError):
@@ -38,7 +38,7 @@ class UnknownNodeError(InvalidRequestError):
 
 
 class DuplicateTaskError(InvalidRequestError):
-    """A task id that already holds or waits for something of another shape."""
+    """A task id that already holds a lease or is pending with a request of another shape."""
 
     def __init__(self, task_id: str, detail: str) -> None:
         super().__init__(f"task {task_id!r} {detail}", field="task_id")
@@ -46,11 +46,11 @@ class DuplicateTaskError(InvalidRequestError):
 
 
 class CapacityError(ResourceManagerError):
-    """A change that would book more than a node has, or free what is not held."""
+    """A change that would allocate more than a node has free, or deallocate more than is allocated."""
 
 
 class LeaseNotFoundError(ResourceManagerError):
-    """No live lease with that task id (and fencing token)."""
+    """No lease with that task id (and fencing token)."""
 
     def __init__(self, task_id: str, fencing_token: int | None = None) -> None:
         suffix = "" if fencing_token is None else f" with fencing token {fencing_token}"
@@ -60,41 +60,41 @@ class LeaseNotFoundError(ResourceManagerError):
 
 
 class PolicyError(ResourceManagerError):
-    """A placement policy or queue order that is unknown or broke its contract."""
+    """A placement policy or queue order that is unknown or violated its contract."""
 
 
 class InventoryError(ResourceManagerError, ValueError):
-    """A wrong inventory file; the message names file, line and reason."""
+    """An invalid inventory file; the message names file, line and reason."""
 
 
 class SettingsError(ResourceManagerError, ValueError):
-    """A wrong setting; the message names the setting and what it takes."""
+    """An invalid setting; the message names the setting and its valid values."""
 
 
 class StoreError(ResourceManagerError):
-    """The store did not do what was asked; subclasses say why."""
+    """A failed operation of the store; subclasses give the reason."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot be reached; nothing was changed as far as is known."""
+    """The store cannot be reached; no change is known to have been made."""
 
 
 class StoreFullError(StoreUnavailableError):
-    """The store's memory is full: leases can be renewed and ended, nothing that needs memory was written."""
+    """The store's memory is full: leases can be renewed and ended, but no write that needs memory is made."""
 
 
 class StaleStateError(StoreError):
-    """The state moved on since it was read; nothing was written.
+    """The state changed since it was read; nothing was written.
 
-    `missed` holds the changes from version `expected` to `found` where the store had them at hand: applied
-    to the replica they spare a read.
+    `missed` holds the changes from version `expected` to `found` if the store had them available: applying
+    them to the replica saves a read.
     """
 
     def __init__(
         self, expected: int, found: int | None, detail: str = "", *, missed: tuple[Any, ...] = ()
     ) -> None:
         super().__init__(
-            detail or f"the state moved on: expected version {expected}, found {found}; read again and retry"
+            detail or f"the state changed: expected version {expected}, found {found}; read again and retry"
         )
         self.expected = expected
         self.found = found
@@ -102,26 +102,26 @@ class StaleStateError(StoreError):
 
 
 class LockedError(StaleStateError):
-    """Another holds the lock, so only that one may commit now; nothing was written."""
+    """Another client holds the lock, so only that client may commit now; nothing was written."""
 
     def __init__(self, expected: int) -> None:
-        super().__init__(expected, None, "another holds the lock; take it first")
+        super().__init__(expected, None, "another client holds the lock; acquire it first")
 
 
 class CorruptStateError(StoreError):
-    """The stored document cannot be read; it was left as it is."""
+    """The stored document cannot be read; it was left unchanged."""
 
 
 class NewerFormatError(CorruptStateError):
-    """A newer version of this software wrote the state; it was left as it is."""
+    """A newer version of this software wrote the state; it was left unchanged."""
 
 
 class StateLostError(StoreError):
-    """The store went back in time or was emptied; nothing is granted until an operator has looked at it."""
+    """The store went back in time or was emptied; nothing is granted until an operator has checked it."""
 
 
 class StateUnconfirmedError(StoreError):
-    """The store was restarted or failed over: nothing is granted until owners have renewed their leases."""
+    """The store restarted or failed over: nothing is granted until owners could renew their leases."""
 
     def __init__(self, message: str, *, rest_s: float) -> None:
         super().__init__(message)
@@ -133,7 +133,7 @@ class LockError(ResourceManagerError):
 
 
 class LockTimeoutError(LockError):
-    """The lock could not be had within the time allowed."""
+    """The lock could not be acquired within the allowed time."""
 
     def __init__(self, name: str, waited_s: float) -> None:
         super().__init__(f"lock {name!r} was not free within {waited_s:g} s")

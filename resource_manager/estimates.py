@@ -1,4 +1,4 @@
-"""When waiting requests should start, by playing the ends of leases forward; and how sure that is."""
+"""Estimated starts of pending requests, by simulating the ends of leases, with a confidence."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from resource_manager.refusal import short
 from resource_manager.runtime_history import Confidence, RuntimeOf
 
 MAX_STEPS = 500
-"""Ends of leases looked at; whoever starts later than that gets no estimate."""
+"""Maximum number of simulated lease ends; a request that starts later gets no estimate."""
 
 TOO_FAR = f"more than {MAX_STEPS} leases end before it"
 
 OVERDUE_SHARE = 0.1
-"""A task past its expected end is thought to run this share of its age longer."""
+"""Part of its age for which a task past its expected end is assumed to run on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When and where a request should start; `at` None if that cannot be told, and `detail` why not."""
+    """Estimated time and node of a request's start; `at` is None if unknown, for the reason in `detail`."""
 
     at: float | None
     node: str | None
@@ -44,11 +44,11 @@ def estimate_starts(
     now: float,
     extra: Iterable[Request] = (),
 ) -> dict[str, Start]:
-    """The expected start of every waiting request, and of `extra` ones as if they queued now.
+    """Estimate the start of every pending request, and of `extra` ones as if they were queued now.
 
-    A lease ends when its runtime by `order.runtime_of` is over. One whose runtime nobody knows has no end:
-    its time to live is renewed while the job runs and says nothing. The cluster is left as it was. Times
-    are seconds of the store's clock.
+    A lease is assumed to end when its runtime by `order.runtime_of` is over, and never if its runtime is
+    unknown: its TTL is renewed while the job runs and tells nothing about its end. The cluster is left
+    unchanged. Times are seconds of the store's clock.
     """
     starts: dict[str, Start] = {}
     endless: list[str] = []
@@ -89,7 +89,7 @@ def estimate_starts(
 
 
 def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence] | None:
-    """When a lease should end, never before now, and how sure that is; None if nobody knows its runtime."""
+    """Return a lease's expected end, never before now, and its confidence; None if its runtime is unknown."""
     runtime = runtime_of(lease.request)
     if runtime is None:
         return None
@@ -101,16 +101,16 @@ def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float
 
 def _why_unknown(endless: list[str]) -> str:
     if not endless:
-        return "no lease that ends would make room for it"
+        return "no lease that ends would free enough capacity for it"
     others = f" and {len(endless) - 1} more" if len(endless) > 1 else ""
     return (
-        f"nobody knows when {short(endless[0])}{others} will end; "
+        f"the end of {short(endless[0])}{others} is unknown; "
         "state runtimes: expected_runtime, --expected-runtime"
     )
 
 
 def _grant(cluster: ClusterState, policy: Policy, order: Order, at: float) -> list[Lease]:
-    """Grants in the trial what fits now, in queue order, as the allocator would."""
+    """Apply the allocator's grants of that time to the cluster in its trial; return their leases."""
     granted: list[Lease] = []
     for waiting, placement in allocator.serve(cluster, policy, order, at):
         change = allocator.grant(cluster, waiting.request, placement, at)

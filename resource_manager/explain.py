@@ -1,4 +1,4 @@
-"""Why a request gets nothing now, in one reason and server by server."""
+"""Explanations why a request is not granted now: one refusal, and a verdict for each server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from resource_manager.refusal import (
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a pending request stands, from 1 in the order of service, and why it waits."""
+    """Position of a pending request in queue order, from 1, and the refusal that says why it is pending."""
 
     position: int
     entry: Waiting
@@ -41,9 +41,9 @@ def standings(
     *,
     only: Collection[str] | None = None,
 ) -> Iterator[Standing]:
-    """Every pending request, or `only` those tasks, in the order in which the queue is served.
+    """Yield the standing of every pending request, or of `only` those task ids, in queue order.
 
-    `window` is the recovery window, if there is one. Change nothing while iterating.
+    `window` is the recovery window, if there is one. Do not change the cluster while iterating.
     """
     reasons = _Reasons(cluster, policy, order, now, window)
     for position, entry in enumerate(order(cluster, now), 1):
@@ -60,7 +60,7 @@ def refusals_of(
     now: float,
     window: RecoveryWindow | None = None,
 ) -> dict[str, Refusal]:
-    """By task id why each of the requests is not granted now, as if they queued; changes nothing."""
+    """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged."""
     with cluster.trial():
         asked = {request.task_id: request for request in requests}
         for task_id, request in asked.items():
@@ -73,7 +73,7 @@ def refusals_of(
 
 
 class _Reasons:
-    """The reasons of those who wait, told one after the other from the head of the queue."""
+    """Refusals of pending requests, computed one after the other from the head of the queue."""
 
     def __init__(
         self, cluster: ClusterState, policy: Policy, order: Order, now: float, window: RecoveryWindow | None
@@ -84,12 +84,12 @@ class _Reasons:
         self._now = now
         self._window = window
         self._ahead: tuple[int, Request] | None = None
-        """The first of those passed by that holds up all behind it."""
+        """Position and request of the first one passed that blocks all behind it."""
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
         self._without_room: dict[tuple[object, ...], Refusal] = {}
 
     def pass_by(self, position: int, entry: Waiting) -> None:
-        """Go on to those behind this request."""
+        """Advance to the requests behind this one."""
         request = entry.request
         if self._ahead is None and self._node(request) is None and allocator.blocks(self._cluster, request):
             self._ahead = (position, request)
@@ -108,7 +108,7 @@ class _Reasons:
         return self._by_price(entry) or self._behind(request, node)
 
     def _node(self, request: Request) -> NodeState | None:
-        """A node that the request fits now."""
+        """Return a node that the request fits now, or None."""
         if request.shape not in self._nodes:
             self._nodes[request.shape] = next(self._cluster.candidates(request), None)
         return self._nodes[request.shape]
@@ -125,20 +125,20 @@ class _Reasons:
             return None
         return Refusal(
             RefusalKind.PRICE,
-            f"worth {quote.utility:g} now, and the price on {short(placement.node)} is {quote.price:g}",
+            f"utility {quote.utility:g} does not exceed the price {quote.price:g} on {short(placement.node)}",
         )
 
     def _behind(self, request: Request, node: NodeState) -> Refusal:
         free = free_on(node, request)
         if self._ahead is None:
-            detail = f"{free}; nobody is ahead: granted when the queue is next served, within seconds"
+            detail = f"{free}; no request is ahead: granted at the next pass over the queue, within seconds"
             return Refusal(RefusalKind.BEHIND_QUEUE, detail)
         position, ahead = self._ahead
         who = f"{short(ahead.task_id)} (position {position}, {needs(ahead)})"
         if self._order.backfill:
             detail = f"{free}; starting now could delay {who}"
             if self._order.runtime_of(request) is None:
-                detail += ", as nobody knows how long it runs: state expected_runtime"
+                detail += ", because its runtime is unknown: state expected_runtime"
         else:
             rule = f", {self._order.rule}" if self._order.rule else ""
             reserved = could_ever_fit(node.node, ahead)
@@ -148,7 +148,7 @@ class _Reasons:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One server's answer to a request: whether it fits now, whether it could when empty, and why not."""
+    """Verdict of one server on a request: fits now or not, could fit when empty or not, and the reasons."""
 
     node: str
     server_id: int
@@ -158,12 +158,12 @@ class Verdict:
 
 
 def explain(cluster: ClusterState, request: Request) -> list[Verdict]:
-    """The verdict of every server, in inventory order."""
+    """Return the verdict of every server, in inventory order."""
     return [verdict(state, request) for state in cluster.nodes]
 
 
 def verdict(state: NodeState, request: Request) -> Verdict:
-    """What one server says to the request."""
+    """Return one server's verdict on the request."""
     fits = state.fits(request)
     return Verdict(
         state.name,
@@ -191,10 +191,10 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
     for name, amount in request.resources.items():
         total = state.node.resources.get(name, 0)
         if total < amount:
-            reasons.append(f"has {total:g} {name} in all, {amount:g} asked for")
+            reasons.append(f"has {total:g} {name} in total, {amount:g} requested")
         elif state.is_open and state.free.get(name, 0) < amount:
             reasons.append(
-                f"{max(state.free.get(name, 0), 0):g} of {total:g} {name} free, {amount:g} asked for"
+                f"{max(state.free.get(name, 0), 0):g} of {total:g} {name} free, {amount:g} requested"
             )
     return reasons
 
@@ -203,12 +203,12 @@ def _gpu_reasons(state: NodeState, request: Request) -> list[str]:
     accepted = accepted_gpu_ids(state.node, request)
     free = len(state.eligible_gpus(request))
     if len(accepted) < request.gpus:
-        return [f"has {len(accepted)} GPUs in all, {request.gpus} asked for"]
+        return [f"has {len(accepted)} GPUs in total, {request.gpus} requested"]
     if not state.is_open:
-        return []  # nothing of a closed server is free, whatever it has unused
+        return []  # unused GPUs of a closed server do not count as free
     if request.gpu_milli != MILLI_PER_GPU:
         most = max(state.gpu_free[gpu_id] for gpu_id in accepted)
-        return [] if free else [f"at most {most} milli of one GPU free, {request.gpu_milli} asked for"]
+        return [] if free else [f"at most {most} milli of one GPU free, {request.gpu_milli} requested"]
     if free < request.gpus:
-        return [f"{free} of {len(accepted)} GPUs free, {request.gpus} asked for"]
+        return [f"{free} of {len(accepted)} GPUs free, {request.gpus} requested"]
     return []

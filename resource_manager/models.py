@@ -11,27 +11,28 @@ from resource_manager.direct_init import direct_copy, direct_init
 from resource_manager.errors import InvalidRequestError
 
 MILLI_PER_GPU = 1000
-"""A GPU is divided into this many parts; a request for a share names some of them."""
+"""Parts of one GPU; a request for a GPU fraction states a number of them in `gpu_milli`."""
 
 MAX_PRIORITY = 2**31 - 1
-"""The most that Airflow's `priority_weight` can be; every order computes with it exactly."""
+"""Upper bound of Airflow's `priority_weight`; every queue order computes with it exactly."""
 
 UNPRINTABLE = "\\x00-\\x1f\\x7f-\\x9f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060\\u2066-\\u2069\\ufeff"
-"""Characters no name may have, for a regular expression's brackets: those that end lines, steer terminals,
-turn the direction of writing, or cannot be seen."""
+"""Characters that names must not contain, for a regular expression's character class: line ends, terminal
+control characters, changes of text direction and invisible characters."""
 
 _UNPRINTABLE = re.compile(f"[{UNPRINTABLE}\ud800-\udfff]")
 
 
 def check_printable(texts: Mapping[str, str]) -> None:
-    """Raises `InvalidRequestError` for a text, by the name of its field, with an `UNPRINTABLE` character.
+    """Raise `InvalidRequestError`, naming the field, for a text with an `UNPRINTABLE` character.
 
-    Names and reasons stand in logs, terminals and pages; there they must not pass for anything else.
+    `texts` maps field names to texts. Names and reasons appear in logs, terminals and pages, where such
+    characters could forge other output.
     """
     for field_name, text in texts.items():
         if _UNPRINTABLE.search(text):
             raise InvalidRequestError(
-                f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name
+                f"{field_name} has a control or invisible character: {text[:200]!a}", field=field_name
             )
 
 
@@ -41,7 +42,7 @@ Amount = int | float
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical GPU of a node: its index there, and what it is."""
+    """One physical GPU of a node: its index on the node, type, vendor and memory."""
 
     gpu_id: int
     gpu_type: str = ""
@@ -53,7 +54,7 @@ class Gpu:
 class Node:
     """A server (or NUMA node, base station, device): divisible resources by name, and GPUs.
 
-    `resources` maps a name that carries its unit (`cpus`, `memory_mib`) to the total amount.
+    `resources` maps a name that includes the unit (`cpus`, `memory_mib`) to the total amount.
     """
 
     name: str
@@ -67,10 +68,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Utility:
-    """What finishing is worth by the time it takes: a sigmoid around a target (Bao et al., INFOCOM 2018).
+    """Utility of a task by its completion time: a sigmoid around a target (Bao et al., INFOCOM 2018).
 
-    `priority` is the most it can be worth; at `target_s` after the request it is worth half of that, and
-    falls off the faster the higher `sensitivity_per_s` is; 0 means that time does not matter.
+    `priority` is the maximum; at `target_s` after the request the utility is half of it. The higher
+    `sensitivity_per_s`, the faster it falls; at 0 time does not matter.
     """
 
     priority: float
@@ -84,7 +85,7 @@ class Utility:
                 raise InvalidRequestError(f"utility {name} must be a finite number of 0 or more, got {value}")
 
     def of(self, duration_s: float) -> float:
-        """The worth of finishing that long after the request."""
+        """Return the utility of completing `duration_s` after the request."""
         exponent = self.sensitivity_per_s * (duration_s - self.target_s)
         shrunk = math.exp(-abs(exponent))
         return self.priority * (shrunk if exponent > 0 else 1.0) / (1.0 + shrunk)
@@ -93,13 +94,13 @@ class Utility:
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a task asks of one node: GPUs (whole or a share of one) and amounts, with constraints.
+    """Demand of a task on one node: GPUs (whole ones or a fraction of one) and amounts, with constraints.
 
-    `gpus` GPUs of `gpu_milli` thousandths each; a share (below 1000) asks for exactly one GPU.
-    `gpu_types` empty means any type. `preferred_node` is tried first, `required_node` is the only one.
-    `ttl_s` is the life of the lease without renewal; infinite by default, which suits a simulation.
-    `quarantine` keeps the capacity held after expiry until someone confirms that the job is gone.
-    `utility` matters under admission by price only.
+    `gpus` GPUs of `gpu_milli` thousandths each; a GPU fraction (below 1000) asks for exactly one GPU.
+    Empty `gpu_types` means any type. `preferred_node` is tried first, `required_node` is the only choice.
+    `ttl_s` is the lifetime of the lease without renewal; infinite by default, which suits a simulation.
+    `quarantine` keeps the capacity allocated after expiry until an operator or the reconciler confirms that
+    the job is gone. `utility` matters only under admission by price.
     """
 
     task_id: str
@@ -119,7 +120,7 @@ class Request:
     labels: Mapping[str, str] = field(default_factory=dict)
     utility: Utility | None = None
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
-    """Hashable key of everything that decides where the request fits; equal shapes fit equally."""
+    """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
 
     def __post_init__(self) -> None:
         if not self.task_id:
@@ -128,7 +129,8 @@ class Request:
             raise InvalidRequestError(f"gpus must not be negative, got {self.gpus}", field="gpus")
         if self.gpu_milli != MILLI_PER_GPU and (self.gpus != 1 or not 0 < self.gpu_milli < MILLI_PER_GPU):
             raise InvalidRequestError(
-                f"a share asks for one GPU and 1 to 999 milli of it, got {self.gpus} x {self.gpu_milli}",
+                "a GPU fraction takes gpus=1 and gpu_milli from 1 to 999, "
+                f"got gpus={self.gpus} and gpu_milli={self.gpu_milli}",
                 field="gpu_milli",
             )
         amounts = tuple(self.resources.items())
@@ -139,7 +141,7 @@ class Request:
                 )
         if self.utility is not None and self.expected_runtime_s is None:
             raise InvalidRequestError(
-                "a utility needs expected_runtime_s beside it", field="expected_runtime_s"
+                "a utility needs expected_runtime_s too: state both", field="expected_runtime_s"
             )
         if not self.ttl_s > 0:
             raise InvalidRequestError(f"ttl_s must be above 0, got {self.ttl_s}", field="ttl_s")
@@ -150,7 +152,7 @@ class Request:
         )
 
     def for_task(self, task_id: str) -> Request:
-        """The same demand of another task; what has been checked is not checked again."""
+        """Return a copy of the request for another task, without validating the other fields again."""
         if not task_id:
             raise InvalidRequestError("task_id must not be empty", field="task_id")
         copy: Request = _copy_request(self, task_id)
@@ -163,7 +165,7 @@ _copy_request = direct_copy(Request, "task_id")
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes: a node by name, and the ids of its GPUs."""
+    """A node by name and the ids of its GPUs, selected for a request."""
 
     node: str
     gpu_ids: tuple[int, ...] = ()
@@ -172,9 +174,9 @@ class Placement:
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A request that holds its placement until it is released or expires.
+    """A granted request: its placement is allocated until the lease is released or expires.
 
-    `fencing_token` only grows over the life of a state; times are seconds of the store's clock.
+    `fencing_token` only grows over the lifetime of a state; times are seconds of the store's clock.
     """
 
     request: Request
@@ -192,7 +194,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the queue; `sequence` is its place in the order of arrival."""
+    """A request in the queue; `sequence` is its number in the order of arrival."""
 
     request: Request
     queued_at: float
@@ -203,13 +205,13 @@ class Waiting:
         return self.request.task_id
 
 
-# ---- changes: the only way a state moves; their list is the audit trail and a replayable trace ----
+# ---- changes: the only way to change a state; their list is the audit trail and a replayable trace ----
 
 
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease begins; if the task waited, it leaves the queue."""
+    """A lease begins; if the task was pending, it leaves the queue."""
 
     lease: Lease
     at: float
@@ -218,7 +220,7 @@ class Granted:
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A lease ends because its owner, an operator or the reconciler said so."""
+    """A lease ends because its owner, an operator or the reconciler released it."""
 
     task_id: str
     fencing_token: int
@@ -228,7 +230,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A lease lives on until `expires_at`; a quarantined one is active again."""
+    """A lease is extended to `expires_at`; a quarantined one becomes active again."""
 
     task_id: str
     fencing_token: int
@@ -238,7 +240,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A lease ends because nobody renewed it."""
+    """A lease ends because its TTL passed without renewal."""
 
     task_id: str
     fencing_token: int
@@ -247,7 +249,7 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Nobody renewed the lease, but its job may still run: the capacity stays held."""
+    """A lease was not renewed, but its job may still run: the capacity stays allocated."""
 
     task_id: str
     fencing_token: int
@@ -256,7 +258,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A request begins to wait."""
+    """A request becomes pending."""
 
     request: Request
     at: float
@@ -264,7 +266,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A waiting request gives up."""
+    """A pending request leaves the queue without a lease."""
 
     task_id: str
     at: float
@@ -273,7 +275,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """A node takes no new leases; the ones it has live on. `failed` marks a broken server."""
+    """A node takes no new leases; its existing leases continue. `failed` marks a broken server."""
 
     node: str
     at: float
@@ -283,7 +285,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A drained node takes leases again."""
+    """A drained node takes new leases again."""
 
     node: str
     at: float
@@ -291,7 +293,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class InventoryChanged:
-    """The list of nodes is now this one; a node that left but is in use stays, retired, until free."""
+    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
 
     nodes: tuple[Node, ...]
     at: float

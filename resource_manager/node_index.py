@@ -1,4 +1,4 @@
-"""The nodes of a cluster, found by name, number or room without looking at every one."""
+"""Index of a cluster's nodes by name, number and free capacity, which avoids a scan of all nodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ JOURNAL_MIN_LENGTH = 4096
 
 
 class NodeIndex:
-    """Nodes in the order of the inventory, with bitmaps of what is free and a journal of who changed.
+    """Nodes in the order of the inventory, with bitmaps of free capacity and a journal of changed nodes.
 
-    Bit i of `whole_free_masks[k]` says that node i has exactly k free GPUs, of `any_milli_mask` that it has
-    any milli free, of `open_mask` that it takes leases. `largest` is the most that any one node has of each
-    resource: more than this can never fit.
+    Bit i of `whole_free_masks[k]` is set if node i has exactly k free GPUs, of `any_milli_mask` if it has
+    any GPU milli free, of `open_mask` if it takes new leases. `largest` is the maximum that any node has in
+    total of each resource: a request for more can never fit.
     """
 
     nodes: list[NodeState]
@@ -33,14 +33,14 @@ class NodeIndex:
         self._index(list(nodes))
 
     def node(self, name: str) -> NodeState:
-        """The node of that name; raises `UnknownNodeError`."""
+        """Return the node of that name; raises `UnknownNodeError`."""
         try:
             return self.by_name[name]
         except KeyError:
             raise UnknownNodeError(name, len(self.nodes)) from None
 
     def candidates(self, request: Request, start: int = 0) -> Iterator[NodeState]:
-        """Nodes the request fits now, in inventory order, beginning at position `start` and wrapping."""
+        """Yield the nodes the request fits now, in inventory order from position `start`, wrapping."""
         mask = self.candidate_mask(request)
         if start:
             low = mask & ((1 << start) - 1)
@@ -49,7 +49,10 @@ class NodeIndex:
         yield from self.scan(mask, request)
 
     def candidate_mask(self, request: Request) -> int:
-        """Bit i is set if node i may fit: open, with enough GPUs; types and amounts are left to `fits`."""
+        """Return a mask (bit i: node i) of the open nodes with enough free GPUs, or the required node alone.
+
+        The other constraints, and all those of a required node, are left to `fits`.
+        """
         if request.required_node is not None:
             state = self.by_name.get(request.required_node)
             return 0 if state is None else 1 << state.index
@@ -65,7 +68,7 @@ class NodeIndex:
         return mask & self.open_mask
 
     def scan(self, mask: int, request: Request) -> Iterator[NodeState]:
-        """Nodes of the bit set that the request fits now, in inventory order."""
+        """Yield the nodes of the mask that the request fits now, in inventory order."""
         nodes = self.nodes
         while mask:
             low = mask & -mask
@@ -76,19 +79,19 @@ class NodeIndex:
 
     @property
     def mark(self) -> int:
-        """A place in the journal; pass it to `changed_since` later."""
+        """Return the current position in the journal, for a later `changed_since`."""
         return self.journal_start + len(self.journal)
 
     def changed_since(self, mark: int) -> list[int] | None:
-        """Positions of nodes that changed since `mark`, repeats included; None: take all as changed."""
+        """Return positions of the nodes changed since `mark`, with repeats; None: any may have changed."""
         if mark < self.journal_start:
             return None
         return self.journal[mark - self.journal_start :]
 
-    # ---- keeping it true ----
+    # ---- updates ----
 
     def _index(self, states: list[NodeState]) -> None:
-        """Takes these nodes in place of all there are."""
+        """Replace all nodes by these and rebuild the index."""
         for index, state in enumerate(states):
             state.index = index
         self.nodes = states
@@ -109,12 +112,12 @@ class NodeIndex:
         self.whole_free_masks = [int.from_bytes(mask, "little") for mask in masks]
         self.open_mask = int.from_bytes(open_bits, "little")
         self.any_milli_mask = int.from_bytes(any_bits, "little")
-        # Positions may have moved: whoever follows the journal must look at everything again.
+        # Positions may have moved, so readers of the journal must take all nodes as changed.
         self.journal_start = self.mark + 1
         self.journal = []
 
     def _swap(self, resized: list[NodeState]) -> None:
-        """Takes these nodes in the places of those of the same name, number and GPUs."""
+        """Replace the nodes of the same name, number and GPUs by these."""
         for state in resized:
             self.nodes[state.index] = self.by_name[state.name] = state
             self.by_server_id[state.node.server_id] = state
@@ -127,7 +130,7 @@ class NodeIndex:
         self._touch(state.index)
 
     def _reindex(self, state: NodeState, whole_before: int, milli_before: int) -> None:
-        """Takes note of what a node has free now."""
+        """Update the bitmaps and the journal after the node's free GPUs or amounts changed."""
         index = state.index
         whole_now, milli_now = state.whole_free, state.free_milli
         if whole_now != whole_before:

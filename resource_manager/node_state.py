@@ -1,4 +1,4 @@
-"""What one node has free, what would fit it, and how leases take and give it back."""
+"""Free capacity of one node: which requests fit it, and its allocation and deallocation by leases."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from resource_manager.models import MILLI_PER_GPU, Amount, Drained, Lease, Node,
 
 
 class NodeState:
-    """One node's free capacity, derived from its leases; read it, never write it.
+    """Free capacity of one node, derived from its leases; read it, never write it.
 
     `free` is by resource name, `gpu_free` is the free milli by GPU id in ascending order, `whole_free`
-    counts GPUs that are free entirely. `gpu_types` is one type if all GPUs are of it, else one for each GPU.
-    `drained` holds the change that closed the node, if any.
+    counts entirely free GPUs. `gpu_types` has one entry if all GPUs are of one type, else one for each GPU.
+    `drained` is the change that closed the node, if any.
     """
 
     __slots__ = (
@@ -49,13 +49,13 @@ class NodeState:
 
     @property
     def is_open(self) -> bool:
-        """Whether the node takes new leases."""
+        """Return True if the node takes new leases."""
         return self.drained is None and not self.retired
 
     def fits(self, request: Request) -> bool:
-        """Whether the request fits this node now, its constraints and the node's state included."""
+        """Return True if the request fits this node now, its constraints and the node's state included."""
         gpus, milli = request.gpus, request.gpu_milli
-        if gpus * milli > self.free_milli:  # what full nodes lack first, and quick to see
+        if gpus * milli > self.free_milli:  # the cheapest check, and the one that full nodes fail
             return False
         free = self.free
         for name, amount in request.resources.items():
@@ -77,7 +77,7 @@ class NodeState:
         return room and (not particular or accepts_node(self.node, request))
 
     def eligible_gpus(self, request: Request) -> list[int]:
-        """Ids of the GPUs that have the free milli, type and vendor asked for, ascending."""
+        """Return the ids of the GPUs that have the requested free milli, type and vendor, ascending."""
         milli = request.gpu_milli
         ids = [gpu_id for gpu_id, free in self.gpu_free.items() if free >= milli]
         if request.gpu_types or request.vendor:
@@ -86,12 +86,12 @@ class NodeState:
         return ids
 
     def pick_gpus(self, request: Request) -> tuple[int, ...]:
-        """The lowest eligible ids; for a share, the lowest among the tightest fits."""
+        """Return the lowest eligible ids; for a GPU fraction, the lowest id among the tightest fits."""
         need = request.gpus
         if not need:
             return ()
         if self.whole_free == len(self.gpu_free) and request.gpu_types == () and not request.vendor:
-            return tuple(islice(self.gpu_free, need))  # all are free: the first ones
+            return tuple(islice(self.gpu_free, need))  # all are free
         ids = self.eligible_gpus(request)
         if request.gpu_milli != MILLI_PER_GPU:
             return (min(ids, key=self.gpu_free.__getitem__),)
@@ -99,7 +99,7 @@ class NodeState:
 
 
 def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
-    """Ids of the node's GPUs, free or not, whose type and vendor the request takes."""
+    """Return the ids of the node's GPUs, free or not, whose type and vendor the request accepts."""
     return {
         gpu.gpu_id
         for gpu in node.gpus
@@ -109,14 +109,14 @@ def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
 
 
 def accepts_node(node: Node, request: Request) -> bool:
-    """Whether the node as a whole has the type and vendor the request takes."""
+    """Return True if the node as a whole has a type and vendor that the request accepts."""
     if not node.gpus:
         return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
     return bool(accepted_gpu_ids(node, request))
 
 
 def could_ever_fit(node: Node, request: Request) -> bool:
-    """Whether the request fits the node when it is empty."""
+    """Return True if the request fits the node when it is empty."""
     for name, amount in request.resources.items():
         if node.resources.get(name, 0) < amount:
             return False
@@ -130,9 +130,9 @@ def could_ever_fit(node: Node, request: Request) -> bool:
 
 
 def book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
-    """Takes the lease's amounts from the node, or raises `CapacityError` and takes nothing.
+    """Allocate the lease's amounts on the node, or raise `CapacityError` and allocate nothing.
 
-    With `force` it takes them even where the inventory has shrunk beneath the lease since.
+    With `force` they are allocated even if the node no longer has the capacity.
     """
     if not force:
         _refuse_overbooking(state, lease)
@@ -144,7 +144,7 @@ def book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
         broken = taken = 0
         for gpu_id in gpu_ids:
             before = gpu_free.get(gpu_id)
-            if before is not None:  # else the GPU left the inventory while held: it is never free again
+            if before is not None:  # else the GPU left the inventory while allocated: it is never free again
                 if before == MILLI_PER_GPU:
                     broken += 1
                 gpu_free[gpu_id] = before - milli
@@ -161,7 +161,9 @@ def _refuse_overbooking(state: NodeState, lease: Lease) -> None:
     gpu_ids = lease.placement.gpu_ids
     count = len(gpu_ids)
     if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
-        raise CapacityError(f"placement of {request.task_id!r} names {gpu_ids} for {request.gpus} GPUs")
+        raise CapacityError(
+            f"placement of {request.task_id!r} names GPUs {gpu_ids}, but the request has gpus={request.gpus}"
+        )
     for gpu_id in gpu_ids:
         if state.gpu_free.get(gpu_id, 0) < request.gpu_milli:
             raise CapacityError(
@@ -175,16 +177,16 @@ def _refuse_overbooking(state: NodeState, lease: Lease) -> None:
 
 
 def is_rounding(difference: Amount, total: Amount) -> bool:
-    """Whether two sums of the same float amounts, of that total, may differ by this for their order alone.
+    """Return True if the difference may come from the order of summing floats that amount to `total`.
 
-    One replica saw leases come and go, another only those that live: what one grants, both must be able to
-    apply. Integers are exact.
+    One replica applied every grant and release, another started from the leases that exist: a grant decided
+    by one must be applicable by both. Integers are exact.
     """
     return isinstance(difference, float) and abs(difference) <= 1e-9 * max(1.0, abs(total))
 
 
 def unbook(state: NodeState, lease: Lease) -> None:
-    """Gives the lease's amounts back; the lease must be off the node's list."""
+    """Deallocate the lease's amounts; the lease must have been removed from `state.leases` before."""
     gpu_ids = lease.placement.gpu_ids
     if gpu_ids:
         milli = lease.request.gpu_milli

@@ -1,4 +1,4 @@
-"""The order in which waiting requests are looked at, live and in replay alike."""
+"""Queue disciplines: the order of pending requests, backfill and admission, live and in replay alike."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request, W
 from resource_manager.runtime_history import RuntimeOf, stated_runtime
 
 Arrange = Callable[[ClusterState, float], list[Waiting]]
-"""(cluster, now) -> the waiting requests, the next one to be served first."""
+"""(cluster, now) -> the pending requests in queue order, the next to start first."""
 
 PRIORITY_AGEING_S = 3600.0
-"""A waiting request gains one step of priority in this time, so that none starves."""
+"""Time in which a pending request gains one step of priority, so that none starves."""
 
 PATIENCE_S = 86_400.0
-"""Whoever waits longer comes before all others in the orders that would let a request wait for ever."""
+"""Requests pending for longer come first in the orders that could otherwise starve a request."""
 
 UNKNOWN_RUNTIME_S = 86_400.0
-"""What a request that names no runtime is thought to take."""
+"""Assumed runtime of a request that states none."""
 
 BACKFILL = "+backfill"
-"""Ends the name of an order that lets requests overtake where they delay nobody before them."""
+"""Suffix of a queue order's name: requests may overtake if they delay none before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How the queue is served: in which order, and whether later requests may fill the gaps.
+    """Queue discipline: the order of pending requests, backfill and admission.
 
-    Without `backfill` the first request that does not fit holds up all behind it. With it, the others may
+    Without `backfill` the first request that does not fit blocks all behind it. With it, the others may
     start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
-    2001), judged by `runtime_of`. With `admission`, a request that is not worth its price waits although it
-    fits, and holds up nobody. `rule` says the order in words.
+    2001), estimated by `runtime_of`. With `admission`, a request whose utility does not exceed its price
+    stays pending although it fits, and blocks no other. `rule` describes the order in words.
     """
 
     arrange: Arrange
@@ -50,24 +50,24 @@ class Order:
     def admits(
         self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
     ) -> bool:
-        """Whether the request, which fits there, may start."""
+        """Return True if the request, which fits the placement, may start there."""
         return self.admission is None or self.admission.admits(cluster, request, placement, queued_at, now)
 
     def __call__(self, cluster: ClusterState, now: float) -> list[Waiting]:
-        """The waiting requests, the next one to be served first."""
+        """Return the pending requests in queue order, the next to start first."""
         return self.arrange(cluster, now)
 
 
 def by_arrival(cluster: ClusterState, now: float) -> list[Waiting]:
-    """First come, first served."""
+    """Return pending requests in the order of arrival."""
     return sorted(cluster.waiting.values(), key=lambda waiting: waiting.sequence)
 
 
 def by_priority(cluster: ClusterState, now: float) -> list[Waiting]:
-    """Highest priority first, growing by one step each `PRIORITY_AGEING_S` of waiting; then first come.
+    """Return pending requests by priority, which gains a step each `PRIORITY_AGEING_S`, then by arrival.
 
-    Whoever came before another has waited at least as long, whatever the clock said then: so requests of
-    equal priority are served in the order in which they came even where a clock was set back.
+    A request counts as pending for at least as long as any that arrived after it, so requests of equal
+    priority keep the order of arrival even if the clock was set back in between.
     """
     arrived = by_arrival(cluster, now)
     if len({waiting.request.priority for waiting in arrived}) < 2:
@@ -82,18 +82,21 @@ def by_priority(cluster: ClusterState, now: float) -> list[Waiting]:
 
 
 def runtime_s(request: Request) -> float:
-    """The runtime that the request expects, or `UNKNOWN_RUNTIME_S`."""
+    """Return the stated runtime of the request, or `UNKNOWN_RUNTIME_S`."""
     expected = request.expected_runtime_s
     return UNKNOWN_RUNTIME_S if expected is None else expected
 
 
 def by_runtime(cluster: ClusterState, now: float) -> list[Waiting]:
-    """Shortest expected runtime first; what waits has all of it remaining."""
+    """Return pending requests by expected runtime, the shortest first; all of it is remaining."""
     return _impatient_first(cluster, now, runtime_s)
 
 
 def by_service(cluster: ClusterState, now: float) -> list[Waiting]:
-    """Shortest expected service, runtime times GPUs, first (Gu et al., Tiresias, NSDI 2019)."""
+    """Return pending requests by expected service, the least runtime times GPUs first.
+
+    Source: Gu et al., Tiresias, NSDI 2019.
+    """
     return _impatient_first(
         cluster, now, lambda request: runtime_s(request) * request.gpus * request.gpu_milli / MILLI_PER_GPU
     )
@@ -110,11 +113,12 @@ def _impatient_first(cluster: ClusterState, now: float, length: Callable[[Reques
 def by_fair_share(
     cluster: ClusterState, now: float, quotas: Mapping[str, float] | None = None
 ) -> list[Waiting]:
-    """Always the team that has least for its quota (Ghodsi et al., Dominant Resource Fairness, NSDI 2011).
+    """Return pending requests so that the team with the least share relative to its quota is next.
 
-    A team's share is that of the resource of which it holds most. Teams below their quota come first; the
-    others borrow what these leave. Within a team it is first come, first served. `quotas` are shares of
-    the whole cluster by team; teams without one divide what is left evenly.
+    A team's share is its dominant one: of the resource of which it has the largest part of the cluster
+    allocated (Ghodsi et al., Dominant Resource Fairness, NSDI 2011). Teams below their quota come first;
+    the others borrow the rest. Within a team the order is that of arrival. `quotas` are shares of the whole
+    cluster by team; teams without one divide the remainder evenly.
     """
     impatient: list[Waiting] = []
     queues: dict[str, deque[Waiting]] = {}
@@ -156,7 +160,7 @@ def _demand(request: Request) -> dict[str, Amount]:
 
 
 def _capacity(cluster: ClusterState) -> Counter[str]:
-    """What the whole cluster has."""
+    """Return the total amounts of the whole cluster."""
     capacity: Counter[str] = Counter()
     for node in cluster.nodes:
         capacity.update({"gpu_milli": MILLI_PER_GPU * len(node.gpu_free), **node.node.resources})
@@ -173,7 +177,7 @@ fifo = Order(by_arrival, rule="first come, first served")
 priority = Order(by_priority, rule="by priority, then first come, first served")
 srtf = Order(by_runtime, rule="shortest expected runtime first")
 srsf = Order(by_service, rule="least expected GPU time first")
-fair_share = Order(by_fair_share, rule="the team with the least of its share first")
+fair_share = Order(by_fair_share, rule="the team with the smallest part of its quota first")
 
 ORDERS: dict[str, Order] = {
     "fifo": fifo,
@@ -185,7 +189,7 @@ ORDERS: dict[str, Order] = {
 
 
 def get_order(name: str, quotas: Mapping[str, float] | None = None) -> Order:
-    """The queue order of that name, which may end in `+backfill`; raises `PolicyError`."""
+    """Return the queue discipline of that name, which may end in `+backfill`; raises `PolicyError`."""
     base = name.removesuffix(BACKFILL)
     if base not in ORDERS:
         known = ", ".join(sorted(ORDERS))

@@ -1,4 +1,4 @@
-"""Why a request gets nothing now: one value with one sentence, the same wherever it is shown."""
+"""Refusals: the reason why a request is not granted now, in one sentence that all interfaces show."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from resource_manager.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.node_state import NodeState, accepted_gpu_ids, book, could_ever_fit
 
 MAX_SHOWN = 120
-"""Characters of one name in a sentence; names may be a thousand characters long."""
+"""Maximum length of a name in a sentence; names may have a thousand characters."""
 
 MAX_TYPES = 3
 
 
 class RefusalKind(StrEnum):
-    """Obstacles to a grant. Quotas of teams are not limits yet: nothing is refused for `QUOTA`."""
+    """Reasons for a refusal. Team quotas are not limits yet: nothing is refused for `QUOTA`."""
 
     NO_CAPACITY = "no_capacity"
     BEHIND_QUEUE = "behind_queue"
@@ -32,7 +32,7 @@ class RefusalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A "no" with its kind and one sentence; `retry_after_s` where it is known when asking again helps."""
+    """A refusal's kind and one sentence; `retry_after_s` if it is known when a retry can succeed."""
 
     kind: RefusalKind
     detail: str
@@ -44,14 +44,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryWindow:
-    """The time after a restart of the store in which nothing is granted, in seconds from now."""
+    """Time after a restart of the store without grants: its start and its end, in seconds from now."""
 
     restarted_ago_s: float
     resumes_in_s: float
 
 
 def recovering(window: RecoveryWindow) -> Refusal:
-    """The refusal of everything while owners renew their leases."""
+    """Return the refusal of every request during the recovery window."""
     return Refusal(
         RefusalKind.RECOVERING,
         f"recovering: Redis restarted {window.restarted_ago_s:.0f} s ago; grants resume in "
@@ -61,14 +61,14 @@ def recovering(window: RecoveryWindow) -> Refusal:
 
 
 def lock_busy(waited_s: float) -> Refusal:
-    """The refusal of a request for which the lock could not be had."""
+    """Return the refusal of a request for which the lock could not be acquired in time."""
     return Refusal(
         RefusalKind.LOCK_BUSY, f"the lock was busy for {waited_s:g} s; nothing was decided, ask again"
     )
 
 
 def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:
-    """The refusal of what no server of the inventory could take, were it empty; None if one could."""
+    """Return the refusal of a request that fits no server of the inventory even when empty, else None."""
     if any(could_ever_fit(state.node, request) for state in cluster.nodes if not state.retired):
         return None
     states = [state for state in cluster.nodes if not state.retired]
@@ -81,12 +81,13 @@ def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:
             largest = f"the largest, {short(best.name)}, has {most}" if most else "there is none"
             return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {largest}")
     if not allowed:
-        return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {short(request.required_node or '')} is gone")
+        gone = short(request.required_node or "")
+        return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {gone} left the inventory")
     return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {_lack(allowed, request, ever=True)}")
 
 
 def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
-    """The refusal of a request that fits no open server now, though it could fit one that is empty."""
+    """Return the refusal of a request that fits no open server now but could fit an empty one."""
     usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
     is_open = [state for state in usable if state.is_open]
     if not is_open:
@@ -107,7 +108,7 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
 
 
 def free_on(state: NodeState, request: Request) -> str:
-    """`2 A100 are free on s1`, in the resource of which the request asks most."""
+    """Return a phrase such as `2 A100 are free on s1`: GPUs, or else the first resource of the request."""
     where = f"free on {short(state.name)}"
     if not request.gpus:
         name = next(iter(request.resources), "cpus")
@@ -121,7 +122,7 @@ def free_on(state: NodeState, request: Request) -> str:
 
 
 def needed(request: Request) -> str:
-    """`4 A100 and 32 cpus`."""
+    """Return the demand as a phrase, such as `4 A100 and 32 cpus`."""
     parts = []
     if request.gpus:
         parts.append(
@@ -135,14 +136,14 @@ def needed(request: Request) -> str:
 
 
 def needs(request: Request) -> str:
-    """What a request waits for first of all, in a bracket: `needs 6`."""
+    """Return the demand for a note in brackets: `needs 6` GPUs, or the amounts of a request without GPUs."""
     if not request.gpus:
         return f"needs {needed(request)}"
     return f"needs {request.gpus if request.gpu_milli == MILLI_PER_GPU else f'{request.gpu_milli} milli'}"
 
 
 def gpu_word(request: Request, count: int) -> str:
-    """`A100`, `A100 or H100`, `GPUs of nvidia`, `GPU`."""
+    """Return the noun for the requested GPUs: `A100`, `A100 or H100`, `GPUs by nvidia` or `GPU`."""
     if request.gpu_types:
         types = [short(name) for name in request.gpu_types[:MAX_TYPES]]
         more = ["another type"] if len(request.gpu_types) > MAX_TYPES else []
@@ -151,7 +152,7 @@ def gpu_word(request: Request, count: int) -> str:
 
 
 def short(name: str) -> str:
-    """The name, cut in the middle where it is very long: both ends tell names apart."""
+    """Return the name, with the middle of a very long one left out: both ends distinguish names."""
     if len(name) <= MAX_SHOWN:
         return name
     half = MAX_SHOWN // 2 - 1
@@ -159,10 +160,10 @@ def short(name: str) -> str:
 
 
 def _nearest(states: list[NodeState], request: Request) -> str:
-    """What the open server that comes nearest has free; none of them fits the request."""
+    """Describe the free capacity of the best of these open servers, none of which fits the request."""
     what = needed(request)
     if request.required_node is not None:
-        return f"{short(request.required_node)} has no room for {what}: {_lack(states, request)}"
+        return f"{short(request.required_node)} cannot fit {what} now: {_lack(states, request)}"
     if request.gpus:
         best = max(states, key=lambda state: _most_free(state, request))
         most = _most_free(best, request)
@@ -178,7 +179,7 @@ def _nearest(states: list[NodeState], request: Request) -> str:
 
 
 def _most_free(state: NodeState, request: Request) -> int:
-    """Eligible GPUs of the node that are free, or for a share the milli of the GPU with most free."""
+    """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
     if request.gpu_milli == MILLI_PER_GPU:
         any_gpu = not (request.gpu_types or request.vendor)
         return state.whole_free if any_gpu else len(state.eligible_gpus(request))
@@ -191,7 +192,7 @@ def _gpus_suffice(state: NodeState, request: Request) -> bool:
 
 
 def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> str:
-    """What is short on the server that has most of it; with `ever`, of all that it has."""
+    """Describe the resource that is short, on the server with most of it: free, or with `ever` in total."""
     free = "in all" if ever else "free"
     if not ever and request.gpus and not any(_gpus_suffice(state, request) for state in states):
         best = max(states, key=lambda state: _most_free(state, request))
@@ -205,11 +206,11 @@ def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> s
         best = max(states, key=has)
         if has(best) < amount:
             return f"the most {short(name)} {free} is {max(has(best), 0):g} on {short(best.name)}"
-    return f"none has all of it {free} at once"
+    return f"no server has all of it {free} at once"
 
 
 def _closed(states: list[NodeState], request: Request) -> str:
-    """What the closed servers have: `s3 has 8 but is drained: broken fan`."""
+    """Describe the closed servers: `s3 has 8 but is drained: broken fan`."""
     parts = []
     for state in states[:MAX_TYPES]:
         has = "could take it"
@@ -226,7 +227,7 @@ def _closed(states: list[NodeState], request: Request) -> str:
 
 
 def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:
-    """Whether the request would fit the node if it were open and these leases had ended."""
+    """Return True if the request would fit the node if it were open and the leases in `gone` had ended."""
     alone = NodeState(state.node, 0)
     for lease in state.leases.values():
         if lease not in gone:

@@ -1,4 +1,4 @@
-"""Places in time for requests that wait, so that others may start before them without delaying any."""
+"""Reservations: planned starts of pending requests, which later requests that start now must not delay."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request
 from resource_manager.runtime_history import RuntimeOf, stated_runtime
 
 MAX_RESERVATIONS = 32
-"""So many requests that do not fit get a place in time; whoever comes after them does not overtake."""
+"""Maximum number of requests with a reservation; once it is reached, no later request may overtake."""
 
 
 class Reservations:
-    """What is free on each node from now on, by the runtimes of leases and reserved requests.
+    """Free capacity of each node from now on, by the runtimes of leases and of reserved requests.
 
-    A runtime that is not known is endless. A lease past its expected end is thought to end at any moment.
+    An unknown runtime is infinite. A lease past its expected end is assumed to end at any moment.
     """
 
     def __init__(self, cluster: ClusterState, now: float, runtime_of: RuntimeOf = stated_runtime) -> None:
@@ -28,7 +28,10 @@ class Reservations:
         self._timelines: dict[str, _Timeline] = {}
 
     def reserve(self, request: Request) -> bool:
-        """Gives the request the earliest start that delays nobody; False if there is none to be told."""
+        """Reserve the earliest start that delays no earlier reservation.
+
+        Returns False if none is known or `MAX_RESERVATIONS` is reached.
+        """
         if self._count == MAX_RESERVATIONS:
             return False
         start, best = math.inf, None
@@ -51,17 +54,17 @@ class Reservations:
         return True
 
     def started(self, request: Request, placement: Placement) -> None:
-        """Takes note of a request that starts now."""
+        """Record a request that starts now."""
         timeline = self._timeline(self._cluster.by_name[placement.node])
         timeline.hold(request, placement.gpu_ids, self._now, self._now + self._runtime_s(request))
 
     def without_delay(self, request: Request, placement: Placement) -> Placement | None:
-        """The placement, or another for a start now, that keeps every reservation; None if there is none."""
+        """Return the placement, or another one for now, that delays no reservation; None if there is none."""
         wanted = self._cluster.by_name[placement.node]
         end = self._now + self._runtime_s(request)
         for node in (wanted, *self._cluster.candidates(request)):
             timeline = self._timeline(node)
-            # What is free now counts too: a lease past its expected end is not over.
+            # Intersect with what is free now: a lease past its expected end is still allocated.
             room = timeline.least_free(self._now, end).meet(_Room(node.gpu_free, node.free))
             gpu_ids = timeline.choose(request, room)
             if gpu_ids is None:
@@ -83,7 +86,7 @@ class Reservations:
 
 
 class _Room:
-    """What is free on a node at once, by GPU id and by resource."""
+    """Free capacity of a node at one moment: milli by GPU id, amounts by resource."""
 
     __slots__ = ("amounts", "gpus")
 
@@ -92,7 +95,7 @@ class _Room:
         self.amounts = amounts
 
     def meet(self, other: _Room) -> _Room:
-        """What is free in both."""
+        """Return what is free in both."""
         amounts, more = self.amounts, other.amounts
         return _Room(
             {gpu_id: min(milli, other.gpus[gpu_id]) for gpu_id, milli in self.gpus.items()},
@@ -100,7 +103,7 @@ class _Room:
         )
 
     def less(self, request: Request, gpu_ids: tuple[int, ...]) -> _Room:
-        """What is free once the request holds its part."""
+        """Return what is free after an allocation of the request."""
         gpus, amounts = dict(self.gpus), dict(self.amounts)
         for gpu_id in gpu_ids:
             if gpu_id in gpus:
@@ -111,7 +114,7 @@ class _Room:
 
 
 class _Timeline:
-    """One node's room over time: `rooms[i]` holds from `times[i]` to `times[i + 1]`, the last for ever."""
+    """Free capacity of one node over time, one entry for each span between two times, the last endless."""
 
     def __init__(self, node: NodeState, now: float, runtime_s: Callable[[Request], float]) -> None:
         self._node = node
@@ -125,12 +128,12 @@ class _Timeline:
             self.hold(lease.request, lease.placement.gpu_ids, now, end)
 
     def hold(self, request: Request, gpu_ids: tuple[int, ...], start: float, end: float) -> None:
-        """Takes the request's part from start to end."""
+        """Allocate the request from start to end."""
         for place in range(self._cut(start), self._cut(end) if end < math.inf else len(self._times)):
             self._rooms[place] = self._rooms[place].less(request, gpu_ids)
 
     def earliest(self, request: Request, runtime_s: float, before: float) -> float:
-        """The first moment before `before` from which the request has room for all its time, or infinity."""
+        """Return the first time before `before` from which the request fits for its runtime, or infinity."""
         if self._usable(request) is None:
             return math.inf
         for start in self._times:
@@ -146,7 +149,7 @@ class _Timeline:
         return math.inf
 
     def least_free(self, start: float, end: float) -> _Room:
-        """What is free at every moment from start to end; both are on or after the beginning."""
+        """Return what is free at every moment from start to end, both at or after the first time."""
         rooms = self._between(start, end)
         least = next(rooms)
         for room in rooms:
@@ -154,7 +157,7 @@ class _Timeline:
         return least
 
     def choose(self, request: Request, room: _Room) -> tuple[int, ...] | None:
-        """GPUs for the request in that room, or None: the lowest, for a share the tightest."""
+        """Return the lowest GPUs that fit the request, for a fraction the tightest one; None if none fit."""
         for name, amount in request.resources.items():
             if room.amounts.get(name, 0) < amount:
                 return None
@@ -170,7 +173,7 @@ class _Timeline:
         return (min(ids, key=gpus.__getitem__),) if milli != MILLI_PER_GPU else tuple(ids[: request.gpus])
 
     def _usable(self, request: Request) -> set[int] | None:
-        """GPUs of the type and vendor that the request takes; None if it could not even fit an empty node."""
+        """Return the GPUs whose type and vendor the request accepts; None if it never fits the node."""
         if request.shape not in self._accepted:
             node = self._node.node
             fits = could_ever_fit(node, request)
@@ -188,7 +191,7 @@ class _Timeline:
             yield self._rooms[later]
 
     def _cut(self, time: float) -> int:
-        """The place of the room that begins at that time; divides one if need be."""
+        """Return the index of the span that begins at that time, after splitting one if needed."""
         place = bisect_left(self._times, time)
         if place == len(self._times) or self._times[place] != time:
             self._times.insert(place, time)

@@ -1,4 +1,4 @@
-"""How long a request should run: what it states, else what earlier runs of the same task took."""
+"""Expected runtime of a request: the one it states, else the median of earlier runs of the same task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ENOUGH_RUNTIMES = 3
 MAX_TASKS = 10_000
 
 CUT_SHORT = frozenset({"FAILED", "CANCELLED"})
-"""Outcomes of runs that say nothing about how long the task takes."""
+"""Outcomes of runs that ended early and are ignored as measurements of the task's runtime."""
 
 
 class Confidence(IntEnum):
-    """How sure an estimate is: the weakest of all the ends it rests on."""
+    """Confidence of an estimate: the lowest of all lease ends it depends on."""
 
     POOR = 1
     FAIR = 2
@@ -32,24 +32,24 @@ class Confidence(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """How long a task should run, and how sure that is."""
+    """Expected runtime of a task in seconds, with its confidence."""
 
     seconds: float
     confidence: Confidence
 
 
 RuntimeOf = Callable[[Request], Runtime | None]
-"""The runtime of a request; None if nobody knows."""
+"""(request) -> its expected runtime; None if it is unknown."""
 
 
 def stated_runtime(request: Request) -> Runtime | None:
-    """The runtime that the request states itself."""
+    """Return the runtime that the request itself states, or None."""
     seconds = request.expected_runtime_s
     return None if seconds is None else Runtime(seconds, Confidence.GOOD)
 
 
 def task_key(request: Request) -> str:
-    """Name what makes two requests runs of the same task: its DAG and task, else its id without numbers."""
+    """Return the key that all runs of a task share: DAG and task by labels, else the id without numbers."""
     labels = request.labels
     if labels.get("dag_id"):
         return f"{labels['dag_id']}/{labels.get('task_id', '')}"
@@ -57,10 +57,10 @@ def task_key(request: Request) -> str:
 
 
 class RuntimeHistory:
-    """The runtimes of tasks that ended: a fold of the changes, bounded in tasks and in runs of each.
+    """Runtimes of ended tasks: a fold of the changes, bounded in tasks and in runs of each.
 
-    Feed it each change once, in order. It is no part of the state: two processes may have learnt from
-    different stretches of the history, and then estimate and backfill differently, each safely.
+    Add each change once, in order. It is not part of the state: two processes may have learnt from
+    different parts of the history, and then estimate and backfill differently, both safely.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class RuntimeHistory:
         self._live: dict[str, Lease] = {}
 
     def add(self, change: Change) -> None:
-        """Learn from a change: a lease that was released tells how long its task ran."""
+        """Learn from a change: the release of a lease gives the runtime of its task."""
         match change:
             case Granted(lease=lease):
                 self._live[lease.task_id] = lease
@@ -84,7 +84,7 @@ class RuntimeHistory:
                     self._learn(task_key(lease_of.request), max(change.at - lease_of.granted_at, 1.0))
 
     def take_over(self, leases: Iterable[Lease]) -> None:
-        """Take these for the live leases, where the changes that led to them are not known."""
+        """Replace the live leases by these, if the changes that led to them are not available."""
         self._live = {lease.task_id: lease for lease in leases}
 
     @property
@@ -92,7 +92,7 @@ class RuntimeHistory:
         return len(self._live)
 
     def runtime_of(self, request: Request) -> Runtime | None:
-        """The request's own word, else the median of the task's last runs, else None."""
+        """Return the stated runtime, else the median of the task's last runs, else None."""
         if request.expected_runtime_s is not None:
             return Runtime(request.expected_runtime_s, Confidence.GOOD)
         return self._medians.get(task_key(request)) if self._medians else None

@@ -1,4 +1,4 @@
-"""Placement policies by name; a policy reads the cluster and chooses, it changes nothing."""
+"""Placement policies by name; a policy reads the cluster and returns a placement, it changes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def nothing_fits(cluster: ClusterState, request: Request) -> Placement | None:
-    """No placement for anyone: the policy while nothing may be granted."""
+    """Return no placement: the policy while grants are suspended."""
     return None
 
 
@@ -46,7 +46,7 @@ ENTRY_POINT_GROUP = "gpu_resource_manager.policies"
 
 
 def get_policy(name: str) -> Policy:
-    """The policy of that name, ours or from an entry point; raises `PolicyError`."""
+    """Return the policy of that name, built in or from an entry point; raises `PolicyError`."""
     policy = POLICIES.get(name)
     if policy is not None:
         return policy
@@ -59,7 +59,7 @@ def get_policy(name: str) -> Policy:
 
 
 def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[str, int]:
-    """The score of each node that the request fits now, by name; empty for a policy that gives none."""
+    """Return the score of each node that the request fits now, by name; empty for a policy without scores."""
     scores: Callable[[ClusterState, Request], dict[str, int]] | None = getattr(policy, "scores", None)
     return {} if scores is None else scores(cluster, request)
 

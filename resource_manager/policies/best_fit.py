@@ -1,4 +1,4 @@
-"""Best fit: the node that would have the least left."""
+"""Best fit: the node that would have the least free capacity left."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from resource_manager.models import MILLI_PER_GPU, Placement, Request
 
 
 def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
-    """The node with the fewest free GPUs that still fits, the first on ties (original design, section 3.3.2).
+    """Place on the node with the fewest free GPUs that fits, the first on ties (original design, 3.3.2).
 
-    A share goes to the tightest GPU of all; a request without GPUs to the node with the smallest share
-    of the amounts it asks for left.
+    A GPU fraction goes to the tightest GPU of all; a request without GPUs goes to the node that would have
+    the smallest part of the requested resources left.
     """
     best: NodeState | None = None
     if request.gpus and request.gpu_milli == MILLI_PER_GPU:

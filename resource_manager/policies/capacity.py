@@ -1,4 +1,4 @@
-"""The node size against which policies that weigh CPU against GPU measure both."""
+"""Node size by which policies that weigh CPU against GPU normalise both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The largest node: the name of its CPU resource, how much it has, and its GPU milli."""
+    """Largest node: the name of its CPU resource, its amount of it, and its GPU milli."""
 
     cpu_name: str
     cpu: int
@@ -15,7 +15,7 @@ class Capacity:
 
 
 CORES = Capacity("cpus", 128, 8000)
-"""CPU counted in cores, as inventories do."""
+"""CPU counted in cores, as in inventories."""
 
 CPU_MILLI = Capacity("cpu_milli", 128_000, 8000)
-"""CPU counted in thousandths of a core, as cluster traces do."""
+"""CPU counted in thousandths of a core, as in cluster traces."""

@@ -1,4 +1,4 @@
-"""Dot product: the node whose free CPU and GPU point least along the request."""
+"""Dot product: the node with the lowest dot product of free and requested CPU and GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resource_manager.policies.scoring import Scored
 
 
 def dot_product_for(largest: Capacity) -> Scored:
-    """The policy that measures CPU and GPU in shares of the largest node."""
+    """Return the policy that measures CPU and GPU relative to the largest node."""
 
     def score(node: NodeState, request: Request) -> int:
         cpu = node.free.get(largest.cpu_name, 0) * request.resources.get(largest.cpu_name, 0)
@@ -20,4 +20,4 @@ def dot_product_for(largest: Capacity) -> Scored:
 
 
 dot_product = dot_product_for(CORES)
-"""The lowest dot product of free and requested (Grandl et al., Tetris, SIGCOMM 2014), as in the FGD paper."""
+"""Dot product (Grandl et al., Tetris, SIGCOMM 2014), scored as in the FGD paper."""

@@ -1,4 +1,4 @@
-"""Fragmentation gradient descent: the node and GPU that leave the most room for the usual tasks."""
+"""Fragmentation gradient descent: the node and GPU that leave the most capacity usable by typical tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request
 from resource_manager.policies.scoring import Scored
 
 COVERED = 0.95
-"""The most frequent task classes that cover this share of all tasks make up the mix."""
+"""Part of all tasks that the mix covers; it consists of the most frequent task classes."""
 
 
 _MOST_KNOWN = 1 << 18
@@ -22,7 +22,7 @@ _MOST_KNOWN = 1 << 18
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskClass:
-    """What the mix remembers of a request: CPU, milli of each GPU, number of GPUs and the GPU types."""
+    """Class of a request in the mix: CPU, milli of each GPU, number of GPUs and the GPU types."""
 
     cpu: Amount
     gpu_milli: int
@@ -31,18 +31,19 @@ class TaskClass:
 
 
 def task_class(request: Request, cpu: str = "cpus") -> TaskClass:
-    """The class of a request; `cpu` is the name of the CPU resource."""
+    """Return the class of a request; `cpu` is the name of the CPU resource."""
     milli = request.gpu_milli if request.gpus else 0
     return TaskClass(request.resources.get(cpu, 0), milli, request.gpus, request.gpu_types)
 
 
 class Fragmentation:
-    """The fragmentation F of a node: the milli of its free GPUs that the task mix could not use.
+    """Measure of a node's fragmentation F: the milli of its free GPUs that the task mix could not use.
 
-    `counts` says how often each class occurs; the most frequent ones (ties: the larger class first) that
-    cover 95 % make up the mix. For a class that needs no GPU, or whose GPU type, CPU or number of GPUs the
-    node cannot give, all that is free is a fragment; else that of the GPUs with too little left. F is the
-    mean over the mix, in milli. Source: Weng et al., Beware of Fragmentation, USENIX ATC 2023, section 3.
+    `counts` is the number of occurrences of each class; the most frequent ones (ties: the larger class
+    first) that cover 95 % make up the mix. For a class that needs no GPU, or whose GPU type, CPU or number
+    of GPUs the node lacks, all free milli are a fragment; for other classes the free milli of the GPUs with
+    too little left. F is the mean over the mix, in milli. Source: Weng et al., Beware of Fragmentation,
+    USENIX ATC 2023, section 3.
     """
 
     def __init__(self, counts: Mapping[TaskClass, int], cpu: str = "cpus") -> None:
@@ -56,21 +57,21 @@ class Fragmentation:
             mix.append((kind, count))
             covered += count
         self.mix = tuple((kind, count / total / (covered / total)) for kind, count in mix)
-        """Classes with their shares, which add up to one."""
+        """Classes with their weights, which add up to one."""
         self._cpu_steps = sorted({kind.cpu for kind, _ in mix})
         self._known: dict[tuple[object, ...], float] = {}
 
     @classmethod
     def of(cls, requests: Iterable[Request], cpu: str = "cpus") -> Fragmentation:
-        """The measure whose mix is that of the requests."""
+        """Return the measure with the task mix of the requests."""
         return cls(Counter(task_class(request, cpu) for request in requests), cpu)
 
     def cpu_step(self, free: Amount) -> int:
-        """How many of the mix's distinct CPU demands the free amount satisfies; F sees no more of it."""
+        """Return how many of the mix's distinct CPU demands the free amount satisfies; F needs no more of it."""
         return bisect_right(self._cpu_steps, free)
 
     def amount(self, gpu_types: tuple[str, ...], free_milli: list[int], cpu_step: int) -> float:
-        """F of a node whose GPUs have so much free; `gpu_types` is one type for all, or one for each."""
+        """Return F for GPUs with these free milli; `gpu_types` is one type for all, or one for each GPU."""
         if len(gpu_types) == 1:
             free_milli.sort()
         key = (gpu_types, cpu_step, *free_milli)
@@ -82,17 +83,17 @@ class Fragmentation:
         return known
 
     def of_node(self, node: NodeState) -> float:
-        """F of the node as it is now."""
+        """Return F of the node in its current state."""
         if not node.free_milli:
             return 0.0
         step = self.cpu_step(node.free.get(self.cpu, 0))
         return self.amount(node.gpu_types, list(node.gpu_free.values()), step)
 
     def _work_out(self, gpu_types: tuple[str, ...], free_milli: list[int], cpu_step: int) -> float:
-        """F, added up by cause in the order of the published simulator.
+        """Compute F, adding up by cause in the order of the published simulator.
 
-        Sums of floats depend on their order, and the score is cut to an integer: where a placement leaves F
-        as it was, the last bit decides between 49 and 50, and the published results carry that bit.
+        Sums of floats depend on their order, and the score is truncated to an integer: if a placement leaves
+        F unchanged, the last bit decides between 49 and 50, and the published results include that bit.
         """
         cpu = self._cpu_steps[cpu_step - 1] if cpu_step else -1
         count, free = len(free_milli), sum(free_milli)
@@ -128,7 +129,7 @@ class Fragmentation:
 
 
 def _of_type(kind: TaskClass, gpu_types: tuple[str, ...], free_milli: list[int]) -> tuple[int, int]:
-    """How many GPUs the class could use, and the free milli of the others."""
+    """Return the number of GPUs that the class could use, and the free milli of the others."""
     usable, fragment = 0, 0
     for milli, gpu_type in zip(free_milli, cycle(gpu_types)):
         if milli >= kind.gpu_milli and gpu_type in kind.gpu_types:
@@ -139,20 +140,20 @@ def _of_type(kind: TaskClass, gpu_types: tuple[str, ...], free_milli: list[int])
 
 
 class Gradient:
-    """Score and choice of GPUs by how much of the fragmentation a placement takes away.
+    """Score and choice of GPUs by the decrease of fragmentation that a placement brings.
 
-    The score is 100 times the logistic of the fall of F in GPUs, cut to an integer as published.
+    The score is 100 times the logistic of the decrease of F in GPUs, truncated to an integer as published.
     """
 
     def __init__(self, fragmentation: Fragmentation) -> None:
         self._fragmentation = fragmentation
 
     def score(self, node: NodeState, request: Request) -> int:
-        """The best score over the GPUs that a share may take; a request for whole GPUs has one choice."""
+        """Return the best score over the eligible GPUs for a fraction; whole GPUs have only one choice."""
         return self._best(node, request)[0]
 
     def pick(self, node: NodeState, request: Request) -> tuple[int, ...]:
-        """The GPU of the highest score for a share, the first on ties; the lowest free ones otherwise."""
+        """Return the GPU of highest score for a fraction, the first on ties; else the lowest free GPUs."""
         if request.gpus and request.gpu_milli != MILLI_PER_GPU:
             return (self._best(node, request)[1],)
         return node.pick_gpus(request)
@@ -174,7 +175,7 @@ class Gradient:
         for gpu_id in node.eligible_gpus(request):
             position = ids.index(gpu_id)
             if len(types) == 1 and free[position] in tried:
-                continue  # GPUs with equally much free are alike, and the first one wins
+                continue  # GPUs with equally much free score alike, and the first one wins ties
             tried.add(free[position])
             after = free.copy()
             after[position] -= request.gpu_milli
@@ -185,20 +186,20 @@ class Gradient:
 
 
 def logistic_score(fall: float) -> int:
-    """100 times the logistic of a fall of F, in GPUs, cut to an integer."""
+    """Return 100 times the logistic of a decrease of F (`fall`, in milli; taken in GPUs), truncated."""
     return int(1 / (1 + math.exp(-fall / MILLI_PER_GPU)) * 100)
 
 
 def fgd_for(fragmentation: Fragmentation) -> Scored:
-    """The policy that descends the fragmentation of a given task mix."""
+    """Return the policy that descends the fragmentation of a given task mix."""
     gradient = Gradient(fragmentation)
     return Scored(gradient.score, gradient.pick)
 
 
 class _Demand:
-    """The task mix that the live leases show, and the policy for it.
+    """Task mix of the live leases, and the policy for it.
 
-    Counts go into the mix in twentieths, so that it, and with it every score, changes but rarely.
+    Counts enter the mix in twentieths of the total, so that the mix, and with it every score, rarely changes.
     """
 
     def __init__(self, cluster: ClusterState) -> None:
@@ -210,7 +211,7 @@ class _Demand:
         self._policy: Scored | None = None
 
     def policy(self, request: Request) -> Scored:
-        """The policy for the mix of now; with no lease yet, the request itself is the mix."""
+        """Return the policy for the current mix; without any lease, the request itself is the mix."""
         self._follow()
         mix = _coarse(self._total) or {task_class(request): 1}
         if self._policy is None or mix != self._mix:
@@ -239,14 +240,14 @@ def _coarse(counts: Counter[TaskClass]) -> dict[TaskClass, int]:
 
 
 class Live:
-    """Descends the fragmentation of the mix of tasks that hold leases now, which the state alone decides."""
+    """FGD policy for the mix of the tasks that hold leases now, so that the state alone decides."""
 
     def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
-        """The placement that leaves the least fragmentation, or None if the request fits nowhere."""
+        """Return the placement that lowers fragmentation most, or None if the request fits nowhere."""
         return self._policy(cluster, request)(cluster, request)
 
     def scores(self, cluster: ClusterState, request: Request) -> dict[str, int]:
-        """The score of each node that the request fits now, by node name."""
+        """Return the score of each node that the request fits now, by node name."""
         return self._policy(cluster, request).scores(cluster, request)
 
     def _policy(self, cluster: ClusterState, request: Request) -> Scored:

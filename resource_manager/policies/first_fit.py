@@ -7,7 +7,7 @@ from resource_manager.models import Placement, Request
 
 
 def first_fit(cluster: ClusterState, request: Request) -> Placement | None:
-    """The first node with room, and its lowest free GPUs (original design, section 3.1)."""
+    """Place on the first node that fits, on its lowest free GPUs (original design, section 3.1)."""
     for node in cluster.scan(cluster.candidate_mask(request), request):
         return Placement(node.name, node.pick_gpus(request))
     return None

@@ -1,4 +1,4 @@
-"""GLB: first the vendor with the best normalised score, then the node with most left and best balance."""
+"""GLB: first the vendor with the best normalised score, then its node with most left and best balance."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from resource_manager.cluster import ClusterState, NodeState, accepts_node
 from resource_manager.models import MILLI_PER_GPU, Placement, Request
 
 BALANCE = 0.6
-"""Weight of what is left (LRP) against balance (BRA) in a node's score."""
+"""Weight of the remaining capacity (LRP) against balance (BRA) in a node's score."""
 
 Demand = tuple[tuple[str, float], ...]
-"""What a request needs, by resource name."""
+"""Requested amounts by resource name."""
 
 NO_PERFORMANCE: Mapping[str, float] = {}
 
@@ -25,11 +25,11 @@ def glb(
     vendor_fallback: bool = True,
     performance: Mapping[str, float] = NO_PERFORMANCE,
 ) -> Placement | None:
-    """Two-level choice of the vGPU pool (GPU-SIM's design document, steps 4.1 to 4.5).
+    """Place by the two-level choice of the vGPU pool (GPU-SIM's design document, steps 4.1 to 4.5).
 
     Vendors rank by `rank_vendors`; in the best one the node with the highest `node_score` wins, the first
-    on ties. Where that vendor has no room the next is tried, unless `vendor_fallback` is off. `performance`
-    is a vendor's relative speed, 1 where it is not named.
+    on ties. If the request fits no node of that vendor the next is tried, unless `vendor_fallback` is off.
+    `performance` is the relative speed by vendor, 1 by default.
     """
     demand = demand_of(request)
     best: dict[str, tuple[float, NodeState]] = {}
@@ -53,10 +53,10 @@ def glb(
 def rank_vendors(
     cluster: ClusterState, request: Request, performance: Mapping[str, float] = NO_PERFORMANCE
 ) -> list[str]:
-    """Vendors the request accepts, the best `performance / sum of (demand / free)` first.
+    """Return the vendors the request accepts, the best `performance / sum of (demand / free)` first.
 
-    Free is what all open nodes of the vendor have left together; a vendor that has nothing left of
-    something the request needs comes last.
+    Free is the sum over all open nodes of the vendor; a vendor with nothing free of a requested resource
+    comes last.
     """
     free: dict[str, list[float]] = {}
     demand = demand_of(request)
@@ -76,10 +76,10 @@ def rank_vendors(
 
 
 def node_score(node: NodeState, demand: Demand, balance: float = BALANCE) -> float:
-    """`balance * LRP + (1 - balance) * BRA` over the resources demanded.
+    """Return `balance * LRP + (1 - balance) * BRA` over the requested resources.
 
-    LRP is the mean share that would remain, BRA is 1 minus the standard deviation of the utilisations
-    after placement.
+    LRP is the mean part of each that would remain free, BRA is 1 minus the standard deviation of the
+    utilisations after placement.
     """
     if not demand:
         return 0.0
@@ -90,17 +90,17 @@ def node_score(node: NodeState, demand: Demand, balance: float = BALANCE) -> flo
 
 
 def vendor_of(node: NodeState) -> str:
-    """The node's vendor, or that of its first GPU where the node names none."""
+    """Return the node's vendor, or that of its first GPU if the node names none."""
     gpus = node.node.gpus
     return node.node.vendor or (gpus[0].vendor if gpus else "")
 
 
 GPU_MILLI = "gpu_milli"
-"""The name under which GPUs count as one more resource of a node."""
+"""Resource name under which GPUs count as one more resource of a node."""
 
 
 def demand_of(request: Request) -> Demand:
-    """Resource names and positive amounts of the request, GPUs among them in milli."""
+    """Return names and amounts of the requested resources above 0, GPUs among them in milli."""
     named = [(name, float(amount)) for name, amount in request.resources.items() if amount > 0]
     if request.gpus:
         named.append((GPU_MILLI, float(request.gpus * request.gpu_milli)))
@@ -108,10 +108,10 @@ def demand_of(request: Request) -> Demand:
 
 
 def free_of(node: NodeState, name: str) -> float:
-    """What the node has free of the resource."""
+    """Return the node's free amount of the resource."""
     return node.free_milli if name == GPU_MILLI else node.free.get(name, 0)
 
 
 def total_of(node: NodeState, name: str) -> float:
-    """What the node has of the resource when it is empty."""
+    """Return the node's total amount of the resource."""
     return len(node.gpu_free) * MILLI_PER_GPU if name == GPU_MILLI else node.node.resources[name]

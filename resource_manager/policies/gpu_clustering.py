@@ -1,4 +1,4 @@
-"""GPU clustering: requests of one size go together, so that nodes stay whole for the other sizes."""
+"""GPU clustering: requests of one size share nodes, so that other nodes stay free for the other sizes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ SHARE = -1
 
 
 def size_of(request: Request) -> int:
-    """The class of a request: a share, or its number of GPUs; 0 without GPUs."""
+    """Return the size class of a request: `SHARE` for a GPU fraction, else its number of GPUs, possibly 0."""
     return SHARE if request.gpu_milli != MILLI_PER_GPU else request.gpus
 
 
 def sizes_on(node: NodeState) -> frozenset[int]:
-    """The classes of the GPU requests that the node hosts."""
+    """Return the size classes of the GPU requests that the node hosts."""
     requests = [lease.request for lease in node.leases.values()]
-    # `size_of` written out: this is asked at every change of a node, about all that it hosts.
+    # `size_of` inlined, because this runs over all leases of a node at each of its changes.
     sizes = {each.gpus if each.gpu_milli == MILLI_PER_GPU else SHARE for each in requests}
     sizes.discard(0)
     return frozenset(sizes)
 
 
 def score(node: NodeState, request: Request, hosted: frozenset[int]) -> int:
-    """Up to 100 beside its own kind only, 75 in a mixed company with it, 50 on an idle node, 25 elsewhere."""
+    """Score up to 100 on a node that hosts only its size, 75 with others too, 50 idle, 25 elsewhere."""
     if not request.gpus:
         return 0
     if size_of(request) in hosted:
@@ -36,4 +36,4 @@ def score(node: NodeState, request: Request, hosted: frozenset[int]) -> int:
 
 
 gpu_clustering = Scored(score, trait=sizes_on)
-"""Keeps sizes apart (Xiao et al., Gandiva, OSDI 2018), as in the FGD paper."""
+"""GPU clustering (Xiao et al., Gandiva, OSDI 2018), scored as in the FGD paper."""

@@ -1,4 +1,4 @@
-"""GPU packing: first GPUs already shared, then free GPUs of a node in use, then a node that is idle."""
+"""GPU packing: first GPUs that are partly in use, then free GPUs of a node in use, then an idle node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from resource_manager.policies.scoring import Scored
 
 
 def score(node: NodeState, request: Request) -> int:
-    """50 to 100 on GPUs in use, 33 to 50 on free ones beside some in use, below on an idle node."""
+    """Score 50 to 100 on GPUs in use, 33 to 50 on free GPUs of a node in use, less on an idle node."""
     if not request.gpus:
         return 0
     count = len(node.gpu_free)
@@ -22,4 +22,4 @@ def score(node: NodeState, request: Request) -> int:
 
 
 gpu_packing = Scored(score)
-"""Fills GPUs before it opens new ones (Weng et al., MLaaS in the Wild, NSDI 2022), as in the FGD paper."""
+"""GPU packing (Weng et al., MLaaS in the Wild, NSDI 2022), scored as in the FGD paper."""

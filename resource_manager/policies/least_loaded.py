@@ -1,4 +1,4 @@
-"""Least loaded: the node that runs the fewest tasks."""
+"""Least loaded: the node with the fewest leases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from resource_manager.models import Placement, Request
 
 
 def least_loaded(cluster: ClusterState, request: Request) -> Placement | None:
-    """The node with the fewest leases that has room, the first on ties (original design, section 3.3.2)."""
+    """Place on the node with the fewest leases that fits, the first on ties (original design, 3.3.2)."""
     best = min(cluster.candidates(request), key=lambda node: len(node.leases), default=None)
     return None if best is None else Placement(best.name, best.pick_gpus(request))

@@ -1,4 +1,4 @@
-"""Numbers for the states that nodes are in: nodes of equal number fit, and score, alike."""
+"""Numbers for the states of nodes: nodes in a state of the same number fit and score alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resource_manager.cluster import ClusterState, NodeState, accepts_node
 from resource_manager.models import MILLI_PER_GPU, Amount, Request
 
 Trait = Callable[[NodeState], object]
-"""What a score reads of a node beside its capacity, as a hashable value."""
+"""(node) -> a hashable value that a score reads of a node besides its capacity."""
 
 Kept = TypeVar("Kept")
 
@@ -19,9 +19,9 @@ _NEVER = 1 << 62
 
 
 class NodeStates:
-    """The states of all nodes by number, kept up to date by the cluster's journal.
+    """States of all nodes by number, kept up to date by the cluster's journal.
 
-    What a number stands for never changes; `of_node` says which one each node is in.
+    A number always means the same state; `of_node` is the number of each node's current state.
     """
 
     def __init__(self, cluster: ClusterState, trait: Trait | None = None) -> None:
@@ -31,7 +31,7 @@ class NodeStates:
 
     @classmethod
     def of(cls, cluster: ClusterState, owner: object, trait: Trait | None = None) -> NodeStates:
-        """The owner's states of that cluster, up to date with it."""
+        """Return the owner's cached states of that cluster, brought up to date."""
         states: NodeStates | None = cluster.derived.get(owner)
         if states is None:
             states = cluster.derived[owner] = cls(cluster, trait)
@@ -39,7 +39,7 @@ class NodeStates:
         return states
 
     def for_class(self, request: Request, make: Callable[[NodeStates, Request], Kept]) -> Kept:
-        """What the owner keeps for requests of this class (`Request.shape`), made at the first of them."""
+        """Return the owner's cached value for this request class (`Request.shape`), made at first use."""
         kept: Kept | None = self._by_class.get(request.shape)
         if kept is None:
             if len(self._by_class) > _MOST_CLASSES:
@@ -53,15 +53,15 @@ class NodeStates:
         self._kind_numbers: dict[object, int] = {}
         self._numbers: dict[object, int] = {}
         self.members: list[int] = []
-        """By number, the nodes in that state as a bit set over their positions."""
+        """By state number, the nodes in that state as a bit set over their positions."""
         self.reach: list[int] = []
-        """By number, the most milli that one request can get there; -1 where the node is closed."""
+        """By state number, the most GPU milli that one request can get; -1 for a closed node."""
         self.free: dict[str, list[Amount]] = {name: [] for node in nodes for name in node.free}
-        """What is free in each state, by resource and number."""
+        """Free amounts by resource and state number."""
         self.kinds: list[int] = []
-        """By number, the kind of the nodes: all that leases do not change."""
+        """By state number, the kind of the nodes: all properties that leases do not change."""
         self.traits: list[object] = []
-        """By number, the trait."""
+        """By state number, the trait."""
         self._nodes = [node.node for node in nodes]
         self._kind_of_node = [self._kind(node) for node in nodes]
         self.of_node: list[int] = []
@@ -71,12 +71,12 @@ class NodeStates:
             self.members[number] |= 1 << index
         self.mark = self.cluster.mark
         self.changed: dict[int, int] = {}
-        """The mark at which each node was last seen to have changed its state, the latest last."""
+        """By position, the journal mark at which the node was last seen in a new state, the latest last."""
         self.changed_with_gpu: dict[int, int] = {}
-        """The same, less the nodes that have no GPU milli free."""
+        """The same without the nodes that have no GPU milli free."""
 
     def follow(self) -> None:
-        """Brings the numbers up to date with the cluster."""
+        """Bring the state numbers up to date with the cluster."""
         cluster = self.cluster
         mark = cluster.mark
         if mark == self.mark:
@@ -142,14 +142,14 @@ class NodeStates:
 
 
 def _reach(node: NodeState) -> int:
-    """All whole GPUs, or what is left of the freest shared one."""
+    """Return the milli of all whole free GPUs, or if there are none the most on one GPU; -1 if closed."""
     if not node.is_open:
         return -1
     return node.whole_free * MILLI_PER_GPU or max(0, 0, *node.gpu_free.values())
 
 
 class Demand:
-    """What one class of requests asks for, to be held against the states by number."""
+    """Demand of one request class, checked against states by number."""
 
     def __init__(self, states: NodeStates, request: Request) -> None:
         self._states = states
@@ -157,21 +157,21 @@ class Demand:
         known = {name: amount for name, amount in request.resources.items() if name in states.free}
         unknown = any(amount for name, amount in request.resources.items() if name not in known)
         self.need: int = _NEVER if unknown else request.gpus * request.gpu_milli
-        """The least reach, in milli."""
+        """Minimum reach in milli."""
         self._limits = [(states.free[name], amount) for name, amount in known.items()]
         self._accepts: dict[int, bool] | None = {} if request.gpu_types or request.vendor else None
-        """By kind, whether type and vendor are what the request takes; None where it takes any."""
+        """By kind, True if the request accepts its type and vendor; None if it accepts any."""
 
     @property
     def scarce(self) -> tuple[Sequence[Amount], Amount]:
-        """What is free, by number, of the first resource asked for, and how much of it that is.
+        """Return the free amounts of the first requested resource, by state number, and the request's amount.
 
-        Most nodes that do not fit lack this or GPUs, and need not be looked at any closer.
+        A quick first check: most nodes that the request does not fit lack this resource or GPUs.
         """
         return self._limits[0] if self._limits else (self._states.reach, 0)
 
     def fits(self, number: int, index: int) -> bool:
-        """Whether the request fits nodes in that state; `index` is the position of one of them."""
+        """Return True if the request fits nodes in that state; `index` is the position of one of them."""
         states = self._states
         if states.reach[number] < self.need:
             return False

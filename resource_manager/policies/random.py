@@ -1,4 +1,4 @@
-"""Random: any node with room, drawn without hidden state so that a replay draws the same."""
+"""Random: any node that fits, drawn without hidden state so that a replay draws the same."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from resource_manager.policies import draw
 from resource_manager.policies.node_states import Demand, NodeStates
 
 DRAWS = 16
-"""So many nodes are drawn blindly before those with room are listed to draw from."""
+"""Number of draws among all nodes, before the nodes that fit are listed to draw from."""
 
 
 def random(cluster: ClusterState, request: Request, seed: int = 0) -> Placement | None:
-    """A node, and GPUs of it, drawn evenly by (seed, last fencing number)."""
+    """Place on a node and GPUs of it drawn uniformly, by (seed, last fencing token)."""
     pick = draw.stream(seed, cluster.fencing)
     if request.required_node is not None:
         node = next(cluster.candidates(request), None)
@@ -39,7 +39,7 @@ def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int
 
 
 class Fitting:
-    """The nodes that one class of requests fits; only those that changed since are looked at again."""
+    """Nodes that one request class fits; only nodes that changed since the last call are checked again."""
 
     def __init__(self, states: NodeStates, request: Request) -> None:
         self._states = states
@@ -48,7 +48,7 @@ class Fitting:
         self._mark = -1
 
     def positions(self) -> list[int]:
-        """In order, as of the node states, which must be up to date."""
+        """Return the positions in ascending order; the node states must be up to date."""
         states, fits, found = self._states, self._demand.fits, self._positions
         since, self._mark = self._mark, states.mark
         of_node = states.of_node
@@ -71,5 +71,5 @@ class Fitting:
 
 
 def seeded(seed: int) -> partial[Placement | None]:
-    """The random policy with another seed."""
+    """Return the random policy with another seed."""
     return partial(random, seed=seed)

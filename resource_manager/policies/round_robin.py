@@ -7,9 +7,9 @@ from resource_manager.models import Placement, Request
 
 
 def round_robin(cluster: ClusterState, request: Request) -> Placement | None:
-    """The first node with room after the last one used, wrapping (original design, section 3.3.2).
+    """Place on the first node that fits after the last one used, wrapping (original design, section 3.3.2).
 
-    The last node is part of the state, so every process takes its turn in the same round.
+    The last node is part of the state, so all processes continue the same round.
     """
     last = cluster.by_name.get(cluster.last_node) if cluster.last_node is not None else None
     start = 0 if last is None else (last.index + 1) % len(cluster.nodes)

@@ -1,4 +1,4 @@
-"""Policies that give every node an integer score: only nodes that changed since are scored again."""
+"""Policies by an integer score of each node, computed incrementally: only for nodes in a new state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resource_manager.models import Placement, Request
 from resource_manager.policies.node_states import Demand, NodeStates, Trait
 
 Score = Callable[..., int]
-"""(node, request that fits it) -> score, the higher the better; it depends on the node's state alone.
+"""(node, request that fits it) -> score, higher is better; it depends only on the node's state.
 
 Under a policy with a trait: (node, request that fits it, trait of the node).
 """
@@ -25,10 +25,10 @@ _UNKNOWN: Any = object()
 
 
 class Scored:
-    """The node of the highest score that the request fits; ties go to the first in the inventory.
+    """Policy that places on the node with the highest score, on ties the first in the inventory.
 
-    Nodes in equal state score equally, so a score is worked out once for each pair of node state and
-    request class (`Request.shape`); a heap for each class holds the states in order.
+    Nodes in equal states score equally, so a score is computed once for each pair of node state and request
+    class (`Request.shape`); a heap for each class keeps the states in order.
     """
 
     def __init__(self, score: Score, pick: Pick = NodeState.pick_gpus, trait: Trait | None = None) -> None:
@@ -37,7 +37,7 @@ class Scored:
         self._trait = trait
 
     def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
-        """The placement on the best node, or None if the request fits nowhere."""
+        """Return the placement on the best node, or None if the request fits nowhere."""
         if request.required_node is not None:
             node = cluster.by_name.get(request.required_node)
             if node is None or not node.fits(request):
@@ -50,17 +50,17 @@ class Scored:
         return Placement(node.name, self._pick(node, request))
 
     def scores(self, cluster: ClusterState, request: Request) -> dict[str, int]:
-        """The score of each node that the request fits now, by node name."""
+        """Return the score of each node that the request fits now, by node name."""
         return {node.name: self.score(node, request) for node in cluster.candidates(request)}
 
     def score(self, node: NodeState, request: Request) -> int:
-        """The score of a node that the request fits."""
+        """Return the score of a node that the request fits."""
         if self._trait is None:
             return self._score(node, request)
         return self._score(node, request, self._trait(node))
 
     def _ranking(self, cluster: ClusterState, request: Request) -> Ranking:
-        """The states that requests of this class fit, up to date with the cluster."""
+        """Return the ranking for the request's class, up to date with the cluster."""
         ranking = NodeStates.of(cluster, self, self._trait).for_class(request, self._make)
         ranking.follow()
         return ranking
@@ -70,11 +70,12 @@ class Scored:
 
 
 class Ranking:
-    """The node states that one class of requests fits, best first.
+    """Node states that one request class fits, best first.
 
-    A key is the negated score, above the position of the first node in a state, above the state's number:
-    the smallest key names the best node, the first on ties. A node that changes gets a key for its new
-    state; its old key stays and is passed on to the next node of the old state once it comes to the top.
+    A key packs, from high to low bits, the negated score, the position of the first node in a state and the
+    state's number: the smallest key names the best node, the first on ties. A node that changes gets a key
+    for its new state; its old key stays in the heap and moves to the next node of the old state when it
+    reaches the top.
     """
 
     def __init__(self, states: NodeStates, score: Score, request: Request, *, with_trait: bool) -> None:
@@ -85,11 +86,11 @@ class Ranking:
         self._demand = Demand(states, request)
         self._keys: list[int] = []
         self._bases: dict[int, int | None] = {}
-        """By number of the state, its key for a node at position 0; None where the request does not fit."""
+        """By state number, its key for a node at position 0; None if the request does not fit."""
         self._mark = -1
 
     def best(self) -> int | None:
-        """Position of the best node, or None."""
+        """Return the position of the best node, or None."""
         keys, of_node, members = self._keys, self._states.of_node, self._states.members
         while keys:
             key = keys[0]
@@ -105,9 +106,9 @@ class Ranking:
         return None
 
     def follow(self) -> None:
-        """Brings the keys up to date with the node states, which must be.
+        """Bring the keys up to date with the node states, which must be up to date themselves.
 
-        A request for GPUs passes over nodes that have none left: no key names their new states.
+        For a GPU request, nodes that have no GPU milli left are skipped and get no key for their new state.
         """
         states = self._states
         since, self._mark = self._mark, states.mark

@@ -9,7 +9,7 @@ from resource_manager.policies.scoring import Scored
 
 
 def weighted_fit_for(largest: Capacity) -> Scored:
-    """The policy that measures CPU and GPU in shares of the largest node."""
+    """Return the policy that measures CPU and GPU relative to the largest node."""
 
     def score(node: NodeState, request: Request) -> int:
         cpu_left = node.free.get(largest.cpu_name, 0) - request.resources.get(largest.cpu_name, 0)
@@ -20,4 +20,4 @@ def weighted_fit_for(largest: Capacity) -> Scored:
 
 
 weighted_fit = weighted_fit_for(CORES)
-"""Best fit as the FGD paper (Weng et al., USENIX ATC 2023) measures it: a score in whole hundredths."""
+"""Best fit as in the FGD paper (Weng et al., USENIX ATC 2023), with an integer score in hundredths."""
