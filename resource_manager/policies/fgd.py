@@ -67,7 +67,10 @@ class Fragmentation:
         return cls(Counter(task_class(request, cpu) for request in requests), cpu)
 
     def cpu_step(self, free: Amount) -> int:
-        """Return how many of the mix's distinct CPU demands the free amount satisfies; F needs no more of it."""
+        """Return the number of the mix's distinct CPU demands that the free amount satisfies.
+
+        F depends on no more of the free CPU than this.
+        """
         return bisect_right(self._cpu_steps, free)
 
     def amount(self, gpu_types: tuple[str, ...], free_milli: list[int], cpu_step: int) -> float:

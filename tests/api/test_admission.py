@@ -41,7 +41,7 @@ def test_a_task_waits_for_its_price_and_explain_tells_it(priced_client: FlaskCli
     assert explained["admission"]["utility"] == pytest.approx(8.0)
     assert explained["admission"]["covered"] is False
     page = priced_client.get("/what-if", query_string=query)
-    assert "worth 8 now, and the price on gpu-server-0 is 10" in page.text
+    assert "utility 8 does not exceed the price 10 on gpu-server-0" in page.text
 
 
 def test_half_a_utility_is_refused(priced_client: FlaskClient) -> None:

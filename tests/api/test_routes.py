@@ -259,7 +259,7 @@ def test_no_room_is_told_from_a_store_that_is_out(open_client: FlaskClient) -> N
     assert (entry["kind"], entry["reason"]) == ("no_capacity", problem["detail"])
     page = open_client.get("/queue").get_data(as_text=True)
     assert problem["detail"] in page
-    assert "unknown <small>nobody knows when one and 3 more will end" in page
+    assert "unknown <small>the end of one and 3 more is unknown" in page
 
 
 @pytest.mark.parametrize(

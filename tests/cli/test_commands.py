@@ -75,9 +75,7 @@ def test_the_queue(run: Run) -> None:
     )
     told = " ".join(run("queue").stdout.split())
     assert "unknown" in told
-    assert (
-        "start unknown: nobody knows when t0 and 3 more will end; state runtimes: expected_runtime," in told
-    )
+    assert "start unknown: the end of t0 and 3 more is unknown; state runtimes: expected_runtime," in told
     assert parsed(run("queue", "--json"))[0]["position"] == 1
     assert "late" in run("status").stdout
     answer = run("explain", "--gpus", "2", "--cpus", "1", "--json")

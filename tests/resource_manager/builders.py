@@ -1,4 +1,4 @@
-"""What many tests begin with: servers by letter, and a clock of their own."""
+"""Builders for tests: nodes named by letter, and a fake clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from resource_manager.models import Gpu, Node
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """Fake clock that a test advances by `now`, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -16,7 +16,7 @@ class Clock:
 
 
 def node(letter: str, gpus: int = 2, cpus: int = 8) -> Node:
-    """The server of that name, whose number is its place in the alphabet."""
+    """Return the node of that name; its server id is the position of the letter in the alphabet."""
     return Node(letter, ord(letter) - ord("a"), {"cpus": cpus}, tuple(Gpu(i) for i in range(gpus)))
 
 

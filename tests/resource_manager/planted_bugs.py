@@ -1,4 +1,4 @@
-"""Plants one bug after another where mutmut cannot (Lua, decorated functions); the tests must notice each."""
+"""Plant bugs one by one where mutmut cannot (Lua, decorated functions); the tests must detect each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LUA = "resource_manager/stores/lua"
 TESTS = "tests/resource_manager"
 BUSY = ["system_redis", "paused_past", "dead_holders", "long_held"]
 BUSY += ["read_only", *(f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6))]
-"""What names tests that take long, or that another test stands for."""
+"""Parts of the names of tests to skip: they take long, or another test covers the same."""
 
 OF_STORES = (f"{TESTS}/stores/test_contract.py", f"{TESTS}/stores/test_redis_faults.py")
 OF_LOCKS = (f"{TESTS}/test_redis_lock.py", f"{TESTS}/test_locks.py")
@@ -26,7 +26,7 @@ OF_CLUSTER = (f"{TESTS}/test_cluster_indexes.py", f"{TESTS}/test_cluster.py")
 
 
 class Bug(NamedTuple):
-    """`right` is replaced by `wrong` where it stands first in `file`."""
+    """Replacement of the first `right` in `file` by `wrong`, which `tests` must detect."""
 
     file: str
     right: str
@@ -234,8 +234,8 @@ BUGS += [
 
 
 def verdict(folder: Path, tests: tuple[str, ...]) -> str:
-    """The first test that fails, or an empty string; ends the program where the tests are skipped."""
-    timeout_s = 300 if tests == OF_AIRFLOW else 60  # a test that times out would count as one that found it
+    """Return the first test that fails, or an empty string; exit if the tests are skipped here."""
+    timeout_s = 300 if tests == OF_AIRFLOW else 60  # generous, because a timeout counts as a detection
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-pno:cacheprovider"]
     command += [f"--timeout={timeout_s}"]
     command += ["-k", f"not {' and not '.join(BUSY)}"]
@@ -249,7 +249,7 @@ def verdict(folder: Path, tests: tuple[str, ...]) -> str:
 
 
 def main(pattern: str = "") -> int:
-    """Plants the bugs of which file and text match `pattern` in a copy of the tree; 1 if any lives on."""
+    """Plant the bugs whose file and text match `pattern` in a copy of the tree; return 1 if any survives."""
     bugs = [bug for bug in BUGS if re.search(pattern, f"{bug.file} {bug.right} {bug.wrong}")]
     survived = 0
     with tempfile.TemporaryDirectory(prefix="planted-") as name:
@@ -260,13 +260,13 @@ def main(pattern: str = "") -> int:
         os.environ["TMPDIR"] = name
         for tests in sorted({bug.tests for bug in bugs}):
             if failed := verdict(folder, tests):
-                print(f"without any bug {failed} fails: mend that first", file=sys.stderr)
+                print(f"{failed} fails without any planted bug: fix it first", file=sys.stderr)
                 return 2
         for bug in bugs:
             target = folder / bug.file
             text = target.read_text(encoding="utf-8")
             if bug.right not in text:
-                print(f"{bug.file} no longer has {bug.right!r}: bring the list up to date", file=sys.stderr)
+                print(f"{bug.file} does not contain {bug.right!r}: update the list of bugs", file=sys.stderr)
                 return 2
             target.write_text(text.replace(bug.right, bug.wrong, 1), encoding="utf-8")
             found = verdict(folder, bug.tests)

@@ -1,4 +1,4 @@
-"""Admission by price: what a task is worth must cover what it takes, at prices that grow with use."""
+"""Admission by price: a task's utility must exceed its price, which grows with use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make(clock: Clock, **settings: object) -> GPUResourceManager:
 
 @pytest.fixture
 def priced(clock: Clock) -> GPUResourceManager:
-    """One server of 8 GPUs and 64 CPUs; all its GPUs for an hour cost 1 when idle and 100 when full."""
+    """Manager of one server with 8 GPUs and 64 CPUs, whose GPUs cost 1 per hour idle and 100 when full."""
     return make(clock, admission="price", price_low=1.0, price_high=100.0)
 
 
@@ -39,25 +39,25 @@ def worth(utility: float, **more: object) -> dict[str, object]:
     return {"utility": utility, "target_s": 2 * HOUR_S, "expected_runtime_s": HOUR_S, **more}
 
 
-def test_open_by_default(clock: Clock) -> None:
+def test_by_default_every_task_is_admitted(clock: Clock) -> None:
     manager = make(clock)
     assert manager.submit("cheap", 8, 64, **worth(1e-9))["state"] == "RUNNING"  # type: ignore[arg-type]
     assert manager.explain("next", 2, 4)["admission"] is None
 
 
-def test_a_task_not_worth_its_price_waits_although_it_fits_and_holds_up_nobody(
+def test_a_task_below_its_price_is_pending_although_it_fits_and_does_not_block(
     priced: GPUResourceManager,
 ) -> None:
     assert priced.submit("first", 4, 32, **worth(10.0))["state"] == "RUNNING"  # type: ignore[arg-type]
-    # Half used: sqrt(100) = 10 an hour for all of a resource; 4 of 8 GPUs and 32 of 64 CPUs cost 10.
+    # Half used: sqrt(100) = 10 per hour for all of a resource; 4 of 8 GPUs and 32 of 64 CPUs cost 10.
     cheap = priced.submit("cheap", 4, 32, **worth(16.0))  # type: ignore[arg-type]
     assert cheap["state"] == "WAITING"
-    assert cheap["reason"] == "worth 8 now, and the price on gpu-server-0 is 10"
+    assert cheap["reason"] == "utility 8 does not exceed the price 10 on gpu-server-0"
     assert priced.submit("dear", 2, 16, **worth(60.0))["state"] == "RUNNING"  # type: ignore[arg-type]
     assert [entry["task_id"] for entry in priced.queue()] == ["cheap"]
 
 
-def test_it_starts_once_the_price_has_fallen(priced: GPUResourceManager) -> None:
+def test_a_pending_task_starts_once_its_price_has_fallen(priced: GPUResourceManager) -> None:
     priced.submit("first", 4, 32)
     assert priced.submit("cheap", 4, 32, **worth(16.0))["state"] == "WAITING"  # type: ignore[arg-type]
     priced.release_resources("first")
@@ -71,7 +71,7 @@ def test_a_task_without_a_utility_is_always_admitted(priced: GPUResourceManager)
     assert priced.submit("plain", 4, 32)["state"] == "RUNNING"
 
 
-def test_allocate_answers_at_once(priced: GPUResourceManager) -> None:
+def test_allocate_returns_at_once_under_admission(priced: GPUResourceManager) -> None:
     priced.submit("first", 4, 32)
     assert priced.allocate_resources("cheap", 4, 32, **worth(16.0)) is None  # type: ignore[arg-type]
     assert priced.allocate_resources("dear", 4, 32, **worth(60.0)) is not None  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_allocate_answers_at_once(priced: GPUResourceManager) -> None:
     assert priced.allocate_batch(batch) == [None, None]
 
 
-def test_a_utility_that_falls_with_time_is_judged_as_of_now(priced: GPUResourceManager, clock: Clock) -> None:
+def test_a_utility_that_falls_with_time_counts_as_of_now(priced: GPUResourceManager, clock: Clock) -> None:
     priced.submit("first", 4, 32)
     late = worth(9.0, sensitivity_per_s=0.01)
     assert priced.submit("late", 4, 32, **late)["state"] == "WAITING"  # type: ignore[arg-type]
@@ -88,10 +88,10 @@ def test_a_utility_that_falls_with_time_is_judged_as_of_now(priced: GPUResourceM
     status = priced.status_of("late")
     assert status is not None
     assert status["state"] == "WAITING"
-    assert "e-" in status["reason"], "worth next to nothing by now"
+    assert "e-" in status["reason"], "the utility is close to 0 by now"
 
 
-def test_explain_shows_price_and_worth(priced: GPUResourceManager) -> None:
+def test_explain_shows_price_and_utility(priced: GPUResourceManager) -> None:
     priced.submit("first", 4, 32)
     answer = priced.explain("cheap", 4, 32, **worth(16.0))  # type: ignore[arg-type]
     assert answer["fits"]
@@ -122,7 +122,7 @@ def test_prices_rise_with_use_from_low_to_high(used: int, low: float, factor: fl
     assert admission.price_per_hour(node, request) == pytest.approx(low * factor)
 
 
-def test_utility_halves_at_the_target() -> None:
+def test_utility_is_half_of_its_maximum_at_the_target() -> None:
     utility = Utility(10.0, 100.0, 0.5)
     assert utility.of(100.0) == 5.0
     assert utility.of(0.0) == pytest.approx(10.0)
@@ -130,7 +130,7 @@ def test_utility_halves_at_the_target() -> None:
     assert Utility(10.0, 100.0).of(1e9) == 5.0
 
 
-def test_a_utility_survives_the_store() -> None:
+def test_a_utility_survives_a_round_trip_through_json() -> None:
     request = Request("r", gpus=2, utility=Utility(10.0, 100.0, 0.5), expected_runtime_s=5.0)
     change = Queued(request, 1.0)
     assert change_from_json(change_to_json(change)) == change
@@ -149,7 +149,7 @@ def test_a_utility_survives_the_store() -> None:
         ),
     ],
 )
-def test_half_a_utility_is_refused(
+def test_an_incomplete_or_invalid_utility_is_refused(
     priced: GPUResourceManager, wrong: dict[str, float], complaint: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
@@ -166,6 +166,6 @@ def test_half_a_utility_is_refused(
         ({"GPU_MANAGER_ADMISSION": "auction"}, "GPU_MANAGER_ADMISSION"),
     ],
 )
-def test_wrong_prices_are_refused(environ: dict[str, str], complaint: str) -> None:
+def test_invalid_prices_are_refused(environ: dict[str, str], complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         Settings.load(environ)

@@ -1,4 +1,4 @@
-"""The pure steps: what each returns for a state, and that it changes nothing."""
+"""Pure allocation steps: the changes that each returns for a state, which it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ BACKFILL = get_order("fifo+backfill")
 
 @pytest.fixture
 def cluster() -> Iterator[ClusterState]:
-    """Servers a and b; whatever a test asks of the steps, only what it applies itself moves the state."""
+    """Nodes a and b in a state that only `move` may change, which is checked after the test."""
     cluster = Untouched(nodes("ab", 4, 16))
     yield cluster
     assert in_order(cluster) == cluster.expected
 
 
 def in_order(cluster: ClusterState) -> Snapshot:
-    """The snapshot with leases and queue by their numbers: a state promises no other order."""
+    """Return the snapshot with leases and queue sorted by number, as a state guarantees no order."""
     snapshot = cluster.snapshot()
     return replace(
         snapshot,
@@ -62,7 +62,7 @@ def in_order(cluster: ClusterState) -> Snapshot:
 
 
 class Untouched(ClusterState):
-    """A state that notices who moved it."""
+    """State that records its expected snapshot after each `move`."""
 
     expected: Snapshot
 
@@ -83,7 +83,7 @@ def held(task_id: str, on: str, gpus: int = 4, *, token: int = 1, **more: object
 
 
 def kinds(changes: list[Change]) -> list[tuple[str, str]]:
-    """(kind, task) of each change."""
+    """Return (kind, task id) of each change."""
     return [
         (
             type(change).__name__,
@@ -110,7 +110,7 @@ def admits_all_but(*task_ids: str) -> Order:
     return Order(FIFO.arrange, admission=Choosy())
 
 
-# ---- where a request goes ----
+# ---- selection of a placement ----
 
 
 def test_the_preferred_node_comes_before_the_policys_choice(cluster: Untouched) -> None:
@@ -125,7 +125,7 @@ def test_the_preferred_node_comes_before_the_policys_choice(cluster: Untouched) 
 # ---- grants ----
 
 
-def test_a_grant_names_everything_about_the_lease(cluster: Untouched) -> None:
+def test_a_grant_sets_every_field_of_the_lease(cluster: Untouched) -> None:
     cluster.move(held("other", "a", token=7), Queued(Request("t", 2, ttl_s=60.0), 3.0))
     request = Request("t", 2, ttl_s=60.0)
     granted = allocator.grant(cluster, request, Placement("b", (0, 1)), 5.0)
@@ -136,19 +136,19 @@ def test_a_grant_names_everything_about_the_lease(cluster: Untouched) -> None:
     assert granted.lease == Lease(other, Placement("b", (0, 1)), 8, 5.0, math.inf, None)
 
 
-def test_what_fits_is_granted_and_what_does_not_is_nothing(cluster: Untouched) -> None:
+def test_allocate_grants_a_request_that_fits_and_returns_nothing_otherwise(cluster: Untouched) -> None:
     assert allocator.allocate(cluster, Request("t", 5), FIRST_FIT, 1.0) == []
     (granted,) = allocator.allocate(cluster, Request("t", 4), FIRST_FIT, 1.0)
     assert granted == allocator.grant(cluster, Request("t", 4), Placement("a", (0, 1, 2, 3)), 1.0)
 
 
-def test_an_order_may_refuse_to_admit(cluster: Untouched) -> None:
+def test_admission_may_refuse_a_request_that_fits(cluster: Untouched) -> None:
     for task_id, count in (("t", 1), ("dear", 0)):
         granted = allocator.allocate(cluster, Request(task_id, 1), FIRST_FIT, 1.0, admits_all_but("dear"))
         assert len(granted) == count
 
 
-def test_a_batch_is_decided_together_and_each_gets_what_is_left(cluster: Untouched) -> None:
+def test_a_batch_is_decided_in_sequence_on_the_remaining_capacity(cluster: Untouched) -> None:
     requests = [Request("x", 3), Request("y", 3), Request("z", 3), Request("w", 1)]
     changes = allocator.allocate_in_turn(cluster, requests, FIRST_FIT, FIFO, 1.0)
     assert kinds(changes) == [("Granted", "x"), ("Granted", "y"), ("Granted", "w")]
@@ -156,21 +156,21 @@ def test_a_batch_is_decided_together_and_each_gets_what_is_left(cluster: Untouch
     assert [change.lease.fencing_token for change in changes if isinstance(change, Granted)] == [1, 2, 3]
 
 
-def test_a_batch_asks_for_admission_one_by_one(cluster: Untouched) -> None:
+def test_each_request_of_a_batch_is_admitted_separately(cluster: Untouched) -> None:
     requests = [Request("dear", 1), Request("x", 1)]
     order = admits_all_but("dear")
     assert kinds(allocator.allocate_in_turn(cluster, requests, FIRST_FIT, order, 1.0)) == [("Granted", "x")]
     assert allocator.allocate_in_turn(cluster, requests[:1], FIRST_FIT, order, 1.0) == []
 
 
-def test_a_batch_overtakes_nobody_who_waits(cluster: Untouched) -> None:
+def test_a_batch_overtakes_no_pending_request(cluster: Untouched) -> None:
     cluster.move(held("full", "a"), held("half", "b", 2, token=2), Queued(Request("first", 4), 1.0))
     requests = [Request("x", 1), Request("y", 1)]
     assert allocator.allocate_in_turn(cluster, requests, FIRST_FIT, FIFO, 2.0) == []
     assert allocator.allocate_in_turn(cluster, requests[:1], FIRST_FIT, FIFO, 2.0) == []
 
 
-def test_a_batch_behind_the_queue_gets_what_the_queue_leaves(cluster: Untouched) -> None:
+def test_a_batch_gets_the_capacity_that_the_queue_leaves(cluster: Untouched) -> None:
     cluster.move(held("full", "a"), Queued(Request("first", 2), 1.0))
     requests = [Request("x", 1), Request("y", 2), Request("z", 1)]
     changes = allocator.allocate_in_turn(cluster, requests, FIRST_FIT, FIFO, 2.0)
@@ -182,33 +182,33 @@ def test_a_batch_behind_the_queue_gets_what_the_queue_leaves(cluster: Untouched)
 # ---- the queue ----
 
 
-def test_a_submitted_request_starts_or_waits(cluster: Untouched) -> None:
+def test_a_submitted_request_is_granted_or_queued(cluster: Untouched) -> None:
     assert kinds(allocator.submit(cluster, Request("t", 4), FIRST_FIT, FIFO, 1.0)) == [("Granted", "t")]
     cluster.move(held("x", "a"), held("y", "b", token=2))
     assert allocator.submit(cluster, Request("t", 4), FIRST_FIT, FIFO, 1.0) == [Queued(Request("t", 4), 1.0)]
 
 
-def test_a_submitted_request_that_is_not_admitted_waits(cluster: Untouched) -> None:
+def test_a_submitted_request_that_is_not_admitted_is_queued(cluster: Untouched) -> None:
     changes = allocator.submit(cluster, Request("dear", 1), FIRST_FIT, admits_all_but("dear"), 1.0)
     assert kinds(changes) == [("Queued", "dear")]
 
 
-def test_a_submitted_request_overtakes_nobody(cluster: Untouched) -> None:
+def test_a_submitted_request_overtakes_no_pending_request(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", 2, token=2), Queued(Request("first", 4), 1.0))
     assert kinds(allocator.submit(cluster, Request("t", 1), FIRST_FIT, FIFO, 2.0)) == [("Queued", "t")]
 
 
 @pytest.mark.parametrize(
-    ("task_id", "detail"), [("runs", "already holds a lease"), ("waits", "already waits in the queue")]
+    ("task_id", "detail"), [("runs", "already holds a lease"), ("waits", "is already pending in the queue")]
 )
-def test_a_task_asks_once(cluster: Untouched, task_id: str, detail: str) -> None:
+def test_a_second_request_of_a_task_is_refused(cluster: Untouched, task_id: str, detail: str) -> None:
     cluster.move(held("runs", "a"), Queued(Request("waits", 4), 1.0))
     with pytest.raises(DuplicateTaskError, match=f"task '{task_id}' {detail}") as caught:
         allocator.submit(cluster, Request(task_id, 1), FIRST_FIT, FIFO, 2.0)
     assert caught.value.task_id == task_id
 
 
-def test_what_could_never_fit_is_refused_in_words(cluster: Untouched) -> None:
+def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", token=2), Drained("b", 1.0))
     for possible in (Request("t", 4), Request("t", 4, required_node="b")):
         allocator.refuse_impossible(cluster, possible)
@@ -219,7 +219,7 @@ def test_what_could_never_fit_is_refused_in_words(cluster: Untouched) -> None:
             allocator.submit(cluster, unknown, FIRST_FIT, FIFO, 1.0)
 
 
-def test_a_node_that_left_the_inventory_counts_for_nothing(cluster: Untouched) -> None:
+def test_a_retired_node_does_not_count_for_what_could_ever_fit(cluster: Untouched) -> None:
     cluster.move(held("x", "b"), InventoryChanged((node("a", 2, 16),), 1.0))
     with pytest.raises(InvalidRequestError, match="no server could ever"):
         allocator.refuse_impossible(cluster, Request("t", 4))
@@ -239,15 +239,15 @@ def test_a_node_that_left_the_inventory_counts_for_nothing(cluster: Untouched) -
         (Request("t", 1, required_node="a"), "1 GPUs, on a"),
     ],
 )
-def test_a_demand_in_words(request_: Request, words: str) -> None:
+def test_describe_states_the_demand(request_: Request, words: str) -> None:
     assert allocator.describe(request_) == words
 
 
-# ---- the ends of leases and waits ----
+# ---- ends of leases and pending requests ----
 
 
 @pytest.mark.parametrize("token", [None, 7])
-def test_a_lease_is_released_or_renewed_by_name(cluster: Untouched, token: int | None) -> None:
+def test_a_lease_is_released_or_renewed_by_task_id(cluster: Untouched, token: int | None) -> None:
     cluster.move(held("t", "a", token=7, ttl_s=60.0))
     ended = allocator.release(cluster, "t", 5.0, fencing_token=token, outcome="success")
     assert ended == [Released("t", 7, 5.0, "success")]
@@ -257,7 +257,7 @@ def test_a_lease_is_released_or_renewed_by_name(cluster: Untouched, token: int |
 
 @pytest.mark.parametrize("step", [allocator.release, allocator.renew])
 @pytest.mark.parametrize(("task_id", "token"), [("t", 6), ("t", 8), ("t", 0), ("u", None), ("u", 7)])
-def test_a_lease_of_another_is_left_alone(
+def test_a_lease_with_another_fencing_token_is_not_changed(
     cluster: Untouched, step: Callable[..., list[Change]], task_id: str, token: int | None
 ) -> None:
     cluster.move(held("t", "a", token=7))
@@ -266,7 +266,7 @@ def test_a_lease_of_another_is_left_alone(
     assert (caught.value.task_id, caught.value.fencing_token) == (task_id, token)
 
 
-def test_what_nobody_renewed_ends_or_is_quarantined(cluster: Untouched) -> None:
+def test_a_lease_that_is_not_renewed_expires_or_is_quarantined(cluster: Untouched) -> None:
     cluster.move(
         held("keep", "a", 1, token=1, ttl_s=10.0, quarantine=True),
         held("drop", "b", 1, token=2, ttl_s=20.0),
@@ -275,7 +275,7 @@ def test_what_nobody_renewed_ends_or_is_quarantined(cluster: Untouched) -> None:
     assert allocator.expire(cluster, 20.0) == [Quarantined("keep", 1, 20.0), Expired("drop", 2, 20.0)]
 
 
-def test_a_wait_is_cancelled_by_name(cluster: Untouched) -> None:
+def test_a_pending_request_is_cancelled_by_task_id(cluster: Untouched) -> None:
     cluster.move(held("runs", "a"), Queued(Request("t", 4), 1.0))
     assert allocator.cancel(cluster, "t", 2.0, "tired") == [Cancelled("t", 2.0, "tired")]
     assert allocator.cancel(cluster, "t", 2.0) == [Cancelled("t", 2.0, "")]
@@ -284,10 +284,10 @@ def test_a_wait_is_cancelled_by_name(cluster: Untouched) -> None:
     assert caught.value.task_id == "runs"
 
 
-# ---- serving those who wait ----
+# ---- dispatch of pending requests ----
 
 
-def test_who_frees_capacity_grants_it(cluster: Untouched) -> None:
+def test_a_release_includes_the_grants_it_makes_possible(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", token=2))
     cluster.move(Queued(Request("first", 3), 1.0), Queued(Request("second", 1), 1.0))
     ended = allocator.release(cluster, "y", 2.0)
@@ -301,24 +301,24 @@ def test_who_frees_capacity_grants_it(cluster: Untouched) -> None:
     ]
 
 
-def test_who_queues_and_fits_starts_with_the_same_commit(cluster: Untouched) -> None:
+def test_a_queued_request_that_fits_is_granted_in_the_same_commit(cluster: Untouched) -> None:
     changes = allocator.settle(cluster, [Queued(Request("t", 1), 1.0)], FIRST_FIT, FIFO, 1.0)
     assert kinds(changes) == [("Queued", "t"), ("Granted", "t")]
 
 
-def test_where_nobody_waits_changes_stand_alone(cluster: Untouched) -> None:
+def test_without_pending_requests_the_changes_are_returned_alone(cluster: Untouched) -> None:
     cluster.move(held("x", "a"))
     ended = tuple(allocator.release(cluster, "x", 2.0))
     assert allocator.settle(cluster, ended, FIRST_FIT, FIFO, 2.0) == list(ended)
 
 
-def test_who_is_not_admitted_holds_up_nobody(cluster: Untouched) -> None:
+def test_a_request_that_is_not_admitted_does_not_block_the_queue(cluster: Untouched) -> None:
     cluster.move(Queued(Request("dear", 4), 1.0), Queued(Request("t", 4), 2.0))
     order = admits_all_but("dear")
     assert kinds(allocator.grant_waiting(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "t")]
 
 
-def test_admission_counts_the_wait_from_when_it_began(cluster: Untouched) -> None:
+def test_admission_gets_the_time_at_which_the_request_was_queued(cluster: Untouched) -> None:
     seen: list[tuple[str, float, float]] = []
 
     class Watching:
@@ -336,7 +336,7 @@ def test_admission_counts_the_wait_from_when_it_began(cluster: Untouched) -> Non
 
 
 @pytest.mark.parametrize("order", [FIFO, BACKFILL])
-def test_who_waits_for_a_closed_server_holds_up_nobody(cluster: Untouched, order: Order) -> None:
+def test_a_request_for_a_closed_node_does_not_block_the_queue(cluster: Untouched, order: Order) -> None:
     cluster.move(
         Drained("b", 1.0), Queued(Request("t", 1, required_node="b"), 1.0), Queued(Request("u", 1), 2.0)
     )
@@ -346,8 +346,8 @@ def test_who_waits_for_a_closed_server_holds_up_nobody(cluster: Untouched, order
     assert not allocator.blocks(cluster, Request("t", 5))
 
 
-def test_under_backfill_those_behind_take_what_delays_nobody(cluster: Untouched) -> None:
-    """Both servers are half full until 100; `wide` and `wider` start then, and what ends before may go."""
+def test_backfill_starts_requests_that_delay_no_reservation(cluster: Untouched) -> None:
+    """Both nodes are half full until 100, when `wide` and `wider` start; requests over by then start now."""
     for token, name in enumerate("ab", 1):
         cluster.move(held(f"runs-{name}", name, 2, token=token, expected_runtime_s=100.0))
     waits = (
@@ -364,8 +364,8 @@ def test_under_backfill_those_behind_take_what_delays_nobody(cluster: Untouched)
     assert allocator.grant_waiting(cluster, FIRST_FIT, FIFO, 0.0) == []
 
 
-def test_under_backfill_what_started_counts_against_what_comes_next(cluster: Untouched) -> None:
-    """`first` and `second` fit a's hole one at a time: together they would hold what is reserved."""
+def test_backfill_counts_requests_started_in_the_same_pass(cluster: Untouched) -> None:
+    """Either of `first` and `second` fits beside the reservation on a, but not both."""
     cluster.move(held("runs", "a", 2, expected_runtime_s=100.0), Drained("b", 0.0))
     waits = (("wide", 3, 50.0), ("first", 1, 500.0), ("second", 1, 500.0))
     for task_id, gpus, runtime_s in waits:
@@ -374,38 +374,40 @@ def test_under_backfill_what_started_counts_against_what_comes_next(cluster: Unt
     assert kinds(changes) == [("Granted", "first")]
 
 
-# ---- the books ----
+# ---- consistency check ----
 
 
-def test_free_and_held_add_up_to_the_inventory(cluster: Untouched) -> None:
+def test_free_and_allocated_add_up_to_the_inventory(cluster: Untouched) -> None:
     cluster.move(
         held("x", "a", 2, resources={"cpus": 16}),
         Granted(Lease(Request("s", 1, gpu_milli=400), Placement("a", (3,)), 2, 0.0), 0.0),
         Granted(Lease(Request("s2", 1, gpu_milli=600), Placement("a", (3,)), 3, 0.0), 0.0),
         InventoryChanged((node("a", 4, 8), node("b", 4, 16)), 1.0),
     )
-    allocator.check(cluster)  # a lease may hold more than its node still has
+    allocator.check(cluster)  # a lease may have more allocated than its node still has in total
 
 
-def test_the_rounding_of_large_amounts_is_no_mistake() -> None:
+def test_rounding_of_large_amounts_is_tolerated() -> None:
     cluster = ClusterState([Node("a", 0, {"bytes_per_s": 1e9})])
     for token in range(10):
         request = Request(f"t{token}", resources={"bytes_per_s": 0.1})
         cluster.apply(Granted(Lease(request, Placement("a"), token, 0.0), 0.0))
-    assert cluster.node("a").free["bytes_per_s"] != 1e9 - sum([0.1] * 10), "else this shows nothing"
+    assert cluster.node("a").free["bytes_per_s"] != 1e9 - sum([0.1] * 10), (
+        "the amounts must not add up exactly"
+    )
     allocator.check(cluster)
 
 
 @pytest.mark.parametrize(
     ("gpu_free", "cpus", "complaint"),
     [
-        (999, 16, "GPU 2 of 'a': 999 free, 0 held"),
-        (1001, 16, "GPU 2 of 'a': 1001 free, 0 held"),
-        (1000, 15, "cpus of 'a': 15 free, 0 held"),
-        (1000, 17, "cpus of 'a': 17 free, 0 held"),
+        (999, 16, "GPU 2 of 'a': 999 milli free, 0 allocated"),
+        (1001, 16, "GPU 2 of 'a': 1001 milli free, 0 allocated"),
+        (1000, 15, "cpus of 'a': 15 free, 0 allocated"),
+        (1000, 17, "cpus of 'a': 17 free, 0 allocated"),
     ],
 )
-def test_books_that_do_not_add_up_are_told(gpu_free: int, cpus: int, complaint: str) -> None:
+def test_capacity_that_does_not_add_up_is_reported(gpu_free: int, cpus: int, complaint: str) -> None:
     cluster = ClusterState(nodes("ab", 4, 16))
     cluster.node("a").gpu_free[2] = gpu_free
     cluster.node("a").free["cpus"] = cpus
@@ -413,9 +415,9 @@ def test_books_that_do_not_add_up_are_told(gpu_free: int, cpus: int, complaint: 
         allocator.check(cluster)
 
 
-def test_a_gpu_given_out_twice_is_told() -> None:
+def test_a_gpu_allocated_twice_is_reported() -> None:
     cluster = ClusterState(nodes("a", 4, 16))
     cluster.apply(held("x", "a", 1))
     cluster.node("a").leases["y"] = cluster.leases["x"]
-    with pytest.raises(CapacityError, match="GPU 0 of 'a': 0 free, 2000 held"):
+    with pytest.raises(CapacityError, match="GPU 0 of 'a': 0 milli free, 2000 allocated"):
         allocator.check(cluster)

@@ -41,7 +41,7 @@ def cluster() -> ClusterState:
     return ClusterState(default_inventory())
 
 
-def test_a_grant_takes_and_a_release_gives_back(cluster: ClusterState) -> None:
+def test_a_grant_allocates_and_a_release_deallocates(cluster: ClusterState) -> None:
     empty = cluster.snapshot()
     cluster.apply(granted(Request("t", gpus=2, resources={"cpus": 60}), "gpu-server-1", 3, 5))
     state = cluster.node("gpu-server-1")
@@ -56,17 +56,17 @@ def test_a_grant_takes_and_a_release_gives_back(cluster: ClusterState) -> None:
 @pytest.mark.parametrize(
     ("request_", "node", "gpu_ids"),
     [
-        (Request("x", gpus=1), "gpu-server-0", (0,)),  # held by "t"
-        (Request("x", gpus=1), "gpu-server-0", (8,)),  # not there
-        (Request("x", gpus=2), "gpu-server-0", (4,)),  # too few named
-        (Request("x", gpus=2), "gpu-server-0", (4, 4)),  # one named twice
+        (Request("x", gpus=1), "gpu-server-0", (0,)),  # allocated to "t"
+        (Request("x", gpus=1), "gpu-server-0", (8,)),  # no such GPU
+        (Request("x", gpus=2), "gpu-server-0", (4,)),  # too few GPUs
+        (Request("x", gpus=2), "gpu-server-0", (4, 4)),  # the same GPU twice
         (Request("x", resources={"cpus": 65}), "gpu-server-0", ()),
         (Request("x", resources={"fpga": 1}), "gpu-server-0", ()),
         (Request("x", gpus=1, gpu_milli=500), "gpu-server-0", (0,)),
         (Request("t", gpus=1), "gpu-server-0", (5,)),  # this task holds a lease
     ],
 )
-def test_what_is_not_free_is_refused_and_nothing_changes(
+def test_a_grant_of_capacity_that_is_not_free_is_refused_and_changes_nothing(
     cluster: ClusterState, request_: Request, node: str, gpu_ids: tuple[int, ...]
 ) -> None:
     cluster.apply(granted(Request("t", gpus=2), "gpu-server-0", 0, 1))
@@ -77,7 +77,7 @@ def test_what_is_not_free_is_refused_and_nothing_changes(
     allocator.check(cluster)
 
 
-def test_only_the_holder_ends_or_renews_a_lease(cluster: ClusterState) -> None:
+def test_only_the_matching_fencing_token_ends_or_renews_a_lease(cluster: ClusterState) -> None:
     cluster.apply(granted(Request("t"), "gpu-server-0", token=5))
     for change in (Released("t", 4, 1.0), Expired("t", 6, 1.0), Renewed("t", 4, 1.0), Released("u", 5, 1.0)):
         with pytest.raises(LeaseNotFoundError):
@@ -118,18 +118,18 @@ def test_a_trial_leaves_no_trace(cluster: ClusterState) -> None:
     allocator.check(cluster)
 
 
-def test_expired_names_each_lease_once_and_forgets_nothing(cluster: ClusterState) -> None:
+def test_expired_returns_each_lease_once_and_does_not_consume_it(cluster: ClusterState) -> None:
     cluster.apply(granted(Request("a", ttl_s=10), "gpu-server-0", token=1, ends=10.0))
     cluster.apply(granted(Request("b", ttl_s=5), "gpu-server-0", token=2, ends=5.0))
     cluster.apply(Renewed("b", 2, 1.0, 6.0))
     assert cluster.expired(4.0) == []
-    for _ in range(2):  # asking changes nothing
+    for _ in range(2):  # `expired` changes nothing
         assert [lease.task_id for lease in cluster.expired(10.0)] == ["b", "a"]
     cluster.apply(Quarantined("b", 2, 10.0))
     assert [lease.task_id for lease in cluster.expired(99.0)] == ["a"]
 
 
-def test_ends_of_leases_long_gone_do_not_pile_up(cluster: ClusterState) -> None:
+def test_ends_of_released_leases_do_not_pile_up(cluster: ClusterState) -> None:
     for i in range(10_000):
         cluster.apply(granted(Request(f"t{i}", ttl_s=1e6), "gpu-server-0", token=i + 1, ends=1e6 + i))
         if i % 1000:
@@ -138,7 +138,7 @@ def test_ends_of_leases_long_gone_do_not_pile_up(cluster: ClusterState) -> None:
     assert [lease.task_id for lease in cluster.expired(2e6)] == [f"t{i}" for i in range(0, 10_000, 1000)]
 
 
-def test_float_amounts_come_back_exactly_when_a_node_is_empty() -> None:
+def test_float_amounts_are_restored_exactly_when_a_node_is_empty() -> None:
     cluster = ClusterState([Node("n", 0, {"compute_tflops": 57.6})])
     for i in range(7):
         cluster.apply(granted(Request(f"t{i}", resources={"compute_tflops": 0.1}), "n", token=i))
@@ -148,8 +148,8 @@ def test_float_amounts_come_back_exactly_when_a_node_is_empty() -> None:
 
 
 @pytest.mark.parametrize("size", [1.0, 1e5 / 7])
-def test_a_grant_decided_elsewhere_is_not_refused_for_the_rounding_of_floats(size: float) -> None:
-    """Else every process that saw the first lease come and go could never again follow the store."""
+def test_a_grant_by_another_replica_is_not_refused_for_float_rounding(size: float) -> None:
+    """A replica that applied the first lease's grant and release could otherwise never follow the store."""
 
     def use(task_id: str, share: float, token: int) -> Granted:
         return granted(Request(task_id, resources={"share": share * size}), "n", token=token)
@@ -167,7 +167,7 @@ def test_a_grant_decided_elsewhere_is_not_refused_for_the_rounding_of_floats(siz
                 cluster.apply(granted(Request("d", resources={"cpus": 0, **more}), "n", token=4))
 
 
-def test_mixed_gpus_and_their_constraints() -> None:
+def test_constraints_select_among_mixed_gpus() -> None:
     node = Node("n", 0, {}, (Gpu(0, "A100"), Gpu(1, "H100"), Gpu(2, "H100"), Gpu(5, "MI300", "amd")))
     cluster = ClusterState([node])
     state = cluster.node("n")
@@ -179,7 +179,7 @@ def test_mixed_gpus_and_their_constraints() -> None:
     assert not state.fits(Request("t", vendor="huawei"))
 
 
-def test_a_share_goes_to_the_tightest_gpu(cluster: ClusterState) -> None:
+def test_a_gpu_fraction_goes_to_the_tightest_gpu(cluster: ClusterState) -> None:
     cluster.apply(granted(Request("a", gpus=1, gpu_milli=200), "gpu-server-0", 2, token=1))
     cluster.apply(granted(Request("b", gpus=1, gpu_milli=600), "gpu-server-0", 4, token=2))
     state = cluster.node("gpu-server-0")
@@ -188,7 +188,7 @@ def test_a_share_goes_to_the_tightest_gpu(cluster: ClusterState) -> None:
     assert state.pick_gpus(Request("t", gpus=2)) == (0, 1)
 
 
-def test_the_journal_names_what_changed_or_says_that_it_forgot(cluster: ClusterState) -> None:
+def test_the_journal_returns_changed_nodes_or_none_after_a_cut(cluster: ClusterState) -> None:
     mark = cluster.mark
     cluster.apply(granted(Request("t"), "gpu-server-2"))
     assert cluster.changed_since(mark) == [2]
@@ -218,17 +218,17 @@ def test_an_inventory_change_keeps_leases_even_on_gpus_that_left(cluster: Cluste
     allocator.check(cluster)
 
 
-def test_a_snapshot_that_speaks_of_a_server_it_does_not_have_is_corrupt(cluster: ClusterState) -> None:
+def test_a_snapshot_that_refers_to_a_missing_server_is_corrupt(cluster: ClusterState) -> None:
     cluster.apply(granted(Request("t", gpus=2), "gpu-server-0", 0, 1, token=1))
     cluster.apply(Drained("gpu-server-1", 1.0))
     whole = cluster.snapshot()
     for gone in ("gpu-server-0", "gpu-server-1"):
         nodes = tuple(node for node in whole.nodes if node.name != gone)
-        with pytest.raises(CorruptStateError, match=f"'{gone}', which is none of its servers"):
+        with pytest.raises(CorruptStateError, match=f"'{gone}', which its inventory lacks"):
             ClusterState.from_snapshot(replace(whole, nodes=nodes))
 
 
-def test_policies_follow_one_order_at_ten_thousand_servers() -> None:
+def test_policies_keep_inventory_order_at_ten_thousand_servers() -> None:
     cluster = ClusterState(default_inventory(10_000))
     cluster.apply(InventoryChanged(default_inventory(10_000), 0.0))
     for i in range(9_999):
@@ -240,7 +240,7 @@ def test_policies_follow_one_order_at_ten_thousand_servers() -> None:
     assert placement == Placement("gpu-server-9999", (0,))
 
 
-def test_settle_grants_in_order_and_stops_at_the_first_that_does_not_fit(cluster: ClusterState) -> None:
+def test_dispatch_grants_in_order_and_stops_at_the_first_that_does_not_fit(cluster: ClusterState) -> None:
     for i in range(4):
         cluster.apply(granted(Request(f"t{i}", gpus=8), f"gpu-server-{i}", *range(8), token=i + 1))
     for task_id, gpus in (("a", 4), ("b", 8), ("c", 2)):

@@ -1,4 +1,4 @@
-"""What the state finds without looking at every node, and what it remembers for those who follow it."""
+"""Indexes, snapshots, trials, expiry and the journal of the cluster state."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def names(state: ClusterState, request: Request, start: int = 0) -> str:
     return "".join(found.name for found in state.candidates(request, start))
 
 
-# ---- who may take a request ----
+# ---- candidate nodes ----
 
 
 @pytest.mark.parametrize(
     ("start", "found"),
     [(0, "abde"), (1, "bdea"), (2, "deab"), (3, "deab"), (4, "eabd"), (5, "abde"), (9, "abde")],
 )
-def test_candidates_come_in_inventory_order_from_any_place(start: int, found: str) -> None:
+def test_candidates_come_in_inventory_order_from_any_position(start: int, found: str) -> None:
     state = ClusterState(nodes("abcde"))
     hold(state, "t", "c", 0, 1)
     assert names(state, Request("t", 1), start) == found
     assert "".join(sorted(names(state, Request("t", 0), start))) == "abcde"
 
 
-def test_only_open_nodes_with_enough_gpus_are_looked_at() -> None:
+def test_only_open_nodes_with_enough_gpus_are_candidates() -> None:
     state = ClusterState((node("a", 0), node("b", 1), node("c", 4), node("d", 2), node("e", 4)))
     hold(state, "x", "c", 1)
     hold(state, "y", "d", 0, milli=1)
@@ -88,7 +88,7 @@ def test_only_open_nodes_with_enough_gpus_are_looked_at() -> None:
             assert seen == found.replace(drained, "")
 
 
-def test_a_required_node_is_the_only_one_looked_at() -> None:
+def test_a_required_node_is_the_only_candidate() -> None:
     state = ClusterState(nodes("abc"))
     assert state.candidate_mask(Request("t", 1, required_node="c")) == 0b100
     assert state.candidate_mask(Request("t", 1, required_node="x")) == 0
@@ -96,7 +96,7 @@ def test_a_required_node_is_the_only_one_looked_at() -> None:
     assert names(state, Request("t", 1, required_node="x")) == ""
 
 
-def test_a_node_is_found_by_its_name_or_its_number() -> None:
+def test_a_node_is_found_by_name_or_server_id() -> None:
     state = ClusterState(nodes("ab"))
     assert state.node("b") is state.by_server_id[1] is state.nodes[1]
     with pytest.raises(UnknownNodeError, match="server 'x' is not in the inventory of 2 servers") as caught:
@@ -104,13 +104,13 @@ def test_a_node_is_found_by_its_name_or_its_number() -> None:
     assert caught.value.node == "x"
 
 
-def test_the_most_that_any_node_has_is_known() -> None:
+def test_largest_is_the_maximum_of_each_resource_over_the_nodes() -> None:
     state = ClusterState((node("a", cpus=4), Node("b", 1, {"cpus": 16, "fpga": 1}), node("c", cpus=8)))
     assert state.largest == {"cpus": 16, "fpga": 1}
 
 
 def assert_indexed(state: ClusterState) -> None:
-    """The indexes say what a look at every node says."""
+    """Assert that the indexes agree with a scan of all nodes."""
     allocator.check(state)
     for i, at in enumerate(state.nodes):
         assert at.index == i
@@ -129,7 +129,7 @@ def assert_indexed(state: ClusterState) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_indexes_follow_every_change(seed: int) -> None:
-    """Leases of all sizes come and go on nodes that close, open, shrink, leave and come back."""
+    """Leases of all sizes begin and end on nodes that close, open, shrink, leave and come back."""
     rng = random.Random(seed)
     state = ClusterState(nodes("abcdefghijk", 4))
     for step in range(400):
@@ -161,7 +161,7 @@ def test_indexes_follow_every_change(seed: int) -> None:
         assert_indexed(again)
 
 
-# ---- what is remembered ----
+# ---- snapshots and counters ----
 
 
 def test_a_snapshot_is_the_whole_state() -> None:
@@ -190,10 +190,10 @@ def test_a_snapshot_is_the_whole_state() -> None:
     assert_indexed(again)
     assert not again.node("b").is_open
     assert not again.node("c").is_open
-    assert again.expired(1e9) == [state.leases["u"]], "a quarantined lease has ended once"
+    assert again.expired(1e9) == [state.leases["u"]], "a quarantined lease does not expire again"
 
 
-def test_the_next_numbers_follow_the_last() -> None:
+def test_version_fencing_token_and_sequence_only_grow() -> None:
     state = ClusterState(nodes("ab"))
     state.apply(Granted(Lease(Request("t"), Placement("a"), 5, 0.0), 0.0))
     state.apply(Granted(Lease(Request("u"), Placement("b"), 3, 0.0), 0.0))
@@ -204,17 +204,17 @@ def test_the_next_numbers_follow_the_last() -> None:
         assert state.waiting[task_id].queued_at == 7.0
 
 
-def test_a_grant_ends_the_wait_for_it() -> None:
+def test_a_grant_removes_the_request_from_the_queue() -> None:
     state = ClusterState(nodes("a"))
     state.apply(Queued(Request("t", 1), 0.0))
     state.apply(Queued(Request("u", 1), 0.0))
     hold(state, "t", "a", 0)
     assert set(state.waiting) == {"u"}
     hold(state, "v", "a", 1)
-    assert set(state.waiting) == {"u"}, "who did not wait ends nobody's wait"
+    assert set(state.waiting) == {"u"}, "a grant without a pending request leaves the queue unchanged"
 
 
-def test_a_renewal_moves_the_end_and_lifts_the_quarantine() -> None:
+def test_a_renewal_extends_the_lease_and_ends_its_quarantine() -> None:
     state = ClusterState(nodes("a"))
     hold(state, "t", "a", 0, ends=10.0)
     state.apply(Quarantined("t", 1, 10.0))
@@ -230,8 +230,8 @@ def test_a_renewal_moves_the_end_and_lifts_the_quarantine() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (Queued(Request("w"), 1.0), CapacityError, "task 'w' already waits or holds a lease"),
-        (Queued(Request("t"), 1.0), CapacityError, "task 't' already waits or holds a lease"),
+        (Queued(Request("w"), 1.0), CapacityError, "task 'w' is already pending or holds a lease"),
+        (Queued(Request("t"), 1.0), CapacityError, "task 't' is already pending or holds a lease"),
         (Cancelled("x", 1.0), LeaseNotFoundError, "no live lease of task 'x'"),
         (Released("t", 2, 1.0), LeaseNotFoundError, "no live lease of task 't' with fencing token 2"),
         (Expired("x", 1, 1.0), LeaseNotFoundError, "no live lease of task 'x' with fencing token 1"),
@@ -249,7 +249,7 @@ def test_a_renewal_moves_the_end_and_lifts_the_quarantine() -> None:
         (
             Granted(Lease(Request("y", 1), Placement("a"), 2, 0.0), 0.0),
             CapacityError,
-            r"placement of 'y' names \(\) for 1 GPUs",
+            r"placement of 'y' names GPUs \(\), but the request has gpus=1",
         ),
         (
             Granted(Lease(Request("y", 1), Placement("a", (0,)), 2, 0.0), 0.0),
@@ -263,7 +263,7 @@ def test_a_renewal_moves_the_end_and_lifts_the_quarantine() -> None:
         ),
     ],
 )
-def test_a_refused_change_says_why_and_changes_nothing(
+def test_a_refused_change_gives_a_reason_and_changes_nothing(
     change: Change, error: type[Exception], text: str
 ) -> None:
     state = ClusterState(nodes("a"))
@@ -279,7 +279,7 @@ def test_a_refused_change_says_why_and_changes_nothing(
 # ---- trials ----
 
 
-def test_a_trial_inside_a_trial_ends_by_itself() -> None:
+def test_a_nested_trial_is_undone_separately() -> None:
     state = ClusterState(nodes("ab"))
     state.apply(Drained("b", 0.0, "fans"))
     before = state.snapshot()
@@ -299,7 +299,7 @@ def test_a_trial_inside_a_trial_ends_by_itself() -> None:
     assert set(state.leases) == {"u"}
 
 
-def test_a_trial_is_undone_also_when_it_fails() -> None:
+def test_a_trial_that_fails_is_undone() -> None:
     state = ClusterState(nodes("a"))
     hold(state, "t", "a", 0)
     before = state.snapshot()
@@ -316,14 +316,15 @@ def test_a_trial_is_undone_also_when_it_fails() -> None:
     assert_indexed(state)
 
 
-def test_an_inventory_cannot_be_tried() -> None:
+def test_an_inventory_change_cannot_be_tried() -> None:
     state = ClusterState(nodes("a"))
-    with pytest.raises(CapacityError, match=r"^an inventory cannot be tried, only applied$"), state.trial():
+    text = r"^an inventory change cannot be tried: apply it outside of a trial$"
+    with pytest.raises(CapacityError, match=text), state.trial():
         state.apply(InventoryChanged(nodes("ab"), 1.0))
     assert len(state.nodes) == 1
 
 
-def test_a_node_that_left_stays_until_its_last_lease_is_gone_for_good() -> None:
+def test_a_retired_node_stays_until_its_last_lease_ends_outside_of_a_trial() -> None:
     state = ClusterState(nodes("ab"))
     hold(state, "t", "a", 0)
     hold(state, "u", "a", 1)
@@ -339,10 +340,10 @@ def test_a_node_that_left_stays_until_its_last_lease_is_gone_for_good() -> None:
     assert_indexed(state)
 
 
-# ---- deadlines and the journal ----
+# ---- the expiry heap and the journal ----
 
 
-def test_leases_end_in_the_order_of_their_ends() -> None:
+def test_expired_leases_come_in_the_order_of_their_ends() -> None:
     state = ClusterState(nodes("ab"))
     for task_id, ends in (("late", 30.0), ("early", 10.0), ("middle", 20.0)):
         hold(state, task_id, "a", ends=ends)
@@ -350,13 +351,13 @@ def test_leases_end_in_the_order_of_their_ends() -> None:
     assert [lease.task_id for lease in state.expired(20.0)] == ["early", "middle"]
     state.apply(Released("early", 2, 20.0))
     assert [lease.task_id for lease in state.expired(30.0)] == ["middle", "late"]
-    # The same task again is another lease, with an end of its own.
+    # A new lease of the same task has an end of its own.
     hold(state, "early", "b", ends=40.0)
     assert [lease.task_id for lease in state.expired(30.0)] == ["middle", "late"]
     assert [lease.task_id for lease in state.expired(40.0)] == ["middle", "late", "early"]
 
 
-def test_a_trial_leaves_the_deadlines_as_they_were() -> None:
+def test_a_trial_leaves_the_expiry_heap_unchanged() -> None:
     state = ClusterState(nodes("ab"))
     hold(state, "t", "a", ends=10.0)
     hold(state, "untouched", "a", ends=15.0)
@@ -367,7 +368,7 @@ def test_a_trial_leaves_the_deadlines_as_they_were() -> None:
     assert [lease.task_id for lease in state.expired(20.0)] == ["t", "untouched"]
 
 
-def test_ends_that_no_longer_count_are_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outdated_ends_are_removed_from_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "MIN_LENGTH", 8)
     state = ClusterState(nodes("ab"))
     hold(state, "endless", "a", ends=float("inf"))
@@ -381,10 +382,10 @@ def test_ends_that_no_longer_count_are_cleared_away(monkeypatch: pytest.MonkeyPa
     assert [lease.task_id for lease in state.expired(149.0)] == ["u", "t"]
 
 
-def test_ends_are_cleared_away_only_once_most_of_them_no_longer_count(
+def test_outdated_ends_are_removed_only_once_most_entries_are_outdated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Clearing costs a look at every lease: not at every renewal of one of many."""
+    """Removal scans all leases, so it must not run at every renewal of one of many."""
     cleared: list[int] = []
     monkeypatch.setattr(deadlines, "MIN_LENGTH", 8)
     monkeypatch.setattr(deadlines.heapq, "heapify", lambda ends: cleared.append(len(ends)))
@@ -396,7 +397,7 @@ def test_ends_are_cleared_away_only_once_most_of_them_no_longer_count(
     assert cleared == []
 
 
-def test_the_journal_names_what_changed_since_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_returns_the_nodes_changed_since_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_index, "JOURNAL_MIN_LENGTH", 8)
     state = ClusterState(nodes("abc"))
     start = mark = state.mark
@@ -413,9 +414,9 @@ def test_the_journal_names_what_changed_since_a_mark(monkeypatch: pytest.MonkeyP
     for step in range(100):
         mark = state.mark
         hold(state, f"u{step}", "a")
-        assert (state.mark, state.changed_since(mark)) == (mark + 1, [0]), "a mark outlives a cut"
+        assert (state.mark, state.changed_since(mark)) == (mark + 1, [0]), "a mark stays valid after a cut"
         assert len(state.journal) <= 8 * 3 + 1, (
-            "it is cut in half when it is long and much longer than needed"
+            "the journal is cut in half when it is long and much longer than the number of nodes"
         )
     assert state.changed_since(start) is None
     assert state.changed_since(state.mark - 3) == [0, 0, 0]
@@ -424,7 +425,7 @@ def test_the_journal_names_what_changed_since_a_mark(monkeypatch: pytest.MonkeyP
 # ---- amounts ----
 
 
-def test_a_node_may_hold_more_than_it_still_has() -> None:
+def test_a_shrunk_node_may_have_more_allocated_than_its_total() -> None:
     state = ClusterState(nodes("ab", 4))
     hold(state, "t", "a", 2, 3, cpus=6)
     hold(state, "u", "a", 1, milli=400, cpus=1)
@@ -442,7 +443,7 @@ def test_a_node_may_hold_more_than_it_still_has() -> None:
     assert_indexed(state)
 
 
-def test_a_lease_keeps_what_its_node_is_no_longer_said_to_have() -> None:
+def test_a_lease_keeps_a_resource_that_its_node_no_longer_lists() -> None:
     state = ClusterState([Node("a", 0, {"fpga": 2})])
     for token in (1, 2):
         request = Request(f"t{token}", resources={"fpga": 1})
@@ -455,20 +456,20 @@ def test_a_lease_keeps_what_its_node_is_no_longer_said_to_have() -> None:
     assert state.node("a").free == {"cpus": 8}
 
 
-def test_not_even_the_least_of_a_gpu_that_is_not_there_can_be_held() -> None:
+def test_not_even_one_milli_of_a_missing_gpu_can_be_allocated() -> None:
     state = ClusterState(nodes("a"))
     with pytest.raises(CapacityError, match="GPU 2 of 'a' has less than 1 milli free"):
         hold(state, "t", "a", 2, milli=1)
 
 
-def test_a_state_may_have_no_nodes() -> None:
+def test_a_state_without_nodes_is_valid() -> None:
     state = ClusterState()
     assert list(state.candidates(Request("t"))) == []
     assert (state.snapshot().nodes, state.snapshot().last_node) == ((), None)
     assert_indexed(state)
 
 
-def test_the_last_milli_of_a_node_is_found() -> None:
+def test_a_node_with_one_free_milli_is_a_candidate() -> None:
     state = ClusterState(nodes("a", 1))
     hold(state, "t", "a", 0, milli=999)
     for same in (state, ClusterState.from_snapshot(state.snapshot())):
@@ -476,7 +477,7 @@ def test_the_last_milli_of_a_node_is_found() -> None:
         assert names(same, Request("u", 1, gpu_milli=2)) == ""
 
 
-def test_a_closed_node_that_is_resized_stays_closed() -> None:
+def test_a_resized_node_stays_closed() -> None:
     state = ClusterState((node("a"), node("b")))
     state.apply(Drained("a", 0.0, "fans"))
     state.apply(InventoryChanged((node("a", cpus=16), node("b")), 1.0))
@@ -486,7 +487,7 @@ def test_a_closed_node_that_is_resized_stays_closed() -> None:
     assert_indexed(state)
 
 
-def test_the_order_of_the_inventory_is_the_order_of_nodes() -> None:
+def test_nodes_keep_the_order_of_the_inventory() -> None:
     state = ClusterState(nodes("cab"))
     request = Request("t", 1)
     assert [found.name for found in state.candidates(request)] == ["c", "a", "b"]

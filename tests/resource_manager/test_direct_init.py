@@ -1,4 +1,4 @@
-"""A quicker constructor must be the dataclass's own in all that can be seen."""
+"""The faster constructor behaves exactly like the one that `dataclass` generates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Quick:
 
 
 @pytest.mark.parametrize("values", [("a",), ("a", 4), ("a", 4, {"x": 2})])
-def test_it_sets_what_the_dataclass_sets(values: tuple[object, ...]) -> None:
+def test_it_sets_the_same_fields_as_the_dataclass(values: tuple[object, ...]) -> None:
     plain, quick = Plain(*values), Quick(*values)  # type: ignore[arg-type]
     assert repr(quick) == repr(plain).replace("Plain", "Quick")
     assert quick == Quick(*values)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_it_sets_what_the_dataclass_sets(values: tuple[object, ...]) -> None:
     assert replace(quick, count=9).total == replace(plain, count=9).total
 
 
-def test_it_has_the_same_parameters_and_stays_frozen() -> None:
+def test_it_has_the_same_parameters_and_keeps_the_class_frozen() -> None:
     assert list(inspect.signature(Quick).parameters) == list(inspect.signature(Plain).parameters)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'name'"):
         Quick()  # type: ignore[call-arg]
@@ -61,11 +61,11 @@ def test_it_has_the_same_parameters_and_stays_frozen() -> None:
         Quick("a").count = 1  # type: ignore[misc]
 
 
-def test_no_two_share_a_default_made_anew() -> None:
+def test_each_instance_gets_a_default_of_its_own() -> None:
     assert Quick("a").amounts is not Quick("b").amounts
 
 
-def test_a_request_for_another_task_is_the_one_made_anew() -> None:
+def test_a_copy_for_another_task_equals_a_new_request() -> None:
     request = Request("a", 2, resources={"cpus": 4}, gpu_types=("T4",), priority=3, labels={"x": "y"})
     other = request.for_task("b")
     assert other == replace(request, task_id="b")

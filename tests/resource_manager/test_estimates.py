@@ -1,4 +1,4 @@
-"""When those who wait should start: from stated and learnt runtimes, never from a time to live."""
+"""Estimated starts of pending requests, from stated and learnt runtimes, never from a TTL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_FIT, FIFO = get_policy("first_fit"), get_order("fifo")
 
 
 def busy(*runtimes: float | None, ttl_s: float = 50.0) -> ClusterState:
-    """A server of 8 GPUs for each runtime, all held, by leases `runs0`, … granted at 0."""
+    """Return a cluster with a full server of 8 GPUs for each runtime, leased to `runs0`, … from 0."""
     cluster = ClusterState(default_inventory(len(runtimes)))
     for number, runtime_s in enumerate(runtimes):
         request = Request(f"runs{number}", 8, ttl_s=ttl_s, expected_runtime_s=runtime_s)
@@ -31,7 +31,7 @@ def busy(*runtimes: float | None, ttl_s: float = 50.0) -> ClusterState:
     return cluster
 
 
-def test_a_time_to_live_is_no_end() -> None:
+def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
     cluster = busy(None, None)
     for number in range(3):
         cluster.apply(Queued(Request(f"w{number}", 8, ttl_s=100.0), 1.0))
@@ -41,13 +41,13 @@ def test_a_time_to_live_is_no_end() -> None:
         "at": None,
         "server_name": None,
         "confidence": "unknown",
-        "detail": "nobody knows when runs0 and 1 more will end; state runtimes: expected_runtime, "
+        "detail": "the end of runs0 and 1 more is unknown; state runtimes: expected_runtime, "
         "--expected-runtime",
     }
 
 
 @pytest.mark.parametrize("order", ["fifo", "fifo+backfill"])
-def test_what_is_known_is_told_and_what_rests_on_the_unknown_is_not(order: str) -> None:
+def test_only_starts_that_depend_on_known_runtimes_are_estimated(order: str) -> None:
     cluster = busy(600.0, None)
     cluster.apply(Queued(Request("first", 8), 1.0))
     cluster.apply(Queued(Request("second", 8), 2.0))
@@ -60,7 +60,7 @@ def test_what_is_known_is_told_and_what_rests_on_the_unknown_is_not(order: str) 
     assert starts["second"].at is None
 
 
-def test_an_estimate_leaves_the_state_as_it_was() -> None:
+def test_an_estimate_leaves_the_state_unchanged() -> None:
     cluster = busy(600.0)
     for number in range(3):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0))
@@ -73,7 +73,7 @@ def test_an_estimate_leaves_the_state_as_it_was() -> None:
     assert len(cluster._deadlines) == deadlines
 
 
-def test_a_learnt_runtime_gives_its_confidence_and_an_overdue_job_a_poor_one() -> None:
+def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one() -> None:
     cluster = busy(None)
     cluster.apply(Queued(Request("w", 8), 1.0))
     order = replace(FIFO, runtime_of=lambda request: Runtime(300.0, Confidence.FAIR))
@@ -83,15 +83,15 @@ def test_a_learnt_runtime_gives_its_confidence_and_an_overdue_job_a_poor_one() -
     assert (overdue.at, overdue.confidence) == (1_100.0, Confidence.POOR)
 
 
-def test_other_reasons_for_not_knowing() -> None:
+def test_other_reasons_for_an_unknown_start() -> None:
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 8), 1.0))
     cluster.apply(Quarantined("runs0", 1, 5.0))
-    assert "nobody knows when runs0 will end" in estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
+    assert "the end of runs0 is unknown" in estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 9), 1.0))
     detail = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
-    assert detail == "no lease that ends would make room for it"
+    assert detail == "no lease that ends would free enough capacity for it"
     cluster = busy(10.0)
     for number in range(MAX_STEPS + 2):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0))
@@ -101,7 +101,7 @@ def test_other_reasons_for_not_knowing() -> None:
 
 @pytest.fixture
 def manager(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GPUResourceManager:
-    """One server of 8 GPUs with backfill; it learns at every look."""
+    """Manager of one server of 8 GPUs with backfill, which learns runtimes at every query."""
     monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
     return GPUResourceManager(
         Settings(store="memory://", order="fifo+backfill"),
@@ -111,7 +111,7 @@ def manager(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GPUResourceManager
 
 
 def learn(manager: GPUResourceManager, clock: Clock, task_id: str, seconds: float) -> None:
-    """Three runs of that task."""
+    """Run the task three times."""
     for number in range(3):
         manager.allocate_resources(f"{task_id}_{number}", 2, 1)
         clock.now += seconds
@@ -131,7 +131,7 @@ def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
         "behind_queue",
         "2 GPUs are free on gpu-server-0; starting now could delay head_1 (position 1, needs 8)",
     )
-    assert manager.submit("quick_9", 2, 1)["state"] == "RUNNING", "it is known to end before long_7 does"
+    assert manager.submit("quick_9", 2, 1)["state"] == "RUNNING", "its learnt runtime ends before long_7"
     head = manager.queue()[0]["estimated_start"]
     assert head == {
         "at": granted_at + 600.0,
@@ -143,7 +143,7 @@ def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
     assert manager.explain("x_1", 8, 1)["estimated_start"]["at"] > head["at"]
 
 
-def test_nothing_is_read_where_everybody_states_a_runtime_or_little_time_has_passed(
+def test_history_is_not_read_if_all_runtimes_are_stated_or_it_was_read_recently(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore(clock=clock)
@@ -173,4 +173,4 @@ def test_nothing_is_read_where_everybody_states_a_runtime_or_little_time_has_pas
     monkeypatch.setattr(learning, "LEARN_EVERY_S", 1e9)
     manager.release_resources("t1")
     manager.queue()
-    assert reads == [0, 6], "a moment ago"
+    assert reads == [0, 6], "read recently"

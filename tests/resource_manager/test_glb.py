@@ -1,4 +1,4 @@
-"""GLB chooses by hand-worked scores, and serves the live manager."""
+"""GLB against scores computed by hand, and as a policy of the manager."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def grant(cluster: ClusterState, name: str, compute: float, memory: float) -> No
     cluster.apply(allocator.grant(cluster, request, Placement(name), 0.0))
 
 
-def test_node_score_by_hand() -> None:
+def test_node_score_computed_by_hand() -> None:
     cluster = ClusterState([node("a", "x", 100, 80)])
     grant(cluster, "a", 20, 40)
-    # After placement 50 of 100 and 60 of 80 are used: 0.5 and 0.75; left on average 0.375, deviation 0.125.
+    # After placement 50 of 100 and 60 of 80 are used: 0.5 and 0.75; mean left 0.375, deviation 0.125.
     score = node_score(cluster.nodes[0], demand_of(ask(30, 20)))
     assert score == pytest.approx(0.6 * 0.375 + 0.4 * (1 - 0.125))
     assert node_score(cluster.nodes[0], demand_of(ask(30, 20)), balance=1.0) == pytest.approx(0.375)
     assert node_score(cluster.nodes[0], demand_of(ask(30, 20)), balance=0.0) == pytest.approx(0.875)
 
 
-def test_vendor_score_counts_what_is_free_on_all_its_nodes() -> None:
+def test_vendor_score_sums_free_capacity_over_its_nodes() -> None:
     cluster = ClusterState([node("x1", "x", 60, 40), node("x2", "x", 40, 40), node("y1", "y", 80, 100)])
     request = ask(40, 40)
-    # x: 40/100 + 40/80 = 0.9; y: 40/80 + 40/100 = 0.9: a tie, so the order of the inventory.
+    # x: 40/100 + 40/80 = 0.9; y: 40/80 + 40/100 = 0.9: a tie, which the order of the inventory decides.
     assert rank_vendors(cluster, request) == ["x", "y"]
     grant(cluster, "x1", 1, 0)
     assert rank_vendors(cluster, request) == ["y", "x"]
@@ -47,7 +47,7 @@ def test_vendor_score_counts_what_is_free_on_all_its_nodes() -> None:
     assert rank_vendors(cluster, ask(40, 40, vendor="x")) == ["x"]
 
 
-def test_the_other_vendor_serves_when_the_best_has_no_room() -> None:
+def test_the_next_vendor_is_used_if_no_node_of_the_best_fits() -> None:
     # x has more in sum (100, 100) but no node with 60; y (70, 70) has one.
     cluster = ClusterState([node("x1", "x", 50, 50), node("x2", "x", 50, 50), node("y1", "y", 70, 70)])
     assert rank_vendors(cluster, ask(60, 60)) == ["x", "y"]
@@ -57,13 +57,13 @@ def test_the_other_vendor_serves_when_the_best_has_no_room() -> None:
     assert glb(cluster, ask(80, 80)) is None
 
 
-def test_a_vendor_with_nothing_left_comes_last() -> None:
+def test_a_vendor_with_nothing_free_comes_last() -> None:
     cluster = ClusterState([node("x1", "x", 100, 100), node("y1", "y", 10, 10)])
     grant(cluster, "x1", 100, 0)
     assert rank_vendors(cluster, ask(1, 1)) == ["y", "x"]
 
 
-def test_balance_beats_room_where_it_weighs_more() -> None:
+def test_balance_outweighs_free_capacity_at_a_low_weight() -> None:
     # Empty nodes: "lean" ends at (0.5, 0.5), "wide" at (0.2, 0.5).
     cluster = ClusterState([node("wide", "x", 100, 40), node("lean", "x", 40, 40)])
     assert glb(cluster, ask(20, 20), balance=1.0) == Placement("wide")
@@ -71,7 +71,7 @@ def test_balance_beats_room_where_it_weighs_more() -> None:
     assert math.isclose(node_score(cluster.nodes[1], demand_of(ask(20, 20))), 0.6 * 0.5 + 0.4)
 
 
-def test_whole_gpus_and_shares_are_a_dimension_of_their_own() -> None:
+def test_gpus_and_gpu_fractions_count_as_one_more_resource() -> None:
     gpus = tuple(Gpu(i) for i in range(4))
     cluster = ClusterState([Node("a", 1, {"cpus": 8}, gpus), Node("b", 2, {"cpus": 64}, gpus)])
     assert glb(cluster, Request("t", gpus=2, resources={"cpus": 8})) == Placement("b", (0, 1))
@@ -79,7 +79,7 @@ def test_whole_gpus_and_shares_are_a_dimension_of_their_own() -> None:
     assert glb(cluster, Request("nothing asked")) == Placement("a")
 
 
-def test_the_live_manager_takes_it_by_name() -> None:
+def test_the_manager_selects_glb_by_name() -> None:
     assert get_policy("glb") is glb
     manager = GPUResourceManager.from_url("memory://", policy="glb")
     try:
@@ -87,7 +87,7 @@ def test_the_live_manager_takes_it_by_name() -> None:
         second = manager.allocate_resources("b", 4, 16)
         assert first is not None
         assert second is not None
-        # What would remain decides, so the second task goes to an empty server.
+        # The remaining capacity decides, so the second task goes to an empty server.
         assert first["server_id"] != second["server_id"]
         assert manager.release_resources("a")
     finally:

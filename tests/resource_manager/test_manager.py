@@ -358,7 +358,7 @@ class TestQueue:
             manager.submit(f"run{i}", 8, 8)
         first = manager.submit("a", 8, 8)
         assert manager.submit("a", 8, 8) == first
-        with pytest.raises(DuplicateTaskError, match="already waits"):
+        with pytest.raises(DuplicateTaskError, match="already pending"):
             manager.submit("a", 4, 8)
 
     def test_a_request_that_can_never_fit_is_refused_at_once(self, manager: GPUResourceManager) -> None:
@@ -485,7 +485,7 @@ class TestServersAndHistory:
         assert answer["fits"]
         assert answer["server_name"] == "gpu-server-2"
         reasons = [server["reasons"] for server in answer["servers"]]
-        assert reasons[0] == ["2 of 8 GPUs free, 4 asked for", "4 of 64 cpus free, 8 asked for"]
+        assert reasons[0] == ["2 of 8 GPUs free, 4 requested", "4 of 64 cpus free, 8 requested"]
         assert reasons[1] == ["drained: fan"]
         assert reasons[2] == []
         assert manager.status_of("b") is None

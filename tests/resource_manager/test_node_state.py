@@ -1,4 +1,4 @@
-"""What fits one node, and which of its GPUs it gives."""
+"""Fit of requests on one node, and the choice of its GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITHOUT_GPUS = Node("n", 0, {"cpus": 8}, vendor="huawei")
         (UNIFORM, Request("t", 1, vendor="nvidia"), True),
         (UNIFORM, Request("t", 1, vendor="amd"), False),
         (UNIFORM, Request("t", 1, gpu_milli=500, gpu_types=("H100",)), False),
-        # Without GPUs of its own, a task may still want to be beside some.
+        # A task without GPUs may still require a node with a GPU type or vendor.
         (UNIFORM, Request("t", gpu_types=("A100",)), True),
         (UNIFORM, Request("t", gpu_types=("H100",)), False),
         (UNIFORM, Request("t", vendor="nvidia"), True),
@@ -49,18 +49,18 @@ WITHOUT_GPUS = Node("n", 0, {"cpus": 8}, vendor="huawei")
         (WITHOUT_GPUS, Request("t", 1), False),
     ],
 )
-def test_what_fits_an_empty_node(node: Node, request_: Request, expected: bool) -> None:
+def test_fit_on_an_empty_node(node: Node, request_: Request, expected: bool) -> None:
     assert NodeState(node, 5).fits(request_) is expected
     assert could_ever_fit(node, request_) is expected
 
 
 @pytest.mark.parametrize("node", [UNIFORM, MIXED, WITHOUT_GPUS])
-def test_who_wants_nothing_special_is_at_home_everywhere(node: Node) -> None:
+def test_a_request_without_constraints_accepts_every_node(node: Node) -> None:
     assert accepts_node(node, Request("t")) is True
 
 
 def holding(*leases: tuple[int, tuple[int, ...]], node: Node = MIXED) -> NodeState:
-    """The node's state while leases hold that many milli of those GPUs."""
+    """Return the state of a node with leases of that many milli on those GPUs."""
     cluster = ClusterState([node])
     for token, (milli, gpu_ids) in enumerate(leases, 1):
         request = Request(f"t{token}", len(gpu_ids), gpu_milli=milli)
@@ -80,18 +80,18 @@ def holding(*leases: tuple[int, tuple[int, ...]], node: Node = MIXED) -> NodeSta
         (Request("t", 1, gpu_milli=300, gpu_types=("H100",)), (2,)),
     ],
 )
-def test_an_idle_node_gives_its_lowest_gpus(request_: Request, gpu_ids: tuple[int, ...]) -> None:
+def test_the_lowest_gpus_of_an_idle_node_are_picked(request_: Request, gpu_ids: tuple[int, ...]) -> None:
     assert NodeState(MIXED, 0).pick_gpus(request_) == gpu_ids
 
 
-def test_gpus_are_known_by_their_ids_in_whatever_order_they_are_listed() -> None:
+def test_gpus_are_ordered_by_id_independently_of_the_inventory() -> None:
     state = NodeState(Node("n", 0, {}, tuple(reversed(MIXED.gpus))), 0)
     assert list(state.gpu_free) == [0, 1, 2, 3]
     assert state.gpu_types == ("A100", "A100", "H100", "MI300")
     assert NodeState(UNIFORM, 0).gpu_types == ("A100",)
 
 
-def test_a_busy_node_gives_what_is_free() -> None:
+def test_only_free_gpus_of_a_busy_node_are_picked() -> None:
     state = holding((1000, (0,)), (400, (1,)), (700, (3,)))
     assert (state.whole_free, state.free_milli) == (1, 600 + 1000 + 300)
     assert state.pick_gpus(Request("t", 1)) == (2,)
@@ -114,7 +114,7 @@ def test_a_busy_node_gives_what_is_free() -> None:
         (Request("t", 1, gpu_milli=601, gpu_types=("A100",)), False),
     ],
 )
-def test_what_fits_a_busy_node(request_: Request, expected: bool) -> None:
+def test_fit_on_a_busy_node(request_: Request, expected: bool) -> None:
     assert holding((1000, (0,)), (400, (1,)), (700, (3,))).fits(request_) is expected
 
 
@@ -132,13 +132,13 @@ def test_what_fits_a_busy_node(request_: Request, expected: bool) -> None:
         (((400, (0,)),), Request("t", 1, vendor="amd"), False),
     ],
 )
-def test_what_fits_a_busy_node_of_one_kind(
+def test_fit_on_a_busy_node_of_one_gpu_type(
     held: tuple[tuple[int, tuple[int, ...]], ...], request_: Request, expected: bool
 ) -> None:
     assert holding(*held, node=UNIFORM).fits(request_) is expected
 
 
-def test_a_gpu_of_another_kind_is_no_help() -> None:
+def test_a_free_gpu_of_another_type_does_not_fit() -> None:
     two_kinds = Node("n", 0, {}, (Gpu(0, "A100"), Gpu(1, "H100")))
     state = holding((1000, (1,)), node=two_kinds)
     assert state.fits(Request("t", 1, gpu_types=("A100",)))
@@ -146,7 +146,7 @@ def test_a_gpu_of_another_kind_is_no_help() -> None:
     assert not state.fits(Request("t", 1, gpu_milli=100, gpu_types=("H100",)))
 
 
-def test_a_closed_node_fits_nobody() -> None:
+def test_no_request_fits_a_closed_node() -> None:
     for closed in ("drained", "retired"):
         state = NodeState(UNIFORM, 0)
         assert state.is_open

@@ -1,4 +1,4 @@
-"""Every policy keeps its contract, and incremental scoring chooses what scoring everything would."""
+"""Every policy keeps its contract, and incremental scoring chooses the same as scoring every node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NODES = (
 )
 TWINS = tuple(Node(f"twin{i}", 10 + i, {"cpus": 16}, tuple(Gpu(i, "T4") for i in range(2))) for i in range(4))
 WIDE = NODES[:2] + TWINS + NODES[2:]
-"""Several nodes are alike, next to each other and apart."""
+"""Nodes of which several are alike, adjacent to each other and apart."""
 
 MIX = Fragmentation(
     {TaskClass(4, 500, 1, ()): 3, TaskClass(8, 1000, 2, ("V100",)): 2, TaskClass(2, 0, 0, ()): 1}
@@ -88,7 +88,7 @@ def named(request: Request, task_id: str) -> Request:
 
 
 def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]) -> list[Placement | None]:
-    """What the policy chose at each request of the script."""
+    """Play the script and return the policy's placement for each request of it."""
     chosen: list[Placement | None] = []
     for number, (what, argument) in enumerate(script):
         changes: list[Change] = []
@@ -121,7 +121,7 @@ def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]
 
 
 def resized(cluster: ClusterState, name: str, cpus: int) -> tuple[Node, ...]:
-    """The cluster's inventory, but with so many CPUs on one node, and less memory than anybody had there."""
+    """Return the cluster's inventory with so many CPUs and a new resource, but no memory, on one node."""
     return tuple(
         replace(state.node, resources={"cpus": cpus, "scratch_gb": cpus})
         if state.name == name
@@ -131,7 +131,7 @@ def resized(cluster: ClusterState, name: str, cpus: int) -> tuple[Node, ...]:
 
 
 def best_of_all(policy: Scored) -> Policy:
-    """The same policy without any memory: every node is scored at every request."""
+    """Return the same policy without a cache: every node is scored for every request."""
 
     def choose(cluster: ClusterState, request: Request) -> Placement | None:
         best = max(cluster.candidates(request), key=lambda node: policy.score(node, request), default=None)
@@ -143,7 +143,7 @@ def best_of_all(policy: Scored) -> Policy:
 @pytest.mark.parametrize("name", SCORED)
 @settings(max_examples=60)
 @given(script=steps)
-def test_incremental_scores_choose_as_full_ones(name: str, script: list[tuple[str, object]]) -> None:
+def test_incremental_scoring_chooses_as_full_scoring(name: str, script: list[tuple[str, object]]) -> None:
     policy = SCORED[name]()
     quick = play(ClusterState(WIDE), policy, script)
     slow = play(ClusterState(WIDE), best_of_all(policy), script)
@@ -152,7 +152,7 @@ def test_incremental_scores_choose_as_full_ones(name: str, script: list[tuple[st
 
 @settings(max_examples=60)
 @given(script=steps)
-def test_nodes_with_room_are_listed_as_if_all_were_looked_at(script: list[tuple[str, object]]) -> None:
+def test_fitting_nodes_are_listed_as_by_a_scan_of_all_nodes(script: list[tuple[str, object]]) -> None:
     def last_with_room(cluster: ClusterState, request: Request) -> Placement | None:
         if request.required_node is not None:
             return None
@@ -169,8 +169,8 @@ def test_nodes_with_room_are_listed_as_if_all_were_looked_at(script: list[tuple[
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40)
 @given(script=steps)
-def test_contract(name: str, script: list[tuple[str, object]]) -> None:
-    """Capacity holds, what fits somewhere is placed, and the state alone decides."""
+def test_a_policy_keeps_its_contract(name: str, script: list[tuple[str, object]]) -> None:
+    """Capacity is never exceeded, a request that fits a node is placed, and the state alone decides."""
 
     def checked(cluster: ClusterState, request: Request) -> Placement | None:
         before = cluster.snapshot()
@@ -185,7 +185,7 @@ def test_contract(name: str, script: list[tuple[str, object]]) -> None:
     play(ClusterState(NODES), checked, script)
 
 
-def test_scores_are_undone_with_a_trial() -> None:
+def test_scores_follow_the_undoing_of_a_trial() -> None:
     cluster, policy = ClusterState(NODES), weighted_fit_for(CORES)
     request = Request("x", 1, 500, {"cpus": 1})
     first = policy(cluster, request)
@@ -196,7 +196,7 @@ def test_scores_are_undone_with_a_trial() -> None:
     assert policy(cluster, request) == first
 
 
-def test_scores_say_what_the_policy_sees() -> None:
+def test_scores_cover_exactly_the_nodes_that_fit() -> None:
     cluster = ClusterState(NODES)
     request = Request("x", 1, 500, {"cpus": 1}, ("T4",))
     assert gpu_packing.scores(cluster, request) == {"a": 31, "b": 31, "d": 30}
@@ -214,13 +214,13 @@ def test_explain_shows_the_scores(name: str, scored: bool) -> None:
         assert set(scores.values()) == {None}
 
 
-def test_fragmentation_by_hand() -> None:
-    """Half of the tasks want both GPUs, half want half a GPU: the mix sees what each could not use."""
+def test_fragmentation_computed_by_hand() -> None:
+    """Half of the tasks ask for both GPUs, half for half a GPU: F averages the milli that each cannot use."""
     measure = Fragmentation({TaskClass(4, 1000, 2, ()): 1, TaskClass(4, 500, 1, ()): 1})
-    # 1000 + 300 free: all 1300 lost to the first class, 300 to the second.
+    # 1000 + 300 free: the first class cannot use any of the 1300, the second not the 300.
     assert measure.amount(("T4",), [1000, 300], measure.cpu_step(8)) == (1300 + 300) / 2
     assert measure.amount(("T4",), [1000, 1000], measure.cpu_step(8)) == 0
-    # Without CPU nobody can use anything.
+    # Without enough CPU neither class can use any.
     assert measure.amount(("T4",), [1000, 1000], measure.cpu_step(3)) == 2000
 
 
@@ -230,8 +230,8 @@ def test_fragmentation_of_mixed_types() -> None:
     assert measure.amount(("T4",), [1000, 1000], measure.cpu_step(1)) == 2000
 
 
-def test_fgd_takes_the_gpu_that_keeps_most_room() -> None:
-    """A share goes beside another share: the whole GPU stays whole for those that need one."""
+def test_fgd_packs_gpu_fractions_to_keep_whole_gpus_free() -> None:
+    """A GPU fraction goes to a GPU already in use: the other GPU stays whole for tasks that need one."""
     cluster = ClusterState(NODES[:1])
     policy = fgd_for(Fragmentation({TaskClass(1, 1000, 1, ()): 1, TaskClass(1, 300, 1, ()): 1}))
     for number in range(3):
@@ -240,7 +240,7 @@ def test_fgd_takes_the_gpu_that_keeps_most_room() -> None:
     assert [lease.placement.gpu_ids for lease in cluster.leases.values()] == [(0,)] * 3
 
 
-def test_fgd_of_the_manager_sees_the_leases() -> None:
+def test_fgd_by_name_caches_its_task_mix_on_the_state() -> None:
     cluster = ClusterState(NODES)
     first = fgd(cluster, Request("x", 2, 1000, {"cpus": 1}))
     assert first is not None
@@ -248,5 +248,5 @@ def test_fgd_of_the_manager_sees_the_leases() -> None:
 
 
 @pytest.mark.parametrize(("fall", "score"), [(0.0, 50), (-1e-12, 49), (1000.0, 73), (-8000.0, 0)])
-def test_score_is_cut_to_an_integer(fall: float, score: int) -> None:
+def test_the_fgd_score_is_truncated_to_an_integer(fall: float, score: int) -> None:
     assert logistic_score(fall) == score

@@ -1,4 +1,4 @@
-"""Queue orders: who comes first, who may overtake, and that nobody starves."""
+"""Queue disciplines: order, backfill, and that no request starves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ask(
 
 
 class Running:
-    """A cluster that runs each granted request for its expected time."""
+    """Cluster that runs each granted request for its labelled or expected runtime."""
 
     def __init__(self, nodes: Iterable[Node], order: Order) -> None:
         self.state = ClusterState(nodes)
@@ -75,7 +75,7 @@ def served(order: Order, *requests: Request, now: float = 0.0) -> list[str]:
     return [waiting.task_id for waiting in order(cluster, now)]
 
 
-def test_the_default_is_priority_and_equal_ones_go_by_arrival() -> None:
+def test_the_default_order_is_priority_then_arrival() -> None:
     order = get_order(Settings().order)
     equal = [ask(name, 1) for name in "dacb"]
     assert served(order, *equal, now=10 * PRIORITY_AGEING_S) == ["d", "a", "c", "b"]
@@ -88,7 +88,7 @@ def test_the_default_is_priority_and_equal_ones_go_by_arrival() -> None:
     priority=st.sampled_from([0, 1, -7, 2**31 - 1]),
     now=st.floats(-1e6, 1e6),
 )
-def test_equal_priorities_go_by_arrival_whatever_the_clock_did(
+def test_equal_priorities_keep_the_order_of_arrival_when_the_clock_jumps(
     moments: list[float], priority: int, now: float
 ) -> None:
     cluster = ClusterState([node("a", 8, 64)])
@@ -99,9 +99,9 @@ def test_equal_priorities_go_by_arrival_whatever_the_clock_did(
     assert [name for name in order if name < "other"] == [f"equal{i}" for i in range(len(moments))]
 
 
-def test_one_moment_of_a_clock_far_ahead_costs_no_one_their_place_for_long() -> None:
+def test_a_clock_briefly_far_ahead_does_not_cost_a_request_its_position() -> None:
     cluster = ClusterState([node("a", 8, 64)])
-    cluster.apply(Queued(ask("ahead", 1), 1e6))  # the clock was wrong, and was set right after
+    cluster.apply(Queued(ask("ahead", 1), 1e6))  # the clock was wrong, and was corrected afterwards
     cluster.apply(Queued(ask("urgent", 1, priority=5), 100.0))
     cluster.apply(Queued(ask("late", 1), 200.0))
     assert [waiting.task_id for waiting in get_order("priority")(cluster, 300.0)] == [
@@ -111,11 +111,11 @@ def test_one_moment_of_a_clock_far_ahead_costs_no_one_their_place_for_long() -> 
     ]
 
 
-def test_fifo_goes_by_arrival() -> None:
+def test_fifo_orders_by_arrival() -> None:
     assert served(get_order("fifo"), ask("b", 1), ask("a", 1)) == ["b", "a"]
 
 
-def test_priority_ages() -> None:
+def test_priority_grows_with_time_in_the_queue() -> None:
     cluster = ClusterState([node("a", 8, 64)])
     cluster.apply(Queued(ask("old", 1), 0.0))
     cluster.apply(Queued(ask("urgent", 1, priority=2), PRIORITY_AGEING_S))
@@ -125,39 +125,39 @@ def test_priority_ages() -> None:
     assert [w.task_id for w in order(cluster, 2.5 * PRIORITY_AGEING_S)] == ["urgent", "old", "late"]
 
 
-def test_shortest_time_and_shortest_service() -> None:
+def test_srtf_orders_by_runtime_and_srsf_by_service() -> None:
     requests = (ask("wide", 8, 100), ask("long", 1, 300), ask("unknown", 1))
     assert served(get_order("srtf"), *requests) == ["wide", "long", "unknown"]
     assert served(get_order("srsf"), *requests) == ["long", "wide", "unknown"]
 
 
-def test_fair_share_serves_the_poorer_team() -> None:
-    """Team a asked first and most, but each grant makes it richer than b."""
+def test_fair_share_prefers_the_team_with_the_smaller_share() -> None:
+    """Team a asks first and most, but each grant raises its share above that of b."""
     requests = [ask(f"a{i}", 2, team="a") for i in range(3)] + [ask(f"b{i}", 2, team="b") for i in range(2)]
     assert served(get_order("fair_share"), *requests) == ["a0", "b0", "a1", "b1", "a2"]
 
 
-def test_fair_share_looks_at_the_dominant_resource() -> None:
-    """a0 takes half of the CPUs, b0 a quarter of the GPUs: b goes on until it has more than half."""
+def test_fair_share_compares_dominant_resources() -> None:
+    """a0 takes half of the CPUs, b0 a quarter of the GPUs: b is next until it has more than half."""
     requests = [ask("a0", 1, team="a", cpus=32), ask("a1", 1, team="a")]
     requests += [ask(f"b{i}", 2, team="b") for i in range(3)]
     assert served(get_order("fair_share"), *requests) == ["a0", "b0", "b1", "a1", "b2"]
 
 
-def test_fair_share_quota_and_borrowing() -> None:
-    """b has three quarters: it is served up to that before a, beyond its quarter, may borrow."""
+def test_fair_share_fills_quotas_before_a_team_borrows() -> None:
+    """b's quota is three quarters: b comes first up to it, before a may borrow beyond its own quarter."""
     requests = [ask(f"a{i}", 2, team="a") for i in range(3)] + [ask(f"b{i}", 2, team="b") for i in range(4)]
     order = get_order("fair_share", {"a": 0.25, "b": 0.75})
     assert served(order, *requests) == ["a0", "b0", "b1", "b2", "a1", "b3", "a2"]
 
 
-def test_unknown_order_is_named() -> None:
+def test_an_unknown_order_is_refused_by_name() -> None:
     with pytest.raises(PolicyError, match="unknown queue order 'lifo'; known are fair_share, fifo"):
         get_order("lifo")
 
 
-def test_backfill_fills_a_gap_that_ends_in_time() -> None:
-    """Four of eight GPUs run to 100 s; `all` must wait for them; 60 s fit before that, 200 s do not."""
+def test_backfill_starts_a_request_that_ends_before_the_reservation() -> None:
+    """Four of eight GPUs are allocated to 100 s, when `all` starts: 60 s end before that, 200 s do not."""
     for name, starts in (("fifo", set()), ("fifo+backfill", {"short"})):
         cluster = Running([node("a", 8, 64)], get_order(name))
         cluster.submit(ask("running", 4, 100))
@@ -170,13 +170,13 @@ def test_backfill_fills_a_gap_that_ends_in_time() -> None:
 
 
 def test_backfill_is_conservative() -> None:
-    """`c` would not delay the head, but the second in the queue: it must wait, though GPUs are idle."""
+    """`c` would delay not the head but the second in the queue: it stays pending although GPUs are idle."""
     cluster = Running([node("a", 4, 64), node("b", 4, 64)], get_order("fifo+backfill"))
     cluster.submit(ask("x", 4, 100))
     cluster.submit(ask("y", 2, 50))
     cluster.submit(ask("head", 4, 100))  # reserved on b at 50
     cluster.submit(ask("second", 4, 100))  # reserved on a at 100
-    cluster.submit(ask("c", 2, 60))  # would hold b beyond 50
+    cluster.submit(ask("c", 2, 60))  # would occupy b beyond 50
     cluster.submit(ask("d", 2, 40))
     assert set(cluster.started) == {"x", "y", "d"}
     cluster.run_until(100)
@@ -184,7 +184,7 @@ def test_backfill_is_conservative() -> None:
     assert cluster.started["second"] == 100
 
 
-def test_without_a_known_runtime_nobody_overtakes() -> None:
+def test_backfill_lets_no_request_overtake_an_unknown_runtime() -> None:
     cluster = Running([node("a", 8, 64)], get_order("fifo+backfill"))
     cluster.submit(ask("running", 4))
     cluster.submit(ask("all", 8, 100))
@@ -193,8 +193,8 @@ def test_without_a_known_runtime_nobody_overtakes() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_flood_starves_nobody(name: str) -> None:
-    """Small, short, urgent requests of a poor team come for ever; one wants the whole server."""
+def test_a_flood_starves_no_request(name: str) -> None:
+    """Small, short, urgent requests of other teams keep coming; one request needs the whole server."""
     cluster = Running([node("a", 4, 64)], get_order(name))
     big = ask("big", 4, 10 * PATIENCE_S, team="rich", priority=0)
     deadline = PATIENCE_S + 10 * PRIORITY_AGEING_S
@@ -227,7 +227,7 @@ asked = st.lists(
 @settings(max_examples=25)
 @given(script=asked)
 def test_every_request_starts(name: str, script: list[tuple[int, int | None, int, str, int, int]]) -> None:
-    """Whatever is expected and whatever happens, all that fits an empty cluster gets its turn."""
+    """A request that fits an empty cluster starts, with any expected and any actual runtimes."""
     cluster = Running([node("a", 4, 64), node("b", 2, 64)], get_order(name))
     for number, (gpus, expected, actual, team, urgency, gap) in enumerate(script):
         cluster.run_until(cluster.now + gap)
@@ -250,10 +250,10 @@ def test_every_request_starts(name: str, script: list[tuple[int, int | None, int
 
 @settings(max_examples=60)
 @given(script=asked)
-def test_backfill_delays_nobody_who_came_before(
+def test_backfill_delays_no_earlier_request(
     script: list[tuple[int, int | None, int, str, int, int]],
 ) -> None:
-    """With right estimates, a request starts no later than if nobody behind it had come."""
+    """With exact estimates, a request starts no later than without the requests behind it."""
     starts: dict[str, float] = {}
     for length in range(1, len(script) + 1):
         cluster = Running([node("a", 4, 64), node("b", 2, 64)], get_order("fifo+backfill"))
@@ -265,6 +265,6 @@ def test_backfill_delays_nobody_who_came_before(
         starts = cluster.started
 
 
-def test_quotas_are_settings() -> None:
+def test_team_quotas_are_read_from_settings() -> None:
     loaded = Settings.load({"GPU_MANAGER_TEAM_QUOTAS": "a=0.25, b=0.75"})
     assert loaded.team_quotas == {"a": 0.25, "b": 0.75}

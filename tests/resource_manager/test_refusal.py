@@ -1,4 +1,4 @@
-"""Every "no" has its kind and one sentence, and never claims that all is full where something is free."""
+"""Every refusal has a kind and one sentence, and is true of the state: free capacity is never denied."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def reason(
     return str(refusal.kind), refusal.detail
 
 
-def test_no_server_with_enough_names_the_largest() -> None:
+def test_no_capacity_names_the_server_with_most_gpus_free() -> None:
     cluster = cluster_of(server("s1", 1, 4, "A100"), server("s2", 2, 4, "A100"), server("v", 3, 8, "V100"))
     hold(cluster, "a", "s1", 2)
     hold(cluster, "b", "s2", 1)
@@ -83,7 +83,7 @@ def test_no_server_with_enough_names_the_largest() -> None:
     )
 
 
-def test_what_is_short_besides_gpus_is_named() -> None:
+def test_no_capacity_names_the_short_resource_besides_gpus() -> None:
     cluster = cluster_of(server("s1", 1), server("s2", 2))
     hold(cluster, "a", "s1", 7, 1)
     hold(cluster, "b", "s2", 1, 60)
@@ -93,7 +93,7 @@ def test_what_is_short_besides_gpus_is_named() -> None:
     )
     assert reason(cluster, Request("t", 4, resources={"cpus": 8}, required_node="s1")) == (
         "no_capacity",
-        "s1 has no room for 4 GPUs and 8 cpus: 1 free",
+        "s1 cannot fit 4 GPUs and 8 cpus now: 1 free",
     )
     assert reason(cluster, Request("t", resources={"cpus": 64})) == (
         "no_capacity",
@@ -101,7 +101,7 @@ def test_what_is_short_besides_gpus_is_named() -> None:
     )
 
 
-def test_a_part_of_a_gpu_names_the_most_milli_free() -> None:
+def test_no_capacity_for_a_gpu_fraction_names_the_most_milli_free() -> None:
     cluster = cluster_of(server("s1", 1, 1), server("s2", 2, 1))
     hold(cluster, "a", "s1", 1)
     hold(cluster, "b", "s2", 1, milli=750)
@@ -111,7 +111,7 @@ def test_a_part_of_a_gpu_names_the_most_milli_free() -> None:
     )
 
 
-def test_what_is_free_but_reserved_says_for_whom() -> None:
+def test_free_but_reserved_capacity_names_the_request_ahead() -> None:
     cluster = cluster_of(server("gpu-server-0", 0))
     hold(cluster, "runs", "gpu-server-0", 6)
     cluster.apply(Queued(Request("train_a", 6), 1.0))
@@ -129,7 +129,7 @@ def test_what_is_free_but_reserved_says_for_whom() -> None:
     assert second.refusal.detail.endswith("(position 1, needs 6), by priority, then first come, first served")
 
 
-def test_a_server_that_whoever_is_ahead_cannot_use_is_not_said_to_be_reserved() -> None:
+def test_a_server_that_never_fits_the_request_ahead_is_not_called_reserved() -> None:
     cluster = cluster_of(server("big", 0), server("small", 1, 1))
     hold(cluster, "runs", "big", 8)
     cluster.apply(Queued(Request("train_a", 6), 1.0))
@@ -139,7 +139,7 @@ def test_a_server_that_whoever_is_ahead_cannot_use_is_not_said_to_be_reserved() 
     )
 
 
-def test_with_backfill_it_says_what_would_be_delayed_and_what_helps() -> None:
+def test_under_backfill_the_reason_names_the_delayed_request_and_the_remedy() -> None:
     cluster = cluster_of(server("s1", 1))
     request = Request("runs", 6, expected_runtime_s=100.0)
     cluster.apply(Granted(Lease(request, Placement("s1", tuple(range(6))), 1, 0.0), 0.0))
@@ -147,15 +147,15 @@ def test_with_backfill_it_says_what_would_be_delayed_and_what_helps() -> None:
     order = get_order("fifo+backfill")
     assert reason(cluster, Request("t", 2), order) == (
         "behind_queue",
-        "2 GPUs are free on s1; starting now could delay train_a (position 1, needs 8), as nobody knows how "
-        "long it runs: state expected_runtime",
+        "2 GPUs are free on s1; starting now could delay train_a (position 1, needs 8), because its runtime "
+        "is unknown: state expected_runtime",
     )
     assert reason(cluster, Request("t", 2, expected_runtime_s=500.0), order)[1].endswith("needs 8)")
     short_one = Request("t", 2, expected_runtime_s=60.0)
     assert allocator.allocate_in_turn(cluster, [short_one], FIRST_FIT, order, 10.0)
 
 
-def test_closed_servers_are_not_free_and_are_named() -> None:
+def test_closed_servers_do_not_count_as_free_and_are_named() -> None:
     cluster = cluster_of(server("s1", 1, 4), server("s3", 3, 8))
     cluster.apply(Drained("s3", 0.0, "broken fan"))
     assert reason(cluster, Request("t", 8)) == ("maintenance", "s3 has 8 but is drained: broken fan")
@@ -171,7 +171,7 @@ def test_closed_servers_are_not_free_and_are_named() -> None:
     )
 
 
-def test_a_lease_in_quarantine_is_named_where_its_end_would_help() -> None:
+def test_a_quarantined_lease_is_named_if_its_release_would_help() -> None:
     cluster = cluster_of(server("s1", 1))
     hold(cluster, "lost", "s1", 4)
     hold(cluster, "runs", "s1", 2)
@@ -184,15 +184,15 @@ def test_a_lease_in_quarantine_is_named_where_its_end_would_help() -> None:
     assert reason(cluster, Request("t", 8))[0] == "no_capacity"
 
 
-def test_a_price_that_is_not_covered() -> None:
+def test_a_utility_that_does_not_exceed_the_price() -> None:
     cluster = cluster_of(server("s1", 1))
     hold(cluster, "a", "s1", 4, 32)
     order = replace(FIFO, admission=PriceAdmission(1.0, 100.0))
     asked = Request("t", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=Utility(16.0, 7200.0))
-    assert reason(cluster, asked, order) == ("price", "worth 8 now, and the price on s1 is 10")
+    assert reason(cluster, asked, order) == ("price", "utility 8 does not exceed the price 10 on s1")
 
 
-def test_what_never_fits() -> None:
+def test_a_request_that_never_fits_names_the_largest_server() -> None:
     cluster = cluster_of(server("s1", 1, 2, "A100"), server("s2", 2, 8, "V100"))
     for request, detail in (
         (Request("t", 4, gpu_types=("A100",)), "4 A100: the largest, s1, has 2"),
@@ -211,10 +211,10 @@ def test_a_pending_request_whose_only_server_left_never_fits() -> None:
     cluster.apply(InventoryChanged((server("s1", 1),), 2.0))
     (standing,) = standings(cluster, FIRST_FIT, FIFO, 3.0)
     assert standing.refusal.kind is RefusalKind.NEVER_FITS
-    assert standing.refusal.detail == "no server could ever satisfy 8 GPUs: s2 is gone"
+    assert standing.refusal.detail == "no server could ever satisfy 8 GPUs: s2 left the inventory"
 
 
-def test_a_recovery_window_and_a_busy_lock_are_no_lack_of_room() -> None:
+def test_a_recovery_window_and_a_busy_lock_are_not_called_no_capacity() -> None:
     window = RecoveryWindow(12.0, 48.0)
     said = (
         "recovering: Redis restarted 12 s ago; grants resume in 48 s (until then the owners of leases renew "
@@ -229,16 +229,16 @@ def test_a_recovery_window_and_a_busy_lock_are_no_lack_of_room() -> None:
     )
 
 
-def test_what_the_next_pass_over_the_queue_grants_is_said_so() -> None:
+def test_a_request_that_the_next_pass_grants_says_so() -> None:
     cluster = cluster_of(server("s1", 1))
     cluster.apply(Queued(Request("t", 2), 1.0))
     (standing,) = standings(cluster, FIRST_FIT, FIFO, 2.0)
     assert standing.refusal.detail == (
-        "8 GPUs are free on s1; nobody is ahead: granted when the queue is next served, within seconds"
+        "8 GPUs are free on s1; no request is ahead: granted at the next pass over the queue, within seconds"
     )
 
 
-def test_a_sentence_stays_short_whatever_was_asked_for() -> None:
+def test_a_sentence_stays_short_for_long_names() -> None:
     names = tuple(f"{i}" * 250 for i in range(50))
     cluster = cluster_of(server("s" * 500, 1, 2))
     request = Request("t", 4, gpu_types=names, resources=dict.fromkeys(names, 1))
@@ -275,8 +275,8 @@ def serve(cluster: ClusterState, order: Order) -> None:
 
 
 @given(st.data(), ORDERS)
-def test_no_reason_claims_a_lack_that_there_is_not(data: st.DataObject, name: str) -> None:
-    """Each pending request at rest has a reason that the state bears out, and so has one that only asks."""
+def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> None:
+    """After a pass over the queue each pending request has a true reason, and so has one not yet queued."""
     order = get_order(name)
     cluster = cluster_of(
         server("a", 0, 4, "A100", 16), server("v", 1, 2, "V100", 8), server("w", 2, 4, "V100")
@@ -304,7 +304,7 @@ def test_no_reason_claims_a_lack_that_there_is_not(data: st.DataObject, name: st
             assert not room
         elif kind is RefusalKind.BEHIND_QUEUE:
             assert room
-            assert standing.position > 1, "nobody is ahead of the first"
+            assert standing.position > 1, "no request is ahead of the first"
             assert any(f"{other.entry.task_id} (position" in standing.refusal.detail for other in seen)
         elif kind is RefusalKind.MAINTENANCE:
             assert not open_and_able

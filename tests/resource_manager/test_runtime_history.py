@@ -1,4 +1,4 @@
-"""How long a request should run: stated, else learnt from the runs of the same task, else unknown."""
+"""Expected runtime of a request: stated, else learnt from runs of the same task, else unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     history.add(Released(task_id, 1, 100.0 + seconds, outcome))
 
 
-def test_the_median_of_a_task_s_runs_is_its_runtime() -> None:
+def test_the_learnt_runtime_is_the_median_of_the_task_s_runs() -> None:
     history = RuntimeHistory()
     for number, seconds in enumerate((100.0, 300.0, 200.0), 1):
         run(history, f"train_{number}", seconds)
@@ -35,7 +35,7 @@ def test_the_median_of_a_task_s_runs_is_its_runtime() -> None:
     assert history.runtime_of(Request("other", 2)) is None
 
 
-def test_a_stated_runtime_comes_first() -> None:
+def test_a_stated_runtime_takes_precedence() -> None:
     history = RuntimeHistory()
     run(history, "t1", 100.0)
     stated = Request("t2", 2, expected_runtime_s=5.0)
@@ -53,7 +53,7 @@ def test_runs_of_one_dag_and_task_are_one_task() -> None:
     )
 
 
-def test_what_was_cut_short_or_ran_out_teaches_nothing() -> None:
+def test_failed_cancelled_and_expired_runs_are_ignored() -> None:
     history = RuntimeHistory()
     run(history, "t1", 5.0, "FAILED")
     run(history, "t2", 5.0, "CANCELLED")
@@ -64,14 +64,14 @@ def test_what_was_cut_short_or_ran_out_teaches_nothing() -> None:
     assert history.live_count == 0
 
 
-def test_a_lease_from_before_the_history_is_learnt_from_too() -> None:
+def test_a_lease_granted_before_the_history_counts_too() -> None:
     history = RuntimeHistory()
     history.take_over([Lease(Request("t1", 2), Placement("a", (0, 1)), 3, 10.0)])
     history.add(Released("t1", 3, 40.0))
     assert history.runtime_of(Request("t2", 2)) == Runtime(30.0, Confidence.FAIR)
 
 
-def test_it_keeps_the_last_runs_of_the_last_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_runs_of_the_last_tasks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource_manager.runtime_history.MAX_TASKS", 2)
     history = RuntimeHistory()
     for _ in range(KEPT_RUNTIMES):
