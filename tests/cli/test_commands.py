@@ -86,7 +86,7 @@ def test_the_queue(run: Run) -> None:
         "no_capacity",
         full,
     )
-    assert f"Not now: {full}. Should start: unknown: nobody" in " ".join(
+    assert f"Not now: {full}. Should start: unknown: the end of" in " ".join(
         run("explain", "--gpus", "2", "--cpus", "1").stdout.split()
     )
     assert parsed(run("cancel", "late", "--json"))["success"] is True

@@ -310,7 +310,7 @@ class TestLeases:
     def test_fractions_of_one_gpu(self, manager: GPUResourceManager) -> None:
         shares = [manager.allocate_resources(f"s{i}", 1, 1, gpu_milli=300) for i in range(4)]
         assert [share and share["gpu_ids"] for share in shares] == [[0], [0], [0], [1]]
-        with pytest.raises(ValueError, match="share"):
+        with pytest.raises(ValueError, match="GPU fraction"):
             manager.allocate_resources("bad", 2, 1, gpu_milli=300)
         whole = manager.allocate_resources("whole", 6, 1)
         assert whole is not None
@@ -358,7 +358,7 @@ class TestQueue:
             manager.submit(f"run{i}", 8, 8)
         first = manager.submit("a", 8, 8)
         assert manager.submit("a", 8, 8) == first
-        with pytest.raises(DuplicateTaskError, match="already pending"):
+        with pytest.raises(DuplicateTaskError, match="already waits"):
             manager.submit("a", 4, 8)
 
     def test_a_request_that_can_never_fit_is_refused_at_once(self, manager: GPUResourceManager) -> None:
