@@ -63,7 +63,7 @@ def recovering(window: RecoveryWindow) -> Refusal:
 def lock_busy(waited_s: float) -> Refusal:
     """Return the refusal of a request for which the lock could not be acquired in time."""
     return Refusal(
-        RefusalKind.LOCK_BUSY, f"the lock was busy for {waited_s:g} s; nothing was decided, ask again"
+        RefusalKind.LOCK_BUSY, f"the lock was busy for {waited_s:g} s; nothing was changed, try again"
     )
 
 
@@ -99,7 +99,7 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
             return Refusal(
                 RefusalKind.AWAITING_RELEASE,
                 f"{detail}; {short(unconfirmed[0].task_id)} on {short(state.name)} was not renewed, but its "
-                "job may still run: release it once it is known to be gone",
+                "job may still run: release the lease once the job is known to be gone",
             )
     free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
     if free_but_closed:
@@ -193,7 +193,7 @@ def _gpus_suffice(state: NodeState, request: Request) -> bool:
 
 def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> str:
     """Describe the resource that is short, on the server with most of it: free, or with `ever` in total."""
-    free = "in all" if ever else "free"
+    free = "in total" if ever else "free"
     if not ever and request.gpus and not any(_gpus_suffice(state, request) for state in states):
         best = max(states, key=lambda state: _most_free(state, request))
         unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
@@ -206,7 +206,7 @@ def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> s
         best = max(states, key=has)
         if has(best) < amount:
             return f"the most {short(name)} {free} is {max(has(best), 0):g} on {short(best.name)}"
-    return f"no server has all of it {free} at once"
+    return f"no server has all of it {'' if ever else 'free '}at once"
 
 
 def _closed(states: list[NodeState], request: Request) -> str:

@@ -7,10 +7,10 @@ from resource_manager.models import MILLI_PER_GPU, Placement, Request
 
 
 def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
-    """Place on the node with the fewest free GPUs that fits, the first on ties (original design, 3.3.2).
+    """Place on the node that fits with the fewest free GPUs, the first on ties.
 
     A GPU fraction goes to the tightest GPU of all; a request without GPUs goes to the node that would have
-    the smallest part of the requested resources left.
+    the smallest part of the requested resources left. Source: original design, section 3.3.2.
     """
     best: NodeState | None = None
     if request.gpus and request.gpu_milli == MILLI_PER_GPU:

@@ -7,6 +7,9 @@ from resource_manager.models import Placement, Request
 
 
 def least_loaded(cluster: ClusterState, request: Request) -> Placement | None:
-    """Place on the node with the fewest leases that fits, the first on ties (original design, 3.3.2)."""
+    """Place on the node that fits with the fewest leases, the first on ties.
+
+    Source: original design, section 3.3.2.
+    """
     best = min(cluster.candidates(request), key=lambda node: len(node.leases), default=None)
     return None if best is None else Placement(best.name, best.pick_gpus(request))

@@ -179,7 +179,7 @@ def test_a_quarantined_lease_is_named_if_its_release_would_help() -> None:
     assert reason(cluster, Request("t", 6)) == (
         "awaiting_release",
         "no server with 6 GPUs: largest free is 2 on s1; lost on s1 was not renewed, but its job may still "
-        "run: release it once it is known to be gone",
+        "run: release the lease once the job is known to be gone",
     )
     assert reason(cluster, Request("t", 8))[0] == "no_capacity"
 
@@ -198,7 +198,7 @@ def test_a_request_that_never_fits_names_the_largest_server() -> None:
         (Request("t", 4, gpu_types=("A100",)), "4 A100: the largest, s1, has 2"),
         (Request("t", 1, gpu_types=("H900",)), "1 H900: there is none"),
         (Request("t", 9), "9 GPUs: the largest, s2, has 8"),
-        (Request("t", 1, resources={"ram": 5}), "1 GPU and 5 ram: the most ram in all is 0 on s1"),
+        (Request("t", 1, resources={"ram": 5}), "1 GPU and 5 ram: the most ram in total is 0 on s1"),
     ):
         assert reason(cluster, request) == ("never_fits", f"no server could ever satisfy {detail}")
     assert never_fits(cluster, Request("t", 8)) is None
@@ -225,7 +225,7 @@ def test_a_recovery_window_and_a_busy_lock_are_not_called_no_capacity() -> None:
     assert recovering(window).retry_after_s == 48.0
     assert reason(cluster, Request("t", 9), window=window)[0] == "never_fits"
     assert lock_busy(60.0) == Refusal(
-        RefusalKind.LOCK_BUSY, "the lock was busy for 60 s; nothing was decided, ask again"
+        RefusalKind.LOCK_BUSY, "the lock was busy for 60 s; nothing was changed, try again"
     )
 
 
