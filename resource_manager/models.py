@@ -32,7 +32,7 @@ def check_printable(texts: Mapping[str, str]) -> None:
     for field_name, text in texts.items():
         if _UNPRINTABLE.search(text):
             raise InvalidRequestError(
-                f"{field_name} has a control or invisible character: {text[:200]!a}", field=field_name
+                f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name
             )
 
 
