@@ -1,4 +1,4 @@
-"""`gpu-simulate edge`: plans a dataset under a policy, or scores a plan."""
+"""`gpu-simulate edge`: plan a dataset with a policy, or score a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simulator.report import write_json, write_text
 
 
 class Planner(Protocol):
-    """Carries out a dataset on devices of those kinds, and returns the world with the plan."""
+    """Planner of a dataset on devices of those kinds; it returns the environment, which has the plan."""
 
     def __call__(
         self, dataset: Dataset, kinds: tuple[Kind, ...] = KINDS, *, seed: int = 0, progress: Progress = ...
@@ -37,7 +37,7 @@ POLICIES: dict[str, Planner] = {"timetable": plan_timetable, "water_gate": plan_
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="Folder with the nine tables of a dataset; without it, one is generated from --seed.",
+    help="Folder with the nine tables of a dataset; default: generated from --seed.",
 )
 @click.option("--jobs", type=click.IntRange(1, 2000), help="Jobs of the generated dataset. [default: 40]")
 @click.option(
@@ -45,13 +45,13 @@ POLICIES: dict[str, Planner] = {"timetable": plan_timetable, "water_gate": plan_
     type=click.Choice(list(TIERS)),
     help="Devices that the plan may use. [default: host+bs+ue]",
 )
-@click.option("--policy", type=click.Choice(list(POLICIES)), help="How to plan. [default: timetable]")
+@click.option("--policy", type=click.Choice(list(POLICIES)), help="Planning policy. [default: timetable]")
 @click.option(
     "--score-only",
     "plan_folder",
     metavar="PLAN",
     type=click.Path(path_type=Path),
-    help="Plan nothing, but score the plan in this folder.",
+    help="Score the plan in this folder instead of planning.",
 )
 @common_options
 def command(
@@ -64,7 +64,7 @@ def command(
     output_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Job graphs on cloud hosts, base stations and user devices: plan them, or score a plan."""
+    """Plan job graphs on cloud hosts, base stations and user devices, or score a plan."""
     if data is not None and jobs is not None:
         raise BadInput("--jobs is for a generated dataset: leave out --data or --jobs")
     if plan_folder is not None and (tiers or policy):
@@ -112,7 +112,7 @@ def summarise(score: Score, wall_s: float) -> dict[str, float]:
 
 
 def beside_published(dataset: Dataset, made_by: str, tiers: str, score: Score) -> str:
-    """A Markdown table: this score beside what is published for the dataset, if it is a public one."""
+    """Return a Markdown table: this score, and the published ones if the dataset is public."""
     lines = [
         f"| {dataset.name} | tiers | score | jobs done | mean job completion time (s) |",
         "|---|---|---:|---:|---:|",
@@ -120,6 +120,6 @@ def beside_published(dataset: Dataset, made_by: str, tiers: str, score: Score) -
     ]
     for used in TIERS:
         published = published_score(dataset.name, used)
-        if published is not None:  # they did every job, so the time is what the score lacks
+        if published is not None:  # they completed every job, so the score determines the mean time
             lines.append(f"| published | {used} | {published:.2f} | 100% | {30_001 - published:.2f} |")
     return "\n".join(lines) + "\n"

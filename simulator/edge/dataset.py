@@ -1,4 +1,4 @@
-"""A dataset of hosts, base stations, user devices and job graphs, as values in memory."""
+"""Dataset of hosts, base stations, user devices and job graphs, as values in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 METRIC_PERIOD_S = 1200
-"""The metrics of base stations and user devices repeat after this many seconds."""
+"""Period (s) after which the metrics of base stations and user devices repeat."""
 
 BS_METRIC_STEP_S = 600
-"""The capacity of a base station changes only at multiples of this."""
+"""The capacity of a base station changes only at multiples of this (s)."""
 
 NO_METRIC = -1
-"""Stands in the metric arrays for a second in which a user device reported nothing."""
+"""Value in the metric arrays for a second without a metric of the user device."""
 
 Kind = Literal["Cloud", "BS", "UE"]
 KINDS: tuple[Kind, ...] = ("Cloud", "BS", "UE")
@@ -25,12 +25,12 @@ TIERS: dict[str, tuple[Kind, ...]] = {
     "host+bs": ("Cloud", "BS"),
     "host+bs+ue": ("Cloud", "BS", "UE"),
 }
-"""Name of a choice of tiers -> the kinds of device that it may use."""
+"""Name of a set of tiers -> the kinds of device in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """What an executor of this category holds, and how long it takes to get ready."""
+    """Category of executors: the capacity each holds, and its preparation time."""
 
     category_id: int
     cpus: int
@@ -40,9 +40,9 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a job graph; `parents` and `children` are pairs of (task id, size of the data).
+    """Task of a job graph; `parents` and `children` are pairs of (task id, size of the data).
 
-    `output_size` is the sum of what the children read: what a user device uploads once it has computed.
+    `output_size` is the sum of the data for the children, which a user device uploads after computing.
     """
 
     task_id: int
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A graph of tasks that arrives as a whole; `task_ids` in the order of the table."""
+    """Graph of tasks that arrives as a whole; `task_ids` in the order of the table."""
 
     job_id: int
     arrival_s: int
@@ -68,10 +68,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A host, a base station or a user device; `index` is its place in `Dataset.devices`.
+    """Host, base station or user device; `index` is its position in `Dataset.devices`.
 
-    A task computes for `compute_s * compute_factor` seconds. `rate` is in data units per second: that of
-    the host's cloud or of the base station; a user device's changes every second and stands in the metrics.
+    A task computes for `compute_s * compute_factor` seconds. `rate` (data units per second) is that of the
+    host's cloud or of the base station; that of a user device changes every second and is in the metrics.
     A user device is online from `online_s` to `offline_s`, both included, in every metric period.
     """
 
@@ -91,10 +91,10 @@ class Device:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Everything a plan is made from.
+    """All inputs of a plan.
 
     `devices` are hosts, base stations, then user devices, each in the order of its table. The metric arrays
-    have a row a device (`ue_*`: a row a user device) and a column a second of the metric period.
+    have one row per device (`ue_*`: per user device) and one column per second of the metric period.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Dataset:
 
     @cached_property
     def first_ue(self) -> int:
-        """Index of the first user device in `devices`; row of a device minus this is its row in `ue_*`."""
+        """Index of the first user device in `devices`; index minus this is the row in `ue_*`."""
         return len(self.devices) - len(self.ue_rate)
 
     @cached_property
@@ -136,7 +136,7 @@ class Dataset:
 
     @cached_property
     def leaving(self) -> dict[int, tuple[int, ...]]:
-        """Second of the metric period -> user devices that go offline when it is over."""
+        """Second of the metric period -> user devices that go offline at its end."""
         leaving: dict[int, list[int]] = {}
         for device in self.devices[self.first_ue :]:
             leaving.setdefault(device.offline_s, []).append(device.index)
@@ -152,12 +152,12 @@ class Dataset:
 
     @cached_property
     def rate_rows(self) -> list[list[int]]:
-        """`ue_rate` as lists, which are quicker to read one by one."""
+        """`ue_rate` as lists, because single values of lists are faster to read."""
         rows: list[list[int]] = self.ue_rate.tolist()
         return rows
 
     def first_capacity(self, device: Device) -> tuple[int, int]:
-        """(cpus, memory_mib) at the start: for a user device, those of its first metric."""
+        """Return (cpus, memory_mib) at the start; for a user device, those of its first metric."""
         return int(self.cpus[device.index, device.online_s]), int(
             self.memory_mib[device.index, device.online_s]
         )

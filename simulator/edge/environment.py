@@ -1,4 +1,4 @@
-"""The world a planner acts in: devices are nodes, executors are leases, and every command is recorded."""
+"""Environment of a planner: devices are nodes, executors are leases, and every command is recorded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from simulator.edge.transfers import transfer_s, upload_s
 from simulator.errors import SimulationError
 
 NEVER_S = 1 << 30
-"""The end of a task that cannot end: its device leaves while data is on the way."""
+"""End of a task that cannot end: its device goes offline during a transfer."""
 
 
 class Executor:
-    """A lease on a device for tasks of one category.
+    """Lease on a device for tasks of one category.
 
-    It prepares until `free_from_s`; while it runs `task_id`, `free_from_s` is when that is expected to end.
+    It prepares until `free_from_s`; while it runs `task_id`, `free_from_s` is the expected end of the task.
     """
 
     __slots__ = ("category", "created_s", "device", "executor_id", "free_from_s", "lease_id", "task_id")
@@ -39,7 +39,7 @@ class Executor:
 
 
 class Environment:
-    """Holds the second `now`, the executors and the tasks; `plan` is what was commanded so far.
+    """State at the second `now`: executors and tasks; `plan` has the commands so far.
 
     A task is executable when its job has arrived and all its parents have ended; only such tasks may be
     matched here. (The rules allow a match as soon as one parent has ended, but such a task only blocks
@@ -59,7 +59,7 @@ class Environment:
         self.on_device: list[dict[int, Executor]] = [{} for _ in dataset.devices]
         self.running: dict[int, Executor] = {}
         self.end_s: dict[int, int] = {}
-        self.executable: dict[int, None] = {}  # in the order in which they became so
+        self.executable: dict[int, None] = {}  # in the order in which they became executable
         self._kept_on: dict[int, Device] = {}
         self._parents_left = {task.task_id: len(task.parents) for task in dataset.tasks.values()}
         self._ends: list[tuple[int, int, int, Device]] = []
@@ -67,7 +67,8 @@ class Environment:
         self._arrivals: dict[int, list[int]] = {}
         for job in dataset.jobs.values():
             self._arrivals.setdefault(job.arrival_s, []).append(job.job_id)
-        self.touched_jobs: set[int] = set()  # those with an arrival, start, end or kill; a policy clears it
+        # Jobs with an arrival, start, end or kill; the policy clears the set.
+        self.touched_jobs: set[int] = set()
         for device in self.devices:
             if not dataset.is_online(device, 0):
                 self.cluster.apply(Drained(device.name, 0, "offline"))
@@ -76,13 +77,13 @@ class Environment:
     # ---- reading ----
 
     def node(self, device: Device) -> NodeState:
-        """The device's node; `free` has its free cpus and memory_mib."""
+        """Return the node of a device; `free` has its free cpus and memory_mib."""
         return self.cluster.by_name[device.name]
 
     def expected_end(self, task_id: int, device: Device, start_s: int) -> tuple[int, Device] | None:
-        """(end, device that keeps the data) if an executor of the device took the task at `start_s`.
+        """Return (end, device that keeps the data) if an executor of the device starts the task at `start_s`.
 
-        All parents must have ended by then. None if a user device leaves while data is on the way.
+        All parents must have ended by then. None if a user device goes offline during a transfer.
         """
         dataset = self.dataset
         task = dataset.tasks[task_id]
@@ -105,14 +106,14 @@ class Environment:
     # ---- commands ----
 
     def delete(self, executor: Executor) -> None:
-        """Ends an executor; what it runs has to start anew."""
+        """Delete an executor; its running task has to start again."""
         if executor.created_s == self.now:
             raise SimulationError(f"executor {executor.executor_id} is deleted in the second of its creation")
         self._step().deletes.append(executor.executor_id)
         self._end_lease(executor, "deleted")
 
     def add(self, category: Category, device: Device) -> Executor:
-        """Creates an executor; raises `CapacityError` where it does not fit."""
+        """Create an executor; raise `CapacityError` if it does not fit."""
         self._last_executor_id += 1
         executor = Executor(self._last_executor_id, category, device, self.now)
         request = Request(
@@ -126,7 +127,7 @@ class Environment:
         return executor
 
     def match(self, executor: Executor, task_id: int) -> None:
-        """Gives an executable task to a free executor of its category."""
+        """Start an executable task on a free executor of its category."""
         category_id = self.dataset.tasks[task_id].category_id
         if not executor.is_free(self.now) or category_id != executor.category.category_id:
             raise SimulationError(f"executor {executor.executor_id} cannot take task {task_id} now")
@@ -155,7 +156,7 @@ class Environment:
     # ---- the clock ----
 
     def advance(self) -> None:
-        """One second: ends, capacity of base stations and user devices, devices that leave, arrivals."""
+        """Advance one second: ends, capacity of base stations and user devices, devices offline, arrivals."""
         before, self.now = self.now, self.now + 1
         while self._ends and self._ends[0][0] <= self.now:
             self._complete(*heapq.heappop(self._ends))
@@ -193,7 +194,7 @@ class Environment:
                 self.executable[child] = None
 
     def _evict(self, index: int, cpus: int, memory_mib: int) -> None:
-        """Ends the oldest executors until the others fit the new capacity."""
+        """End the oldest executors until the others fit the new capacity."""
         held = self.on_device[index]
         used_cpus = sum(executor.category.cpus for executor in held.values())
         used_mib = sum(executor.category.memory_mib for executor in held.values())
@@ -217,7 +218,7 @@ def _resources(cpus: int, memory_mib: int) -> dict[str, int]:
 
 
 def refuse_impossible(dataset: Dataset) -> None:
-    """Raises `SimulationError` if a task asks for more than any host has: it might never end."""
+    """Raise `SimulationError` if a task requests more than any host has: it might never end."""
     hosts = [dataset.first_capacity(device) for device in dataset.devices if device.kind == "Cloud"]
     for task in dataset.tasks.values():
         category = dataset.categories[task.category_id]

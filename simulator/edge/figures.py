@@ -1,4 +1,4 @@
-"""Gantt charts of a scored plan, one a tier."""
+"""Gantt charts of a scored plan, one per tier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TITLES: dict[Kind, str] = {"Cloud": "Cloud hosts", "BS": "Base stations", "UE": 
 
 
 def save_gantt_charts(dataset: Dataset, score: Score, folder: Path) -> list[Path]:
-    """Writes `gantt-host.png`, `gantt-bs.png` and `gantt-ue.png` for the tiers that ran anything."""
+    """Write `gantt-host.png`, `gantt-bs.png` and `gantt-ue.png` for the tiers that ran tasks."""
     by_kind: dict[Kind, list[Run]] = defaultdict(list)
     for run in score.runs:
         by_kind[run.device.kind].append(run)
@@ -30,7 +30,7 @@ def save_gantt_charts(dataset: Dataset, score: Score, folder: Path) -> list[Path
 
 
 def lanes(runs: list[Run]) -> list[int]:
-    """A lane for every run, so that runs of one lane never overlap; as few lanes as there can be."""
+    """Assign runs to as few lanes as possible, so that runs of one lane do not overlap."""
     order = sorted(range(len(runs)), key=lambda i: (runs[i].matched_s, runs[i].end_s))
     free: list[tuple[int, int]] = []
     chosen = [0] * len(runs)
@@ -73,10 +73,10 @@ def _gantt(dataset: Dataset, runs: list[Run], title: str) -> Any:
     if len(ticks) <= 30:
         axes.set_yticks(ticks, labels)
     else:
-        axes.set_ylabel(f"{len(ticks)} devices, a row for each executor at work")
+        axes.set_ylabel(f"{len(ticks)} devices, one row per running executor")
         axes.set_yticks([])
     axes.set_xlabel("second")
-    axes.set_title(f"{plain(title)}: one colour a job, grey for runs that were cut short")
+    axes.set_title(f"{plain(title)}: one colour per job, grey for killed runs")
     axes.margins(x=0.01)
     axes.set_ylim(base - 0.5, -1)
     return figure

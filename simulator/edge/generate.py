@@ -1,4 +1,4 @@
-"""Datasets of the shape of the public ones, drawn from a seed."""
+"""Generator of datasets similar to the public ones, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from simulator.edge.dataset import (
 CATEGORIES = 50
 ARRIVALS_END_S = 1200
 LARGEST_REQUEST = 8
-"""CPUs or MiB an executor may ask for; every host has more."""
+"""Upper bound of the CPUs and of the MiB an executor requests; every host has more."""
 
 
 def generate(
     seed: int, *, jobs: int = 40, hosts: int = 1, stations: int = 2, ues: int = 120, tasks_per_job: int = 20
 ) -> Dataset:
-    """A dataset; the same arguments give the same one.
+    """Generate a dataset; equal arguments give equal datasets.
 
-    The ranges are those seen in the public datasets: requests of 1 to 8, tasks of 5 to some hundred seconds,
+    The ranges are those of the public datasets: requests of 1 to 8, tasks of 5 to some hundred seconds,
     data of 1 to 50, user devices online for some minutes of 1,200 seconds, 5 to 10 times slower than the
-    best host.
+    fastest host.
     """
     random = np.random.default_rng(seed)
 
@@ -86,7 +86,7 @@ def _fill(
     high: int,
     changes: int,
 ) -> None:
-    """A step function over the seconds in which the device is online."""
+    """Fill the seconds in which the device is online with a step function."""
     at = device.online_s
     while at <= device.offline_s:
         until = min(device.offline_s + 1, at + 1 + int(random.exponential(METRIC_PERIOD_S / 4 / changes)))
@@ -95,7 +95,7 @@ def _fill(
 
 
 def _graph(random: np.random.Generator, job_id: int, first: int, count: int) -> list[Task]:
-    """Layers of tasks; every task but the first layer's has parents in the layer before its own."""
+    """Draw layers of tasks; each task after the first layer has parents in the previous layer."""
     layers: list[list[int]] = []
     place = 0
     while place < count:

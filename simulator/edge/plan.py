@@ -1,4 +1,4 @@
-"""A plan: the commands of every second, and the two files that hold them."""
+"""Plan: the commands of every second, and the two files with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Give a task to an executor."""
+    """Start a task on an executor."""
 
     executor_id: int
     task_id: int
@@ -33,7 +33,7 @@ class Match:
 
 @dataclass(slots=True)
 class Step:
-    """The commands of one second, in the order in which they are carried out: delete, add, match."""
+    """Commands of one second, in the order of their execution: delete, add, match."""
 
     deletes: list[int] = field(default_factory=list)
     adds: list[Add] = field(default_factory=list)
@@ -45,7 +45,7 @@ Plan = dict[int, Step]
 
 
 def read_plan(folder: Path, dataset: Dataset) -> Plan:
-    """The plan in that folder; raises `InputError` for one that cannot be of this dataset."""
+    """Read the plan in that folder; raise `InputError` if it cannot be for this dataset."""
     plan: Plan = {}
     path = folder / "executor.csv"
     for line, (time, action, executor, category, kind, device) in read_rows(path, EXECUTOR_COLUMNS):
@@ -90,7 +90,7 @@ def _foreign(what: str, dataset: Dataset, path: Path, line: int) -> InputError:
 
 
 def write_plan(plan: Plan, folder: Path) -> None:
-    """Writes `executor.csv` and `task.csv`, in the columns of the published plans."""
+    """Write `executor.csv` and `task.csv`, with the columns of the published plans."""
     executors: list[tuple[object, ...]] = []
     tasks: list[tuple[int, int, int]] = []
     for at, step in sorted(plan.items()):

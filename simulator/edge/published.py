@@ -1,4 +1,4 @@
-"""The published scores of the ten public datasets, by tiers."""
+"""Published scores of the ten public datasets, by tiers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLISHED_SCORES: dict[str, tuple[float, ...]] = {
 
 
 def published_score(dataset_name: str, tiers: str) -> float | None:
-    """The published score of a public dataset, which is known by its name; None for any other."""
+    """Return the published score of a public dataset, identified by its name; None for any other."""
     number = dataset_name.removeprefix("test")
     if dataset_name == number or not number.isdecimal() or int(number) > 9:
         return None

@@ -1,4 +1,4 @@
-"""Replays a plan second by second and scores it: a program of its own, which trusts nothing in a plan."""
+"""Replay of a plan second by second, and its score; independent of the planners, and trusts no plan."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from simulator.edge.plan import Add, Match, Plan, Step
 from simulator.edge.transfers import transfer_s, upload_s
 
 UNFINISHED_JCT_S = 10_000
-"""What a job that never ends counts as its completion time."""
+"""Completion time (s) counted for a job that never ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A task that held an executor of a device from its match to its end, in seconds."""
+    """Run of a task on an executor of a device, from its match to its end, in seconds."""
 
     task_id: int
     executor_id: int
@@ -28,10 +28,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a plan is worth, and what came of it.
+    """Score of a plan, and the results of its replay.
 
-    `end_s` has the end of every completed task; `runs` also those that were killed. `failed` counts the
-    commands that had no effect, by reason.
+    `end_s` has the end of every completed task; `runs` also includes killed ones. `failed` counts the
+    commands without effect, by reason.
     """
 
     score: float
@@ -52,19 +52,19 @@ class _Executor:
         self.category_id = category_id
         self.device = device
         self.created_s = created_s
-        # Preparing ends when the clock moves, so it takes a second at least.
+        # Preparation ends when the clock advances, so it takes at least one second.
         self.free_from_s = created_s + max(1, prepare_s)
         self.task_id: int | None = None
         self.matched_s = -1
 
 
 def score_plan(dataset: Dataset, plan: Plan) -> Score:
-    """The score of a plan: task rate + 20,000 x job rate + (10,000 - mean job completion time)."""
+    """Return the score of a plan: task rate + 20,000 x job rate + (10,000 - mean job completion time)."""
     return _Replay(dataset).run(plan)
 
 
 class _Replay:
-    """The world in the middle of a replay."""
+    """State of a replay."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -77,7 +77,7 @@ class _Replay:
         self.running: dict[int, _Executor] = {}
         self.end_s: dict[int, int] = {}
         self.kept_on: dict[int, Device] = {}
-        # (end, task, fencing against a task that was killed meanwhile: second of its match, base station)
+        # (end, task, second of its match, device that keeps the data); the match tells it from a killed run
         self.ends: list[tuple[int, int, int, int]] = []
         self.runs: list[Run] = []
         self.failed: Counter[str] = Counter()
@@ -142,7 +142,7 @@ class _Replay:
         self.failed[f"match: {reason}"] += 1
 
     def drop(self, executor: _Executor) -> None:
-        """The executor is gone; what it ran has to start anew."""
+        """Remove an executor; its running task has to start again."""
         category = self.dataset.categories[executor.category_id]
         index = executor.device.index
         self.used[index][0] -= category.cpus
@@ -161,7 +161,7 @@ class _Replay:
     # ---- the clock ----
 
     def expect_end(self, task_id: int) -> None:
-        """Foresees the end of a running task, once all its parents have ended."""
+        """Schedule the end of a running task if all its parents have ended."""
         task = self.dataset.tasks[task_id]
         if any(parent not in self.end_s for parent, _ in task.parents):
             return
@@ -185,7 +185,7 @@ class _Replay:
         heapq.heappush(self.ends, (end, task_id, executor.matched_s, kept_on.index))
 
     def advance(self) -> None:
-        """One second, in the order in which the environment does things."""
+        """Advance one second, with the events in the same order as in `Environment.advance`."""
         before = self.now
         self.now = now = before + 1
         ends = self.ends
@@ -214,7 +214,7 @@ class _Replay:
                 self.ready.add(child)
 
     def resize(self, device: int, cpus: int, memory: int) -> None:
-        """A new capacity; where it is below what is used, the oldest executors have to go."""
+        """Change the capacity of a device; remove the oldest executors if they no longer fit."""
         self.capacity[device] = [cpus, memory]
         used = self.used[device]
         if used[0] > cpus or used[1] > memory:

@@ -1,4 +1,4 @@
-"""Reads and writes the nine tables of a dataset; whatever is wrong is named by file and line."""
+"""Reader and writer of the nine tables of a dataset; errors name file and line."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ COLUMNS = {
     "task_table": ("TaskId", "JobId", "CategoryId", "ParentTasks", "ChildTasks", "ComputeDuration"),
 }
 LONGEST_S = 1_000_000
-"""No time in a table or plan is above this: every second up to it is simulated."""
+"""Upper bound (s) of the times in tables and plans: every second up to it is simulated."""
 LARGEST = 2**31 - 1
-"""Numbers are kept in arrays of 32 bits."""
+"""Upper bound of numbers, which are stored in arrays of 32 bits."""
 MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory"}
 
 
 def read_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """(line, the named columns as text) of every row; raises `InputError` for a missing file or column."""
+    """Yield (line, named columns as text) of every row; raise `InputError` for a missing file or column."""
     try:
         file = path.open(newline="", encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputError("there is no such table", path=path) from None
+        raise InputError("no such table", path=path) from None
     with file:
         rows = csv.reader(file)
         try:
@@ -69,7 +69,7 @@ def read_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[
 
 
 def whole_number(text: str, column: str, path: Path, line: int) -> int:
-    """The value as an integer of 0 or more; raises `InputError`."""
+    """Parse an integer of 0 or more; raise `InputError`."""
     try:
         value = int(text)
     except ValueError:
@@ -81,7 +81,7 @@ def whole_number(text: str, column: str, path: Path, line: int) -> int:
 
 
 class _Tables:
-    """The tables of one folder while they are read and checked against each other."""
+    """Tables of one folder while they are read and checked against each other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,7 +100,7 @@ class _Tables:
                 values = [int(text) for text in texts]
             except ValueError:
                 values = [-1]
-            if min(values) < 0 or max(values) > LARGEST:  # the slow way, to say which
+            if min(values) < 0 or max(values) > LARGEST:  # parse one by one to name the column
                 values = [
                     whole_number(text, name, path, line) for text, name in zip(texts, columns, strict=True)
                 ]
@@ -111,11 +111,11 @@ class _Tables:
             yield line, values
 
     def keyed(self, table: str) -> dict[int, tuple[int, list[int]]]:
-        """First column -> (line, row)."""
+        """Return first column -> (line, row)."""
         found: dict[int, tuple[int, list[int]]] = {}
         for line, row in self.numbers(table):
             if row[0] in found:
-                self.fail(table, line, f"{COLUMNS[table][0]} {row[0]} is there twice")
+                self.fail(table, line, f"{COLUMNS[table][0]} {row[0]} is given twice")
             found[row[0]] = line, row
         return found
 
@@ -124,9 +124,9 @@ class _Tables:
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """The dataset in that folder; raises `InputError` with file, line and reason."""
+    """Read the dataset in that folder; raise `InputError` with file, line and reason."""
     if not folder.is_dir():
-        raise InputError("there is no such folder of tables", path=folder)
+        raise InputError("no such folder of tables", path=folder)
     tables = _Tables(folder)
     categories = {key: Category(*row) for key, (_, row) in tables.keyed("category_table").items()}
     devices = _read_devices(tables)
@@ -155,7 +155,7 @@ def _read_devices(tables: _Tables) -> tuple[Device, ...]:
             tables.fail("cloud_table", clouds[cloud_id][0], "Rate must be above 0")
         devices.append(Device(len(devices), "Cloud", host_id, factor, rate, cloud_id))
     if not devices:
-        tables.fail("host_table", None, "there is no host")
+        tables.fail("host_table", None, "the table has no host")
     for line, (bs_id, rate, factor) in tables.keyed("bs_table").values():
         if rate == 0:
             tables.fail("bs_table", line, "Rate must be above 0")
@@ -175,7 +175,7 @@ def _read_bs_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any)
         if bs_id not in stations:
             tables.fail("bs_metric", line, f"BSId {bs_id} is not in bs_table.csv")
         if (bs_id, at) not in missing:
-            tables.fail("bs_metric", line, f"Time {at} of BSId {bs_id} is not 0 or 600, or is there twice")
+            tables.fail("bs_metric", line, f"Time {at} of BSId {bs_id} is not 0 or 600, or is given twice")
         missing.remove((bs_id, at))
         step = slice(at, at + BS_METRIC_STEP_S)
         capacity[0, stations[bs_id], step], capacity[1, stations[bs_id], step] = cpus, memory
@@ -218,7 +218,7 @@ def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[i
             tables.fail("job_table", line, f"ArriveTime is {arrival_s}, above {LONGEST_S}")
         arrivals[job_id] = arrival_s
     if not arrivals:
-        tables.fail("job_table", None, "there is no job")
+        tables.fail("job_table", None, "the table has no job")
     tasks: dict[int, Task] = {}
     lines: dict[int, int] = {}
     members: dict[int, list[int]] = {job_id: [] for job_id in arrivals}
@@ -229,7 +229,7 @@ def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[i
             whole_number(text, name, path, line) for name, text in numbers.items()
         )
         if task_id in tasks:
-            tables.fail("task_table", line, f"TaskId {task_id} is there twice")
+            tables.fail("task_table", line, f"TaskId {task_id} is given twice")
         if job_id not in members:
             tables.fail("task_table", line, f"JobId {job_id} is not in job_table.csv")
         if category_id not in categories:
@@ -272,7 +272,8 @@ def _check_graph(tasks: dict[int, Task], fail: Callable[[int, str], NoReturn]) -
             for other, size in edges:
                 back = tasks[other].children if word == "parent" else tasks[other].parents
                 if (task.task_id, size) not in back:
-                    fail(task.task_id, f"task {task.task_id} names {other} as {word}, but not the other way")
+                    claim = f"task {task.task_id} lists {word} {other} with size {size}"
+                    fail(task.task_id, f"{claim}; task {other} does not match")
     waiting = {task.task_id: len(task.parents) for task in tasks.values()}
     ready = [task_id for task_id, parents in waiting.items() if not parents]
     while ready:
@@ -283,11 +284,11 @@ def _check_graph(tasks: dict[int, Task], fail: Callable[[int, str], NoReturn]) -
             if not waiting[child]:
                 ready.append(child)
     if waiting:
-        fail(min(waiting), f"task {min(waiting)} stands on or behind a cycle of parents")
+        fail(min(waiting), f"task {min(waiting)} is on or behind a cycle of parents")
 
 
 def write_dataset(dataset: Dataset, folder: Path) -> None:
-    """Writes the nine tables; `read_dataset` gives the same dataset back."""
+    """Write the nine tables; `read_dataset` returns the same dataset."""
     by_kind: dict[Kind, list[Device]] = {"Cloud": [], "BS": [], "UE": []}
     for device in dataset.devices:
         by_kind[device.kind].append(device)

@@ -1,4 +1,4 @@
-"""The policy `timetable`: every task gets a device and a second ahead of time, in the best order found."""
+"""Policy `timetable`: reserve a device and a time for every task in advance, in the best job order found."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from simulator.edge.timetable_search import Problem, Timetable
 
 PATIENCE = (5.0, 15.0)
-"""How many seconds later an order puts a job for each second that it would fill all hosts and stations."""
+"""Weights of the work of a job (s on all hosts and stations) against its arrival (s) in a job order."""
 
 PRICES = (0.3, 1.0, 0.0)
-"""What holding fast capacity is charged, as a share of the delay it means to the jobs placed later."""
+"""Prices of fast capacity, as fractions of the delay it causes to the jobs placed later."""
 
 TASKS_PLACED = 40_000
 MOST_TRIALS = 30
-"""The search ends when it has placed this many tasks, or jobs this often: the same on every machine."""
+"""Limits of the search, in placed tasks and in trials: equal on every machine."""
 
 
 def plan_timetable(
@@ -37,17 +37,17 @@ def plan_timetable(
     progress: Progress = no_progress,
     tasks_placed: int = TASKS_PLACED,
 ) -> Environment:
-    """Plans all jobs ahead, and carries the plan out; the environment then holds it.
+    """Plan all jobs in advance and execute the plan; return the environment, which has the plan.
 
-    The idea: it is known when every device will have room, and how fast its link will be. So jobs are placed
-    one after another, each task where it ends first, in a timetable of free capacity by device and second:
-    executors are prepared before they are needed, and nothing is started on a device that leaves or shrinks
-    too soon. (List scheduling by longest way to go with insertion: Topcuoglu et al., HEFT, 2002.) A task on
-    a host or base station is charged for the delay of the jobs placed after it, and tasks with slack give way
-    to user devices. The order of the jobs, by arrival and by work, is then varied at random and
-    kept where the mean job completion time falls (a (1+1) evolution strategy on random keys: Bean, 1994).
+    The free capacity and the link rate of every device are known for every second. Jobs are placed one
+    after another, each task where it ends first, in a timetable of free capacity by device and second:
+    executors are prepared before they are needed, and no task is started on a device that goes offline or
+    shrinks too soon. (List scheduling by upward rank with insertion: Topcuoglu et al., HEFT, 2002.) A task
+    on a host or base station is charged for the delay of the jobs placed after it, and tasks with slack
+    move to user devices. The order of the jobs, by arrival and by work, is then varied at random and kept
+    if the mean job completion time falls (a (1+1) evolution strategy on random keys: Bean, 1994).
 
-    Unlike `water_gate`, it looks at jobs before they arrive: it makes a plan, and is no online policy.
+    Unlike `water_gate`, it uses jobs before they arrive: it is an offline policy.
     """
     refuse_impossible(dataset)
     devices = devices_of(dataset, kinds)
@@ -60,7 +60,7 @@ def plan_timetable(
 def search(
     dataset: Dataset, devices: list[Device], problem: Problem, seed: int, trials: int, progress: Progress
 ) -> Timetable:
-    """The best timetable of that many."""
+    """Return the best timetable of that many trials."""
     from simulator.edge.timetable_search import FAR_S, build
 
     random = np.random.default_rng(seed)
@@ -79,7 +79,7 @@ def search(
         timetable = copy_of(empty)
         order = np.argsort(problem.arrival + patience * work * np.exp(noise), kind="stable")
         total = build(problem, timetable, order, price)
-        if total == FAR_S:  # no room: look further ahead
+        if total == FAR_S:  # not enough free capacity: extend the horizon
             horizon = 2 * empty.free_cpus.shape[1]
             empty = empty_timetable(dataset, devices, problem, horizon)
             continue
@@ -94,7 +94,7 @@ Keys = tuple[float, float, npt.NDArray[np.float64]]
 
 
 def vary(keys: Keys, random: np.random.Generator) -> Keys:
-    """A neighbour: about a third of the jobs earlier or later, patience and price a little different."""
+    """Draw a neighbour: about a third of the jobs earlier or later, weight and price slightly different."""
     patience, price, noise = keys
     moved = random.random(len(noise)) < 0.3
     return (
@@ -105,7 +105,7 @@ def vary(keys: Keys, random: np.random.Generator) -> Keys:
 
 
 def devices_of(dataset: Dataset, kinds: tuple[Kind, ...]) -> list[Device]:
-    """Hosts, base stations, and user devices with the fastest first."""
+    """Return hosts, base stations, then user devices, the fastest first."""
     chosen = [device for device in dataset.devices if device.kind in kinds]
     return sorted(chosen, key=lambda d: d.compute_factor if d.kind == "UE" else 0)
 
@@ -159,7 +159,7 @@ def _whole(values: Any) -> npt.NDArray[np.int64]:
 
 
 def tolls(dataset: Dataset, fixed: list[Device], categories: list[Category]) -> npt.NDArray[np.float64]:
-    """By task and host or base station: the share of all their computing that the task takes there."""
+    """Return, by task and host or base station, the fraction of all their compute the task takes there."""
     rows = [device.index for device in fixed]
     capacity = np.stack([dataset.cpus[rows].mean(axis=1), dataset.memory_mib[rows].mean(axis=1)], axis=1)
     capacity = np.maximum(capacity, 1)
@@ -170,7 +170,7 @@ def tolls(dataset: Dataset, fixed: list[Device], categories: list[Category]) -> 
 
 
 def longest_ways(dataset: Dataset) -> dict[int, int]:
-    """Task -> seconds of computing on the longest way from its start to the end of its job."""
+    """Return the upward rank of each task: seconds of computing on the longest path to the end of its job."""
     to_go: dict[int, int] = {}
     for job in dataset.jobs.values():
         for task in reversed(topological_order(job, dataset)):
@@ -181,7 +181,7 @@ def longest_ways(dataset: Dataset) -> dict[int, int]:
 
 
 def first_horizon(dataset: Dataset, devices: list[Device], problem: Problem) -> int:
-    """Whole metric periods in which the fastest host should be able to do all the work."""
+    """Return the seconds of whole metric periods that should suffice for all work on the fastest host."""
     host = min((d for d in devices if d.kind == "Cloud"), key=lambda d: d.compute_factor)
     length = problem.compute * host.compute_factor + problem.prepare
     cpus, memory_mib = np.maximum(dataset.first_capacity(host), 1)
@@ -192,7 +192,11 @@ def first_horizon(dataset: Dataset, devices: list[Device], problem: Problem) -> 
 
 
 def empty_timetable(dataset: Dataset, devices: list[Device], problem: Problem, horizon: int) -> Timetable:
-    """Nothing booked. A second has the room that lasts to its end: where less is left then, executors die."""
+    """Return a timetable without allocations.
+
+    The free capacity of a second is the lower one of its start and end, because executors that no longer
+    fit at the end are killed.
+    """
     from simulator.edge.timetable_search import NONE, Timetable
 
     rows = [device.index for device in devices]
@@ -200,7 +204,7 @@ def empty_timetable(dataset: Dataset, devices: list[Device], problem: Problem, h
     for name, capacity in (("free_cpus", dataset.cpus[rows]), ("free_memory", dataset.memory_mib[rows])):
         lasting = np.minimum(capacity, np.roll(capacity, -1, axis=1))
         for row, device in enumerate(devices):
-            if device.kind == "UE":  # it keeps its executors until its last second is over
+            if device.kind == "UE":  # it keeps its executors until the end of its last second
                 lasting[row, device.offline_s] = capacity[row, device.offline_s]
                 lasting[row, : device.online_s] = lasting[row, device.offline_s + 1 :] = 0
         arrays[name] = np.tile(lasting.astype(np.int32), (1, horizon // METRIC_PERIOD_S))
@@ -221,7 +225,7 @@ def copy_of(timetable: Timetable) -> Timetable:
 def carry_out(
     dataset: Dataset, kinds: tuple[Kind, ...], devices: list[Device], timetable: Timetable
 ) -> Environment:
-    """Commands what the timetable says; raises `SimulationError` should the world be another."""
+    """Execute a timetable; raise `SimulationError` if the environment deviates from it."""
     environment = Environment(dataset, kinds)
     tasks = list(dataset.tasks.values())
     device, end, after = (values.tolist() for values in (timetable.device, timetable.end, timetable.after))
@@ -235,7 +239,7 @@ def carry_out(
     while not environment.done:
         now = environment.now
         for executor in over[now]:
-            if executor.executor_id in environment.on_device[executor.device.index]:  # it may have left
+            if executor.executor_id in environment.on_device[executor.device.index]:  # else offline
                 environment.delete(executor)
         for i in created[now]:
             category = dataset.categories[tasks[i].category_id]

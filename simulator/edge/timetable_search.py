@@ -1,4 +1,4 @@
-"""Places jobs one after another into the free capacity ahead: the compiled part of the policy `timetable`."""
+"""Placement of jobs, one after another, in future free capacity: the compiled part of policy `timetable`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FAR_S = 1 << 30
 
 
 class Problem(NamedTuple):
-    """A dataset as arrays. Devices are numbered as in the dataset, user devices last; tasks in its order.
+    """Dataset as arrays. Devices are numbered as in the dataset, user devices last; tasks in its order.
 
-    `edge_*` lists, task by task, parent and size; `link_rate` and `link_bs` are by user device and second.
-    `toll` is, by task and host or base station, what share of all fast capacity the task takes there.
+    `edge_*` are parent and size, task by task; `link_rate` and `link_bs` are by user device and second.
+    `toll` is, by task and host or base station, the fraction of all fast capacity the task takes there.
     """
 
     kind: Any
@@ -45,11 +45,11 @@ class Problem(NamedTuple):
 
 
 class Timetable(NamedTuple):
-    """Free capacity by device and second, and where and when each task stands.
+    """Free capacity by device and second, and the device and times of each task.
 
     A task holds its device from `held` to `end`, and is matched at `start`. `before` is the task whose
-    executor it takes over, `after` the one that takes over its own. `tails` lists by device (but not user
-    devices) and category the tasks whose executor nobody takes over.
+    executor it reuses, `after` the one that reuses its own. `tails` are, by device (user devices excepted)
+    and category, the tasks whose executor no later task reuses.
     """
 
     free_cpus: Any
@@ -76,7 +76,7 @@ def book(p: Any, t: Any, device: int, task: int, begin: int, end: int, sign: int
 
 @njit(cache=True)
 def moved_s(p: Any, t: Any, task: int, device: int) -> int:
-    """Seconds until the data of all parents is on a host or base station."""
+    """Return the seconds to transfer the data of all parents to a host or base station."""
     longest = 0
     for edge in range(p.edge_from[task], p.edge_from[task + 1]):
         source = t.kept_on[p.edge_task[edge]]
@@ -96,7 +96,7 @@ def moved_s(p: Any, t: Any, task: int, device: int) -> int:
 
 @njit(cache=True)
 def first_fit(p: Any, t: Any, device: int, task: int, begin: int, length: int, latest: int) -> int:
-    """The first second from `begin` to `latest` with `length` seconds of room from there on, or NONE."""
+    """Return the first second from `begin` to `latest` with enough free for `length` seconds, or NONE."""
     cpus, memory = p.cpus[task], p.memory[task]
     free_cpus, free_memory = t.free_cpus[device], t.free_memory[device]
     second = begin
@@ -114,7 +114,7 @@ def first_fit(p: Any, t: Any, device: int, task: int, begin: int, length: int, l
 
 @njit(cache=True)
 def wireless_s(p: Any, row: int, start: int, size: int, last: int) -> int:
-    """Seconds to move the data over a user device's link; NONE if second `last` is not enough."""
+    """Return the seconds to transfer data over a user device's link; NONE if it ends after `last`."""
     second = start
     while size > 0:
         if second > last:
@@ -126,7 +126,7 @@ def wireless_s(p: Any, row: int, start: int, size: int, last: int) -> int:
 
 @njit(cache=True)
 def ue_fit(p: Any, t: Any, device: int, task: int, ready: int, size: int, best: int) -> tuple[int, int, int]:
-    """(held, end, base station) of the earliest end before `best` on a user device; held is NONE if none."""
+    """Return (held, end, base station) of the earliest end before `best` on a user device; NONE if none."""
     row = device - p.first_ue
     prepare, run = p.prepare[task], p.compute[task] * p.factor[device]
     online, offline = p.online[device], p.offline[device]
@@ -167,9 +167,9 @@ def ue_fit(p: Any, t: Any, device: int, task: int, ready: int, size: int, best: 
 
 @njit(cache=True)
 def place(p: Any, t: Any, task: int, price: float, latest_end: int) -> bool:
-    """Books the task where end + price x toll is least; False if there is no room before the horizon.
+    """Place the task where end + price x toll is least; return False if it does not fit before the horizon.
 
-    With `latest_end`, on the user device where it ends first, if that is by then.
+    With `latest_end`, place it on the user device where it ends first, if it ends by then.
     """
     ready = p.arrival[p.job_of[task]]
     size = 0
@@ -196,10 +196,10 @@ def stand(t: Any, task: int, device: int, held: int, start: int, end: int, kept_
 
 @njit(cache=True)
 def place_on_fixed(p: Any, t: Any, task: int, ready: int, price: float) -> int:
-    """Finds the host or base station where end + toll is least, and returns that sum.
+    """Find the host or base station where end + toll is least; return that sum.
 
-    An executor is prepared ahead, so that it is free when the task is ready; or the task follows at once on
-    another one of its category.
+    An executor is prepared in advance, so that it is free when the task is ready; or the task reuses the
+    executor of another task of its category.
     """
     best = FAR_S
     prepare = p.prepare[task]
@@ -226,7 +226,7 @@ def place_on_fixed(p: Any, t: Any, task: int, ready: int, price: float) -> int:
 
 @njit(cache=True)
 def place_on_ue(p: Any, t: Any, task: int, ready: int, size: int, before: int) -> int:
-    """Finds the user device where the task ends first, if before that second; returns its end or FAR_S."""
+    """Find the user device where the task ends first, if before `before`; return its end or FAR_S."""
     best = FAR_S
     for device in range(p.first_ue, p.kind.shape[0]):
         held, end, kept_on = ue_fit(p, t, device, task, ready, size, min(best, before))
@@ -270,7 +270,7 @@ def remove_tail(p: Any, t: Any, task: int) -> None:
 
 @njit(cache=True)
 def take_out_job(p: Any, t: Any, job: int) -> None:
-    """Gives the time of the job's tasks back; it must be the last one placed."""
+    """Deallocate the tasks of a job; it must be the last one placed."""
     for i in range(p.job_from[job + 1] - 1, p.job_from[job] - 1, -1):
         task = p.job_tasks[i]
         book(p, t, t.device[task], task, t.held[task], t.end[task], -1)
@@ -283,7 +283,7 @@ def take_out_job(p: Any, t: Any, job: int) -> None:
 
 @njit(cache=True)
 def place_all(p: Any, t: Any, job: int, price: float, by_latest: bool) -> int:
-    """Places the job's tasks, the longest way to go first; returns its end, FAR_S if there is no room."""
+    """Place the tasks of a job, the highest upward rank first; return its end, FAR_S if it does not fit."""
     end = 0
     for i in range(p.job_from[job], p.job_from[job + 1]):
         task = p.job_tasks[i]
@@ -295,7 +295,7 @@ def place_all(p: Any, t: Any, job: int, price: float, by_latest: bool) -> int:
 
 @njit(cache=True)
 def place_job(p: Any, t: Any, job: int, price: float) -> int:
-    """Places the job, then again with tasks that have slack on user devices, if it ends no later so."""
+    """Place the job; move its tasks with slack to user devices if it then ends no later; return its end."""
     end = place_all(p, t, job, price, False)
     if end == FAR_S or p.first_ue == p.kind.shape[0]:
         return end
@@ -316,7 +316,7 @@ def place_job(p: Any, t: Any, job: int, price: float) -> int:
 
 @njit(cache=True)
 def build(p: Any, t: Any, order: Any, price: float) -> int:
-    """Places all jobs in that order; returns the sum of their ends, FAR_S if there is no room."""
+    """Place all jobs in that order; return the sum of their ends, FAR_S if one does not fit."""
     total = 0
     behind = order.shape[0]
     for job in order:

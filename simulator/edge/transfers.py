@@ -1,4 +1,4 @@
-"""How long data takes from one device to another."""
+"""Durations of data transfers between devices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from simulator.edge.dataset import METRIC_PERIOD_S, NO_METRIC, Dataset, Device
 
 
 def transfer_s(dataset: Dataset, source: Device, target: Device, start_s: int, size: int) -> int | None:
-    """Seconds to move `size` units from `start_s` on; None if a user device has no metric on the way.
+    """Return the seconds to transfer `size` units from `start_s` on; None if a metric is missing meanwhile.
 
-    Nothing on one device or within one cloud, else the size by the slower fixed rate, rounded up; with a
-    user device, its rate of every second is taken off the size until nothing is left.
+    0 on one device or within one cloud, else the size by the slower fixed rate, rounded up; with a user
+    device, the sum of its rate of each second has to reach the size.
     """
     if source.index == target.index:
         return 0
@@ -26,9 +26,9 @@ def transfer_s(dataset: Dataset, source: Device, target: Device, start_s: int, s
 
 
 def upload_s(dataset: Dataset, ue: Device, start_s: int, size: int) -> tuple[int, Device] | None:
-    """Seconds to upload from a user device, and the base station of that second, which keeps the data.
+    """Return the seconds of an upload from a user device, and the base station at `start_s`, which keeps it.
 
-    None if the device has no metric at `start_s` or on the way.
+    None if the device has no metric at `start_s` or during the upload.
     """
     row = ue.index - dataset.first_ue
     station = int(dataset.ue_bs[row, start_s % METRIC_PERIOD_S])
@@ -46,6 +46,6 @@ def _wireless_s(rates: list[list[int]], start_s: int, size: int) -> int | None:
             return None
         size -= rate
         second += 1
-        if second - start_s > 2 * METRIC_PERIOD_S:  # never offline, and a rate of nothing at all
+        if second - start_s > 2 * METRIC_PERIOD_S:  # never offline, and the rate is always 0
             return None
     return second - start_s

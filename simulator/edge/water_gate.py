@@ -1,4 +1,4 @@
-"""The policy `water_gate`: shortest critical path first on the fastest device, slower ones behind a gate."""
+"""Policy `water_gate`: shortest critical path first on the fastest device, slower ones behind a gate."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from simulator.edge.environment import Environment, Executor, refuse_impossible
 from simulator.progress import Progress, no_progress
 
 RESERVE_MARGIN_S = 5
-"""A busy executor is waited for if it is free within its category's preparation and this."""
+"""A task waits for a busy executor if it is free within the category's preparation time plus this (s)."""
 
 
 def plan_water_gate(
     dataset: Dataset, kinds: tuple[Kind, ...] = KINDS, *, seed: int = 0, progress: Progress = no_progress
 ) -> Environment:
-    """Commands second by second until all jobs are done; the environment then holds the plan.
+    """Plan second by second until all jobs are done; return the environment, which has the plan.
 
-    Jobs in the order of their remaining critical path; each second hosts, then base stations, then user
-    devices take tasks from the top. A slower device may take a task of a job only if it would end before
-    the hosts get round to that job: the gate. It draws nothing, so `seed` changes nothing.
+    Jobs are sorted by their remaining critical path; in each second hosts, then base stations, then user
+    devices take tasks from the front. A slower device may take a task of a job only if it ends before the
+    hosts reach that job: the gate. The policy is deterministic, so `seed` has no effect.
     Source: the contest entry `reskipper/6GANA_AIC`.
     """
     refuse_impossible(dataset)
@@ -56,7 +56,7 @@ def plan_water_gate(
 
 
 class _RankedJob:
-    """A job that has arrived: `critical_s` and `work_s` of its tasks that neither run nor are done."""
+    """Job that has arrived; `critical_s` and `work_s` are of its tasks that neither run nor are done."""
 
     __slots__ = ("critical_s", "job", "ready", "topological", "work_s")
 
@@ -80,10 +80,10 @@ class _RankedJob:
 
 
 def topological_order(job: Job, dataset: Dataset) -> list[Task]:
-    """The job's tasks, parents before children."""
+    """Return the tasks of a job, parents before children."""
     left = {task_id: len(dataset.tasks[task_id].parents) for task_id in job.task_ids}
     order = [task_id for task_id in job.task_ids if not left[task_id]]
-    for task_id in order:  # grows while it is read
+    for task_id in order:  # `order` grows during the loop
         for child, _ in dataset.tasks[task_id].children:
             left[child] -= 1
             if not left[child]:
@@ -92,7 +92,7 @@ def topological_order(job: Job, dataset: Dataset) -> list[Task]:
 
 
 class _JobTable:
-    """The jobs that have arrived and are not done, the shortest remaining critical path first."""
+    """Jobs that have arrived and are not done, the shortest remaining critical path first."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -116,10 +116,10 @@ class _JobTable:
 
 
 class _Gate:
-    """Which jobs behind the hosts' reach a slower device may serve.
+    """Gate of the jobs beyond the hosts' reach that a slower device may serve.
 
-    The hosts' executors are taken to work on the first `reach` jobs side by side, and on the next job when
-    one of these is done: `levels` has the work (the water) after which the k-th job behind has its turn.
+    The model: the hosts' executors work on the first `reach` jobs in parallel, and on the next job when one
+    of these is done; `levels` has the work (the water) after which the hosts reach the k-th job behind.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _Gate:
         self.water_per_s = speed / reach
 
     def tasks(self, least_factor: int, by: Callable[[Task], tuple[int, int]]) -> list[tuple[Task, int]]:
-        """(task, level) of the jobs behind, in order, but for what no device of this factor may take."""
+        """Return (task, level) of the jobs behind, in order, without tasks too long for this factor."""
         return [
             (task, level)
             for ranked, level in zip(self.behind, self.levels, strict=True)
@@ -146,7 +146,7 @@ class _Gate:
 
 
 class _Second:
-    """One second of commands: what was reserved before (R), and what is used by now (U)."""
+    """Commands of one second, with the executors reserved before (R) and those used so far (U)."""
 
     def __init__(self, environment: Environment, reserved: dict[int, int]) -> None:
         self.environment = environment
@@ -157,7 +157,7 @@ class _Second:
         self.taken: set[int] = set()
 
     def serve_host(self, host: Device, order: list[_RankedJob]) -> int:
-        """Serves the jobs in order until the host is exhausted; returns its reach: the last one served."""
+        """Serve the jobs in order until the host is exhausted; return its reach: the last one served."""
         spilled = False
         reach = 1
         for visited, ranked in enumerate(order, 1):
@@ -176,7 +176,7 @@ class _Second:
     def serve_behind(
         self, gate: _Gate, tasks: list[tuple[Task, int]], device: Device, rate: int | None = None
     ) -> None:
-        """Serves those tasks that the gate lets through to this device; a user device has a `rate`."""
+        """Serve the tasks that pass the gate on this device; a user device has a `rate`."""
         spilled = False
         factor, water_per_s = device.compute_factor, gate.water_per_s
         for task, level in tasks:
@@ -201,7 +201,7 @@ class _Second:
         )
 
     def place(self, task: Task, device: Device, *, may_create: bool) -> bool:
-        """Assigns, reserves or creates an executor for the task; False if the device has none for it."""
+        """Assign, reserve or create an executor for the task; return False if the device has none for it."""
         environment = self.environment
         soonest: Executor | None = None
         free: Executor | None = None
@@ -235,7 +235,7 @@ class _Second:
         self.reserves[executor.executor_id] = task.task_id
 
     def make_room(self, task: Task, device: Device) -> bool:
-        """Whether an executor for the task fits, if need be after the oldest spare ones are deleted."""
+        """Return True if an executor for the task fits; delete the oldest spare ones if necessary."""
         environment = self.environment
         category = environment.dataset.categories[task.category_id]
         free = environment.node(device).free
@@ -265,7 +265,7 @@ def _shortest_first(task: Task) -> tuple[int, int]:
 
 
 def _online(dataset: Dataset, ues: list[Device], second: int) -> list[tuple[Device, int]]:
-    """User devices online and connected in a second of the period, with their rate, the fastest first."""
+    """Return (user device, rate) of those online and connected in a second, the fastest first."""
     online = [
         (ue, dataset.rate_rows[ue.index - dataset.first_ue][second])
         for ue in ues

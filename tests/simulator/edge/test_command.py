@@ -64,13 +64,13 @@ def test_only_public_datasets_have_a_published_score() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "nowhere"], "Error: nowhere: there is no such folder of tables"),
+        (["--data", "nowhere"], "Error: nowhere: no such folder of tables"),
         (["--data", "{tables}", "--jobs", "3"], "--jobs is for a generated dataset"),
         (
             ["--data", "{tables}", "--score-only", "x", "--policy", "timetable"],
             "leave out --tiers and --polic",
         ),
-        (["--data", "{tables}", "--score-only", "nowhere"], "nowhere/executor.csv: there is no such table"),
+        (["--data", "{tables}", "--score-only", "nowhere"], "nowhere/executor.csv: no such table"),
         (["--data", "{tables}", "--tiers", "ue"], "Invalid value for '--tiers'"),
         (["--data", "{tables}", "--policy", "magic"], "Invalid value for '--policy'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
