@@ -17,11 +17,11 @@ MEMORY, SERVER, NODE = AGENTS = ("memory_0", "server_0", "node_0")
 
 
 class ServerlessAgents(AECEnv[str, Array, int]):  # type: ignore[misc]
-    """PettingZoo's AEC face of `ServerlessEnv`, with its arguments; all agents get the same reward.
+    """PettingZoo AEC interface of `ServerlessEnv`, with its arguments; all agents get the same reward.
 
-    Every agent sees the observation of `ServerlessEnv` and two numbers more: the memory and the server
-    chosen for the function so far, as shares of their number, 0 while open. All have the same action
-    space; `infos[agent]["action_mask"]` says which actions exist for the agent now: memory choices,
+    Every agent observes what `ServerlessEnv` observes and two more numbers: the memory and the server
+    chosen for the function so far, as fractions of their number, 0 before the choice. All have the same
+    action space; `infos[agent]["action_mask"]` marks the actions the agent has now: memory choices,
     servers, or the NUMA nodes of the chosen server.
     """
 
@@ -52,7 +52,7 @@ class ServerlessAgents(AECEnv[str, Array, int]):  # type: ignore[misc]
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Starts an episode; the memory agent decides first."""
+        """Start an episode; the memory agent decides first."""
         self._seen, _ = self.env.reset(seed=seed)
         self.agents = list(AGENTS)
         self.rewards = dict.fromkeys(AGENTS, 0.0)
@@ -74,13 +74,13 @@ class ServerlessAgents(AECEnv[str, Array, int]):  # type: ignore[misc]
         return np.append(self._seen, np.array(shares, dtype=np.float32))
 
     def render(self) -> None:
-        """Draws nothing; the plots of `gpu-simulate serverless` show a whole episode."""
+        """Draw nothing; the plots of `gpu-simulate serverless` show a whole episode."""
 
     def close(self) -> None:
-        """Frees nothing, for there is nothing to free."""
+        """Do nothing: the environment holds no resources outside memory."""
 
     def step(self, action: int | None) -> None:
-        """Takes the turn of `agent_selection`; raises `ActionError` for an action its mask excludes."""
+        """Act for `agent_selection`; raise `ActionError` for an action its mask excludes."""
         agent = self.agent_selection
         if self.terminations[agent]:
             self._was_dead_step(action)
@@ -122,7 +122,7 @@ class ServerlessAgents(AECEnv[str, Array, int]):  # type: ignore[misc]
         elif agent == SERVER:
             possible = self._server_mask
         else:
-            # Before a server is chosen the node agent cannot act; the mask then is that of the first.
+            # The node agent cannot act before a server is chosen; until then its mask is that of server 0.
             possible = self._nodes_ok[self._nodes_of[self._chosen_server or 0]]
         mask[: len(possible)] = possible
         return mask

@@ -1,4 +1,4 @@
-"""When workflows arrive: given times, or a Poisson process."""
+"""Arrival times of workflows: given, or drawn from a Poisson process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_ARRIVALS = 1_000_000
 
 
 def parse_arrivals(text: str, seed: int) -> list[float]:
-    """Seconds from `0,1,2.5` or `poisson:RATE:N` (RATE a second, N workflows); raises `InputError`."""
+    """Parse `0,1,2.5` or `poisson:RATE:N` (RATE per second, N workflows) into seconds; raise `InputError`."""
     if text.startswith("poisson:"):
         parts = text.split(":")
         try:
@@ -33,6 +33,6 @@ def parse_arrivals(text: str, seed: int) -> list[float]:
 
 
 def poisson_arrivals(rate: float, count: int, random: np.random.Generator) -> list[float]:
-    """`count` arrivals of a Poisson process of `rate` a second, in seconds."""
+    """Draw `count` arrivals (s) of a Poisson process of `rate` per second."""
     times: list[float] = np.cumsum(random.exponential(1.0 / rate, size=count)).tolist()
     return times

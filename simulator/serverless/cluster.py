@@ -25,13 +25,13 @@ class Location(NamedTuple):
 
 
 Happened = tuple[float, Container | None, list[Container], float]
-"""One event of the cluster: seconds, who ended, who started, and the rent it cost in dollars."""
+"""One event of the cluster: seconds, the container that ended, those that started, and rent in dollars."""
 
 
 class Cluster:
     """NUMA nodes by `Location`, in the order of the configuration, over one `ClusterState`.
 
-    Events happen in order of time; at one time ends come before starts, and nodes in their order.
+    Events are processed in order of time; at equal times ends come before starts, and nodes in their order.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -73,10 +73,10 @@ class Cluster:
             self._servers[server.name] = tuple(self.servers[start:])
         self._events: list[tuple[float, bool, int, int]] = []
         self.touched: set[int] = set()
-        """Positions of the nodes on which something happened; who follows them clears it."""
+        """Positions of the nodes that had an event; the reader clears the set."""
 
     def inventory(self) -> list[Node]:
-        """The NUMA nodes as nodes of the resource manager, labelled with their server."""
+        """Return the NUMA nodes as nodes of the resource manager, labelled with their server."""
         shapes = {server.name: server.numa_nodes for server in self.config.servers}
         return [
             Node(
@@ -92,7 +92,7 @@ class Cluster:
         ]
 
     def reset(self) -> None:
-        """Empties every node and ends every rent."""
+        """Empty every node and end every rental."""
         self.state = ClusterState(self.inventory())
         for node in self.nodes:
             node.reset(self.state)
@@ -113,7 +113,7 @@ class Cluster:
         return iter(self.servers)
 
     def position(self, server_name: str, server_id: int, numa_node_id: int) -> int:
-        """The place of a NUMA node in `nodes`; raises `ActionError` that says which part is wrong."""
+        """Return the index of a NUMA node in `nodes`; raise `ActionError` that names the wrong part."""
         found = self.positions.get(Location(server_name, server_id, numa_node_id))
         if found is not None:
             return found
@@ -127,12 +127,12 @@ class Cluster:
         )
 
     def nodes_of(self, server_position: int) -> slice:
-        """The positions of a server's NUMA nodes."""
+        """Return the positions of a server's NUMA nodes."""
         first = self.servers[server_position][0].position
         return slice(first, first + len(self.servers[server_position]))
 
     def data_transfer_time(self, inputs: Iterable[tuple[int, int]], target: int) -> float:
-        """Seconds to bring what lies at each (position, bytes) to a NUMA node, one after the other."""
+        """Return the seconds to transfer the inputs (position, bytes), one after another, to a NUMA node."""
         nodes = self.nodes
         server = nodes[target].server_position
         seconds = 0.0
@@ -146,27 +146,27 @@ class Cluster:
         return seconds
 
     def start_server(self, position: int, time: float) -> float:
-        """Seconds of cold start of the node's server, which is started where its rent is over."""
+        """Return the cold start (s) of the node's server; the server is started if its rental has ended."""
         return self.servers[self.nodes[position].server_position].startup_at(time)
 
     def on_container_creation(self, position: int, container: Container) -> tuple[float, Container | None]:
-        """Sends a container to a node; returns the rent and the container where it starts at once."""
+        """Send a container to a node; return the rent ($) and the container if it starts at once."""
         node = self.nodes[position]
         time = container.submission_time
         node.on_container_creation(container)
-        # Everything before has happened: a container that needs no wait can start without a further event.
+        # All earlier events are processed: a container that need not wait starts without a further event.
         started = node.start_next() if container.creation_time <= time else None
         following, is_start = node.next_event()
         heapq.heappush(self._events, (following, is_start, position, node.version))
         return self._rent(time, node), started
 
     def advance(self, until: float = math.inf) -> Happened | None:
-        """Lets the next event up to and including `until` happen; None where there is no such event."""
+        """Process the next event up to and including `until`; return it, or None if there is none."""
         events = self._events
         while events:
             time, is_start, position, version = events[0]
             node = self.nodes[position]
-            if node.version != version:  # something else has happened on the node since
+            if node.version != version:  # the node has changed since this event was queued
                 heapq.heappop(events)
                 continue
             if time > until or time == math.inf:
@@ -181,28 +181,28 @@ class Cluster:
             following, is_start = node.next_event()
             if following == math.inf:
                 heapq.heappop(events)
-            else:  # nothing has come before the event meanwhile, so it is still the first
+            else:  # no earlier event was queued meanwhile, so this one is still the first
                 heapq.heapreplace(events, (following, is_start, position, node.version))
             return time, ended, started, rent
         return None
 
     @property
     def earliest_finished_time(self) -> float:
-        """When the first running container of the cluster ends; infinite where none runs."""
+        """End (s) of the first running container of the cluster; infinite if none runs."""
         return min(server.earliest_finished_time for server in self.servers)
 
     @property
     def latest_finished_time(self) -> float:
-        """When the last running or scheduled container is predicted to end; -inf where there is none."""
+        """Predicted end (s) of the last running or scheduled container; -inf if there is none."""
         return max(server.latest_finished_time for server in self.servers)
 
     def _rent(self, time: float, node: NumaNode) -> float:
-        """Dollars for the hours that what changed on the node at `time` needs, mostly none."""
+        """Return the dollars for the hours to add after the change of the node at `time`, mostly 0."""
         self.touched.add(node.position)
         server = self.servers[node.server_position]
         return 0.0 if node.ends_by(server.expiration_time) else server.renew_lease_at(time, node)
 
 
 def node_name(location: Location) -> str:
-    """The NUMA node's name in the resource manager."""
+    """Return the name of the NUMA node in the resource manager."""
     return f"{location.server_name}/{location.server_id}/{location.numa_node_id}"

@@ -62,17 +62,17 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
     "policy_name",
     default="first_fit",
     show_default=True,
-    help=f"{', '.join(HEURISTICS)}, or any other of the resource manager.",
+    help=f"{', '.join(HEURISTICS)}, or any other policy of the resource manager.",
 )
 @click.option(
     "--memory",
     "memory_mib",
     type=Memory(),
     default="policy",
-    help="MiB for every function, or 'policy' (default) for what each requires.",
+    help="MiB for every function, or 'policy' (default): the memory each requires.",
 )
 @click.option(
-    "--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines, one a function."
+    "--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines, one per function."
 )
 @common_options
 def command(
@@ -87,7 +87,7 @@ def command(
     output_dir: Path | None,
     seed: int,
 ) -> None:
-    """Runs serverless workflows on rented servers with NUMA nodes."""
+    """Run serverless workflows on rented servers with NUMA nodes."""
     config = ClusterConfig.c5() if cluster_path is None else ClusterConfig.from_yaml(cluster_path)
     if memory_mib is not None and memory_mib > config.largest_memory:
         raise MemoryAllocationError(
@@ -131,6 +131,6 @@ def _print_table(episode: Episode, policy_name: str) -> None:
         ("mean makespan", f"{summary.mean_makespan_s:.3f} s"),
         ("last completion", f"{summary.last_completion_s:.3f} s"),
         ("rent", f"{summary.rent:.3f} $"),
-        ("simulated in", f"{summary.wall_s:.3f} s ({summary.functions_per_s:,.0f} functions a second)"),
+        ("simulated in", f"{summary.wall_s:.3f} s ({summary.functions_per_s:,.0f} functions per second)"),
     ):
         click.echo(f"{label:<16} {value}")

@@ -20,7 +20,7 @@ class _Strict(BaseModel):
 
 
 class NumaNodes(_Strict):
-    """The NUMA nodes of one server: how many, and the cores and MiB of each."""
+    """NUMA nodes of one server: their count, and the cores and MiB of each."""
 
     count: Positive
     cpu: Positive
@@ -28,7 +28,7 @@ class NumaNodes(_Strict):
 
 
 class ServerType(_Strict):
-    """`count` equal servers; dollars an hour, and the seconds a cold start takes."""
+    """`count` equal servers: `hourly_rate` in dollars, `cold_start_latency` in seconds."""
 
     name: Annotated[str, Field(min_length=1)]
     count: Annotated[int, Field(ge=0)]
@@ -38,9 +38,9 @@ class ServerType(_Strict):
 
 
 class ClusterConfig(_Strict):
-    """Bandwidths in bytes a second, a core's speed in operations a second, and the servers.
+    """Bandwidths in bytes per second, the speed of a core in operations per second, and the servers.
 
-    Raises pydantic's `ValidationError` (a `ValueError`) for what cannot be a cluster.
+    Raises pydantic's `ValidationError` (a `ValueError`) for an invalid cluster.
     """
 
     memory_bandwidth: Positive = 100_000_000_000
@@ -73,7 +73,7 @@ class ClusterConfig(_Strict):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ClusterConfig:
-        """Reads a YAML file; raises `ClusterConfigError` that names the file and the field."""
+        """Read a YAML file; raise `ClusterConfigError` that names the file and the field."""
         import yaml
 
         path = Path(path)
@@ -97,7 +97,7 @@ class ClusterConfig(_Strict):
 
     @classmethod
     def c5(cls, count: int = 1) -> ClusterConfig:
-        """The eight EC2 c5 types of the original, `count` servers of each: 71 NUMA nodes for one."""
+        """Return the eight EC2 c5 types of the original, `count` servers of each (71 NUMA nodes if 1)."""
         return cls(
             servers=tuple(
                 ServerType(
@@ -122,4 +122,4 @@ C5_TYPES = (
     ("18xlarge", 18, 4, 8192, 3.06, 3.0),
     ("24xlarge", 24, 4, 8192, 4.08, 4.0),
 )
-"""(size, NUMA nodes, cores a node, MiB a node, $ an hour, cold start in s)."""
+"""(size, NUMA nodes, cores per node, MiB per node, $ per hour, cold start in s)."""

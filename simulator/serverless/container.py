@@ -1,4 +1,4 @@
-"""A container: one function's run on a NUMA node."""
+"""Container: the run of one function on a NUMA node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from resource_manager.models import Request
 
 
 class Container:
-    """A function's run: MiB required and given, operations, threads, and its times in seconds.
+    """Run of a function: MiB required and allocated, operations, threads, and its times in seconds.
 
-    `share` is min(given, required) x threads: the container's speed is floor(share x thread speed /
-    required). `remaining_computation` is exact as of the node's last event; `completion_time` is final
-    once the container has ended and infinite before.
+    `share` is min(allocated, required) x threads; the speed of the container is floor(share x thread
+    speed / required). `remaining_computation` is exact as of the node's last event; `completion_time` is
+    infinite until the container has ended.
     """
 
     __slots__ = (
@@ -62,11 +62,11 @@ class Container:
         self.completion_time = math.inf
 
     def speed(self, thread_speed: int) -> int:
-        """Operations a second where one thread gets `thread_speed`."""
+        """Return the operations per second if one thread gets `thread_speed`."""
         return self.share * thread_speed // self.memory_req
 
 
 @lru_cache
 def _memory(amount_mib: int) -> Request:
-    """The request that all containers of so much memory copy."""
+    """Return the request that all containers with this amount of memory copy."""
     return Request("container", resources={"memory_mib": amount_mib})

@@ -1,4 +1,4 @@
-"""Data local: the server, and on it the NUMA node, that holds most of the input."""
+"""Placement policy `data_local`: the server, and on it the NUMA node, with most of the input data."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from resource_manager.cluster import ClusterState, NodeState
 from resource_manager.models import Placement, Request
 
 INPUT_BYTES_LABEL = "input_bytes:"
-"""A request's label of this prefix and a node's name says how many bytes of input lie there."""
+"""Prefix of a request's label; the rest is a node's name, the value the input bytes on that node."""
 
 SERVER_LABEL = "server"
-"""A node's label that names the server it is part of."""
+"""Label of a node that names its server."""
 
 
 def data_local(cluster: ClusterState, request: Request) -> Placement | None:
-    """The node with room whose server holds the most input; then most on the node, then fewest leases.
+    """Choose a node that fits: most input on its server, then most on the node, then fewest leases.
 
-    The server comes first because crossing the network costs far more than crossing a server's bus.
+    The server comes first because the network is far slower than the bus of a server.
     """
     by_node = {
         label.removeprefix(INPUT_BYTES_LABEL): int(value)

@@ -1,4 +1,4 @@
-"""Reads workflows from Pegasus DAX files (XML, versions 2 and 3)."""
+"""Reader of workflows in Pegasus DAX files (XML, versions 2 and 3)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Job:
 
 
 class _Reader:
-    """Collects jobs and dependencies while the XML is parsed; knows the line it is at."""
+    """Collector of jobs and dependencies while the XML is parsed; it knows the current line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,12 +109,12 @@ def read_dax(
     path: str | Path,
     single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED,
 ) -> WorkflowTemplate:
-    """The workflow of a DAX file; functions are numbered in the order of their job ids.
+    """Read the workflow of a DAX file; functions are numbered in the order of their job ids.
 
-    A function's operations are runtime x single_core_speed x parallelism. An edge carries the files that
-    the parent writes and the child reads, in the size the parent gives. DAX knows neither memory nor
-    threads: they come from `NAME.memory.json` and `NAME.parallelism.json` beside the file where these
-    exist, else 128 MiB and 1. Raises `WorkflowError` or `UnitError` with file and line.
+    The operations of a function are runtime x single_core_speed x parallelism. An edge carries the files
+    that the parent writes and the child reads, in the size the parent states. DAX has no memory and no
+    threads: they are read from `NAME.memory.json` and `NAME.parallelism.json` beside the file if these
+    exist, else they are 128 MiB and 1. Raises `WorkflowError` or `UnitError` with file and line.
     """
     path = Path(path)
     reader = _Reader(path)
@@ -125,14 +125,14 @@ def read_dax(
             f"not well-formed XML: {expat.ErrorString(error.code)}", path=path, line=error.lineno
         ) from error
     if not reader.jobs:
-        raise WorkflowError("no <job> in this file", path=path)
+        raise WorkflowError("the file has no <job>", path=path)
     names = sorted(reader.jobs)
     number = {name: fn_id for fn_id, name in enumerate(names)}
     edges = []
     for (parent, child), line in reader.dependencies.items():
         for end in (parent, child):
             if end not in number:
-                raise reader.fail(f"the edge {parent} -> {child} names {end!r}, which is no job", line)
+                raise reader.fail(f"the edge {parent} -> {child} names {end!r}, which is not a job", line)
         outputs = reader.jobs[parent].outputs
         shared = reader.jobs[child].inputs & outputs.keys()
         edges.append((number[parent], number[child], sum(outputs[file] for file in shared)))
@@ -164,7 +164,7 @@ def _refuse_cycle(reader: _Reader, names: list[str], edges: list[tuple[int, int,
 
 
 def _companion(path: Path, suffix: str, key: str, count: int, default: int) -> tuple[int, ...]:
-    """One number a function from a file beside the DAX, or the default for all."""
+    """Read one number per function from a file beside the DAX, or return the default for all."""
     companion = path.with_suffix(f".{suffix}.json")
     if not companion.exists():
         return (default,) * count

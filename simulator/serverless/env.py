@@ -1,4 +1,4 @@
-"""The Gymnasium environment: one agent chooses a NUMA node and an amount of memory for each function."""
+"""Gymnasium environment: one agent chooses a NUMA node and an amount of memory for each function."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RENT_WEIGHT = 10.0
 
 
 class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
-    """Action: (NUMA node, index of the memory choice). Observation: see `observation`.
+    """Gymnasium environment with the action (NUMA node, index of the memory choice).
 
-    Reward: -w x integral of the active workflows over time (s) - (1 - w) x 10 x rent ($), for the time
-    from a decision to the next. A whole episode's rewards therefore sum to -w x (sum of makespans)
-    - (1 - w) x 10 x (rent). `info["log"]` is the `EnvLog`. Without arguments: 8 generated workflows on
-    one server of each c5 type.
+    Observation: see `observation`. Reward for the time from a decision to the next:
+    -w x integral of the active workflows over time (s) - (1 - w) x 10 x rent ($).
+    The rewards of an episode therefore sum to -w x (sum of makespans) - (1 - w) x 10 x (rent).
+    `info["log"]` is the `EnvLog`. Without arguments: 8 generated workflows on one server of each c5 type.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own form
@@ -52,14 +52,14 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
             else workflow_templates
         )
         if not memory_choices or min(memory_choices) < 1:
-            raise MemoryAllocationError("memory_choices must name amounts of 1 MiB or more")
+            raise MemoryAllocationError("memory_choices must be one or more amounts of at least 1 MiB")
         if not 0.0 <= performance_weight <= 1.0:
             raise SimulationError(f"performance_weight must be from 0 to 1, got {performance_weight}")
         self.raw = RawEnv(arrival_times, templates, config)
         self.memory_choices = tuple(memory_choices)
         self.performance_weight = performance_weight
         self.episode_seed = 0
-        """What `RawEnv.reset` was seeded with for this episode."""
+        """Seed passed to `RawEnv.reset` for this episode."""
         self._observer = Observer(self.raw, max(memory_choices))
         self._masks = self._possible_actions()
         self.action_space = spaces.MultiDiscrete([len(self.raw.cluster.nodes), len(self.memory_choices)])
@@ -67,13 +67,13 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
 
     @property
     def observation_size(self) -> int:
-        """Numbers in an observation."""
+        """Count of numbers in an observation."""
         return self._observer.size
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
-        """Starts an episode; the templates are drawn with the seed."""
+        """Start an episode; the templates are drawn with the seed."""
         super().reset(seed=seed)
         self.episode_seed = int(self.np_random.integers(2**63))
         self.raw.reset(seed=self.episode_seed)
@@ -81,9 +81,9 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         return self._observer.observe(), {}
 
     def step(self, action: NDArray[np.int64]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Decides the current function; raises `ActionError` or `EpisodeOverError` and changes nothing."""
+        """Place the current function; raise `ActionError` or `EpisodeOverError`, and then change nothing."""
         if self.raw.current_function is None:
-            raise EpisodeOverError("there is no function to decide: the episode is over, call reset()")
+            raise EpisodeOverError("no function to place: the episode is over, call reset()")
         position, choice = self._checked(action)
         before, active = self.raw.now, self.raw.active_workflow_count
         log = self.raw.step_at(position, self.memory_choices[choice])
@@ -91,20 +91,20 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         return self._observer.observe(), reward, log.terminated, False, {"log": log}
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """One flag an option: the NUMA nodes, then the memory choices; False for what is impossible.
+        """Return one flag per option: the NUMA nodes, then the memory choices; False if impossible.
 
-        Every pair of allowed options is possible: nodes too small for the smallest choice are out, and so
-        are choices too large for any node left.
+        Every pair of allowed options is possible: nodes too small for the smallest choice are excluded, and
+        so are choices larger than the smallest remaining node.
         """
         return self._masks.copy()
 
     def snapshot(self) -> bytes:
-        """The episode and the generator of draws; equal snapshots give equal roll-outs."""
+        """Return the episode and the random generator; equal snapshots give equal roll-outs."""
         return pickle.dumps((self.raw.snapshot(), self.np_random))
 
     def restore(self, snapshot: bytes) -> Array:
-        """Goes back to a snapshot of this environment and returns its observation; see `RawEnv.restore`."""
-        raw, self.np_random = pickle.loads(snapshot)  # one's own, as the page says  # nosec B301
+        """Go back to a snapshot of this environment; return its observation. See `RawEnv.restore`."""
+        raw, self.np_random = pickle.loads(snapshot)  # the caller's own, as documented  # nosec B301
         self.raw.restore(raw)
         self._observer.look_at_everything()
         return self._observer.observe()
@@ -123,7 +123,7 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         return position, choice
 
     def _reward(self, log: EnvLog, before: float, active: int) -> float:
-        """Workflows arrive only at decisions, so between two of them their number can only fall."""
+        """Return the reward; arrivals happen only at decisions, so meanwhile the active count only falls."""
         after = self.raw.now
         waited = active * (after - before)
         for record in log.finished_workflow_records:

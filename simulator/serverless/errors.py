@@ -6,19 +6,19 @@ from simulator.errors import InputError, SimulationError
 
 
 class WorkflowError(InputError):
-    """A workflow that is no graph of functions: a cycle, an edge without an end, an impossible number."""
+    """An invalid workflow: a cycle, an edge to an unknown function, a number out of range."""
 
 
 class UnitError(InputError):
-    """A quantity with a unit that is not known."""
+    """A quantity with an unknown unit."""
 
 
 class ClusterConfigError(InputError):
-    """A cluster that cannot be built, one without NUMA nodes for example."""
+    """An invalid cluster, for example one without NUMA nodes."""
 
 
 class ActionError(SimulationError, ValueError):
-    """A decision that names no NUMA node, or no amount of memory that could be given."""
+    """A decision that names no existing NUMA node, or an impossible amount of memory."""
 
 
 class MemoryAllocationError(ActionError):

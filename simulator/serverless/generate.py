@@ -16,23 +16,23 @@ PARALLELISM = (1, 1, 2, 4)
 RUNTIME_S = (1.0, 15.0)
 MEGABYTE = 1_000_000
 MOST_SIZE = 100_000
-"""A wider shape would run for hours, or fill the memory first."""
+"""Upper bound of a shape: a larger one would run for hours or exhaust the memory."""
 
 
 def chain(size: int) -> tuple[int, Pairs]:
-    """`size` functions one after the other."""
+    """Return `size` functions, one after another."""
     return size, [(fn_id, fn_id + 1) for fn_id in range(size - 1)]
 
 
 def fork_join(size: int) -> tuple[int, Pairs]:
-    """One function, `size` in parallel, and one that needs them all."""
+    """Return one function, `size` in parallel, and one that needs them all."""
     return size + 2, [edge for middle in range(1, size + 1) for edge in ((0, middle), (middle, size + 1))]
 
 
 def montage(size: int) -> tuple[int, Pairs]:
-    """A mosaic of `size` images: project, fit neighbours, model the background, correct, add, shrink.
+    """Return a mosaic of `size` images: project, fit neighbours, model background, correct, add, shrink.
 
-    After the characterisation of Montage by Juve et al., Characterizing and profiling scientific
+    Source: the characterisation of Montage by Juve et al., Characterizing and profiling scientific
     workflows, Future Generation Computer Systems 29(3), 2013.
     """
     fits = range(size, 2 * size - 1)
@@ -50,9 +50,9 @@ def montage(size: int) -> tuple[int, Pairs]:
 
 
 def cybershake(size: int) -> tuple[int, Pairs]:
-    """Two extractions, `size` synthesised seismograms with a peak each, and an archive of either kind.
+    """Return two extractions, `size` seismograms with a peak each, and an archive of each kind.
 
-    After the characterisation of CyberShake by Juve et al. (see `montage`).
+    Source: the characterisation of CyberShake by Juve et al. (see `montage`).
     """
     seismograms = range(2, 2 + size)
     peaks = range(2 + size, 2 + 2 * size)
@@ -82,10 +82,10 @@ def generate_workflow(
     seed: int,
     single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED,
 ) -> WorkflowTemplate:
-    """A workflow of that shape; runtimes, memory, threads and bytes are drawn with the seed.
+    """Generate a workflow of that shape; runtimes, memory, threads and bytes are drawn with the seed.
 
-    `size` is how wide the shape is (how long, for a chain). Runtimes are 1 to 15 s on one core a thread,
-    edges carry up to 500 MB. Raises `InputError` for an unknown shape or size.
+    `size` is the width of the shape (the length of a chain). Runtimes are 1 to 15 s with one core per
+    thread, edges carry up to 500 MB. Raises `InputError` for an unknown shape or size.
     """
     if shape not in SHAPES:
         raise InputError(f"unknown workflow shape {shape!r}; known are {', '.join(SHAPES)}")
@@ -114,5 +114,5 @@ def generate_workflows(
     seed: int = 0,
     single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED,
 ) -> list[WorkflowTemplate]:
-    """One workflow of each shape."""
+    """Generate one workflow of each shape."""
     return [generate_workflow(shape, size, seed, single_core_speed) for shape in shapes]

@@ -17,16 +17,16 @@ from simulator.serverless.prediction import predict_ends
 from simulator.serverless.records import ExecutionSpeedManager, ResourceUtilizationManager, thread_speed
 
 BOUND_MARGIN_S = 1e-6
-"""A bound this close to the time in question is not trusted: the exact prediction decides."""
+"""If a bound is this close to the time in question, the exact prediction decides."""
 
 
 class NumaNode:
-    """`cpu` cores of `single_core_speed` operations a second, and `memory` MiB.
+    """NUMA node with `cpu` cores of `single_core_speed` operations per second and `memory` MiB.
 
     Between two events of the node (a container starts or ends) a container completes
-    floor(speed x seconds) operations; all numbers of operations are integers. Predictions floor nothing.
+    floor(speed x seconds) operations; all numbers of operations are integers. Predictions do not round.
 
-    `state` is the cluster state whose node `name` holds the memory; without one the node brings its own.
+    `state` is the cluster state whose node `name` holds the memory; by default the node has its own.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class NumaNode:
         self.reset(state)
 
     def reset(self, state: ClusterState | None = None) -> None:
-        """Empties the node; its memory is now held in `state`, by default one of its own."""
+        """Empty the node; from now on its memory is held in `state`, by default its own."""
         if state is None:
             state = ClusterState([Node(self.name, 0, {"cpus": self.cpu, "memory_mib": self.memory})])
         self.state = state
@@ -95,14 +95,14 @@ class NumaNode:
         self._waiting_containers: deque[Container] = deque()
         self._scheduled: list[tuple[float, int, Container]] = []
         self._scheduled_count = 0
-        # Parallel lists, in order of start; `_ends` is when each would end if the speeds stayed.
+        # Parallel lists, in order of start; `_ends` are the ends at the current speeds.
         self._running_containers: list[Container] = []
         self._remaining: list[int] = []
         self._speeds: list[int] = []
         self._ends: list[float] = []
         self._earliest = math.inf
         self._total_parallelism = 0
-        # Of running and scheduled containers: their threads, and what bounds the latest end of them all.
+        # Running and scheduled containers: their threads, and the terms of the bound on their latest end.
         self._committed_parallelism = 0
         self._bound_parallelism = 0
         self._bound_thread_speed = 0
@@ -118,17 +118,17 @@ class NumaNode:
 
     @property
     def computing_capacity(self) -> int:
-        """Operations a second of all cores."""
+        """Operations per second of all cores."""
         return self.cpu * self.single_core_speed
 
     @property
     def utilization(self) -> ResourceUtilizationManager:
-        """How the node was used over time."""
+        """Utilisation of the node over time."""
         return self._rum
 
     @property
     def execution_speeds(self) -> ExecutionSpeedManager:
-        """How fast each container ran over time."""
+        """Speed of each container over time."""
         return self._esm
 
     @property
@@ -140,12 +140,12 @@ class NumaNode:
 
     @property
     def waiting_containers(self) -> tuple[Container, ...]:
-        """Containers that were created and wait for memory, first in first out."""
+        """Containers that were created and wait for memory, in queue order (FIFO)."""
         return tuple(self._waiting_containers)
 
     @property
     def scheduled_containers(self) -> tuple[Container, ...]:
-        """Containers on their way, in the order in which they will be created."""
+        """Containers not created yet, in the order of their creation times."""
         return tuple(container for _, _, container in sorted(self._scheduled))
 
     @property
@@ -160,34 +160,34 @@ class NumaNode:
 
     @property
     def committed_parallelism(self) -> int:
-        """Threads of the containers that run or are scheduled."""
+        """Threads of the running and scheduled containers."""
         return self._committed_parallelism
 
     @property
     def waiting_count(self) -> int:
-        """Containers that wait for memory."""
+        """Count of containers that wait for memory."""
         return len(self._waiting_containers)
 
     @property
     def outlook(self) -> tuple[float, float]:
-        """When the first and the last running container would end at the speeds of now; 0 where none runs."""
+        """Ends (s) of the first and the last running container at the current speeds; 0 if none runs."""
         return (min(self._ends), max(self._ends)) if self._ends else (0.0, 0.0)
 
     @property
     def container_count(self) -> int:
-        """Containers decided for this node that have not ended."""
+        """Count of containers placed on this node that have not ended."""
         return len(self._running_containers) + len(self._waiting_containers) + len(self._scheduled)
 
     @property
     def current_time(self) -> float:
-        """Seconds at the node's latest event."""
+        """Time (s) of the node's latest event."""
         return self._current_time
 
     def ends_by(self, time: float) -> bool:
-        """Whether every running or scheduled container surely ends by `time` if nobody else came.
+        """Return True if every running or scheduled container ends by `time` without further arrivals.
 
-        Three tests, each dearer and sharper than the one before: a bound kept up to date with every new
-        container, the same bound computed anew, and the whole prediction.
+        Three tests, each more expensive and more exact than the one before: a bound updated with every
+        new container, the same bound recomputed, and the full prediction.
         """
         sure = time - BOUND_MARGIN_S
         latest = sure - self._longest_s
@@ -203,16 +203,16 @@ class NumaNode:
         return self.predicted_end() <= time
 
     def predicted_end(self) -> float:
-        """When the last running or scheduled container is predicted to end; -inf where there is none."""
+        """Return the predicted end (s) of the last running or scheduled container; -inf if there is none."""
         return max(predict_ends(self).values(), default=-math.inf)
 
     @property
     def earliest_end(self) -> float:
-        """When the first running container ends; infinite where none runs."""
+        """End (s) of the first running container; infinite if none runs."""
         return self._earliest
 
     def next_event(self) -> tuple[float, bool]:
-        """When the next container starts (True) or ends (False); at one time, ends come before starts."""
+        """Return the time of the next start (True) or end (False); at equal times, ends come first."""
         if self._scheduled and self._scheduled[0][0] < self._earliest:
             return self._scheduled[0][0], True
         return self._earliest, False
@@ -220,10 +220,10 @@ class NumaNode:
     # ---- the bound on the latest end ----
 
     def _commit(self, container: Container) -> None:
-        """Widens the bound for a container that will run: all as slow as with all of them together."""
+        """Extend the bound for a container that will run: assume the speed with all of them together."""
         self._committed_parallelism += container.parallelism
         if self._committed_parallelism > self._bound_parallelism:
-            # Twice as many threads as now, so that the next ones need no new look at all containers.
+            # Twice as many threads as now, so that the next containers need no recomputation.
             self._bound_anew(2 * self._committed_parallelism)
         speed = container.share * self._bound_thread_speed // container.memory_req
         seconds = container.computation / speed if speed else math.inf
@@ -246,22 +246,22 @@ class NumaNode:
     # ---- events ----
 
     def refuse_memory(self, memory_mib: int, memory_req: int = 0) -> None:
-        """Raises `MemoryAllocationError` for an amount that no container can get, or could work with."""
+        """Raise `MemoryAllocationError` for more than the node has, or too little to make progress."""
         if memory_mib * self.single_core_speed < max(1, memory_req):
-            raise MemoryAllocationError(f"{memory_mib} MiB is too little for a container to do anything")
+            raise MemoryAllocationError(f"{memory_mib} MiB is too little memory to make progress; give more")
         if memory_mib > self.memory:
             raise MemoryAllocationError(
                 f"{memory_mib} MiB is more than the {self.memory} MiB of NUMA node {self.name}"
             )
 
     def on_server_startup(self, time: float, cold_start_latency: float) -> None:
-        """No container is created before `time + cold_start_latency`."""
+        """Delay the creation of containers until `time + cold_start_latency`."""
         self._ready_time = time + cold_start_latency
 
     def on_container_creation(self, container: Container) -> None:
-        """Schedules the container for when server and data are there; memory is reserved only then.
+        """Schedule the container for the time when server and data are ready; reserve memory only then.
 
-        Raises `MemoryAllocationError` if it asks for more than the node has.
+        Raises `MemoryAllocationError` if it requests more than the node has.
         """
         self.refuse_memory(container.memory_alloc)
         ready, submission = self._ready_time, container.submission_time
@@ -272,7 +272,7 @@ class NumaNode:
         self.version += 1
 
     def start_next(self) -> Container | None:
-        """Creates the next scheduled container: it starts, or joins the queue and None is returned."""
+        """Create the next scheduled container; return it if it starts, None if it has to wait for memory."""
         time, _, container = heapq.heappop(self._scheduled)
         self.version += 1
         if self._waiting_containers or container.memory_alloc > self._state_node.free["memory_mib"]:
@@ -285,15 +285,15 @@ class NumaNode:
         return container
 
     def on_container_completion(self) -> tuple[Container, list[Container]]:
-        """Ends the container that ends first; returns it and those that waited and start now.
+        """Complete the container that ends first; return it and the waiting ones that start now.
 
-        Scheduled containers that start before that are started first. Raises `SimulationError` if none runs.
+        Scheduled containers with an earlier start are started first. Raises `SimulationError` if none runs.
         """
         while self._scheduled and self._scheduled[0][0] < self._earliest:
             self.start_next()
         if self._earliest == math.inf:
             raise SimulationError(
-                f"no container can end on NUMA node {self.name}: none runs, or all stand still"
+                f"no container can end on NUMA node {self.name}: none runs, or all have speed 0"
             )
         time = self._earliest
         index = self._ends.index(time)
@@ -321,7 +321,7 @@ class NumaNode:
         self._total_parallelism += container.parallelism
 
     def _run_waiting_containers(self, time: float) -> list[Container]:
-        """Starts those at the head of the queue that fit; the first that does not holds up the rest."""
+        """Start containers from the head of the queue; the first that does not fit blocks the queue."""
         started = []
         waiting = self._waiting_containers
         while waiting and waiting[0].memory_alloc <= self._state_node.free["memory_mib"]:
@@ -332,7 +332,7 @@ class NumaNode:
         return started
 
     def _update_remaining_computations(self, time: float) -> None:
-        """Takes what was done since the last event off what remains."""
+        """Subtract the operations done since the last event from the remaining ones."""
         seconds = time - self._current_time
         if seconds > 0.0 and self._remaining:
             done = map(int, [speed * seconds for speed in self._speeds])
@@ -340,7 +340,7 @@ class NumaNode:
         self._current_time = time
 
     def _update_completion_times(self) -> None:
-        """Speeds for the total parallelism of now, when each container would end, and a new record."""
+        """Update speeds and ends for the current total parallelism, and add a record."""
         parallelism = self._total_parallelism
         speed = thread_speed(self.cpu, self.single_core_speed, parallelism)
         if speed != self._thread_speed:

@@ -1,4 +1,4 @@
-"""What an agent sees: numbers from 0 to 1 about every NUMA node and the function to decide."""
+"""Observations: numbers from 0 to 1 about every NUMA node and the function to place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NODE_FEATURES = (
     "input_on_node",
     "input_on_server",
 )
-"""Free memory and rent left are shares (of the node's MiB, of an hour); the inputs are shares of the
-function's input bytes; load is threads a core of containers that run or are on their way; the times are
-in minutes at the speeds of now. What has no upper end is squashed by x / (1 + x)."""
+"""Features of a node. Free memory and rent left are fractions (of the node's MiB, of an hour); the inputs
+are fractions of the function's input bytes; load is threads per core of running and scheduled containers;
+the times are in minutes at the current speeds. Unbounded values are mapped by x / (1 + x)."""
 
 FUNCTION_FEATURES = (
     "memory_required",
@@ -31,7 +31,7 @@ FUNCTION_FEATURES = (
     "submitted_functions",
     "is_over",
 )
-"""About the function to decide, squashed likewise; memory is in units of the largest choice."""
+"""Features of the function to place, mapped likewise; memory is in units of the largest choice."""
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
@@ -41,12 +41,12 @@ Array = NDArray[np.float32]
 
 
 def squash(value: float) -> float:
-    """From 0 or more to below 1."""
+    """Map a value of 0 or more to below 1: x / (1 + x)."""
     return value / (1.0 + value)
 
 
 class Observer:
-    """Keeps one row a NUMA node up to date; only nodes on which something happened are looked at."""
+    """Observations of an environment; only the rows of NUMA nodes that had an event are recomputed."""
 
     def __init__(self, env: RawEnv, largest_memory_choice: int) -> None:
         self.env = env
@@ -59,7 +59,7 @@ class Observer:
         self._expirations = np.zeros(len(env.cluster.servers))
 
     def observe(self) -> Array:
-        """The observation of now: the features of node after node, then those of the function."""
+        """Return the current observation: the features of each node in order, then those of the function."""
         self._look_at_changes()
         seen = np.empty(self.size, dtype=np.float32)
         nodes = seen[: -len(FUNCTION_FEATURES)].reshape(len(self._still), len(NODE_FEATURES))
@@ -74,7 +74,7 @@ class Observer:
         return seen
 
     def look_at_everything(self) -> None:
-        """Takes every node as changed."""
+        """Mark every node as changed."""
         self.env.cluster.touched.update(range(len(self._still)))
 
     def _look_at_changes(self) -> None:
@@ -119,5 +119,5 @@ class Observer:
             by_server[server] = by_server.get(server, 0.0) + size / total
         for server, share in by_server.items():
             nodes[self.env.cluster.nodes_of(server), 7] = min(1.0, share)
-        # Sums of shares may pass 1 by a rounding error, and the space ends at 1.
+        # Rounding may raise a sum of fractions above 1, the upper bound of the space.
         np.minimum(nodes[:, 6], 1.0, out=nodes[:, 6])

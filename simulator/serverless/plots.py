@@ -14,7 +14,7 @@ ROW_HEIGHT = 0.86
 
 
 def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
-    """Writes `gantt.png`, `utilization.png`, `makespans.png` and `rent.png`; returns their paths."""
+    """Write `gantt.png`, `utilization.png`, `makespans.png` and `rent.png`; return their paths."""
     written = []
     for name, draw in (
         ("gantt", _gantt),
@@ -29,7 +29,7 @@ def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
 
 
 def _gantt(env: RawEnv, episode: Episode) -> object:
-    """One row a NUMA node, in which containers that run together lie side by side."""
+    """Draw one row per NUMA node; containers that overlap in time get lanes of their own."""
     from matplotlib.collections import PolyCollection
 
     rows = {location: row for row, location in enumerate(env.cluster.locations)}
@@ -60,7 +60,7 @@ def _gantt(env: RawEnv, episode: Episode) -> object:
 
 
 def _lanes(records: list[FunctionRecord]) -> list[int]:
-    """For each record the lowest lane that is free from its start to its end."""
+    """Return for each record the lowest lane that is free from its start to its end."""
     free_at: list[float] = []
     lane_of: dict[tuple[int, int], int] = {}
     for record in sorted(records, key=lambda record: record.start_time):
@@ -91,7 +91,7 @@ def _utilization(env: RawEnv, episode: Episode) -> object:
     upper.set_ylim(0, 105)
     upper.legend()
     lower.plot(times, values[2], color="tab:red")
-    lower.set_ylabel("threads a core")
+    lower.set_ylabel("threads per core")
     lower.set_ylim(bottom=0)
     lower.set_xlabel("time (s)")
     upper.set_title("utilisation and load of the cluster")

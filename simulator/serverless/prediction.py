@@ -1,4 +1,4 @@
-"""When the containers of a NUMA node would end if nobody else came; fluid, so nothing is floored."""
+"""Predicted ends of the containers of a NUMA node without further arrivals; a fluid model, no rounding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.serverless.records import thread_speed
 
 
 class NodeLoad(Protocol):
-    """The part of a NUMA node that decides when its containers end."""
+    """The part of a NUMA node that determines the ends of its containers."""
 
     name: str
     cpu: int
@@ -38,10 +38,10 @@ class NodeLoad(Protocol):
 
 
 def predict_ends(node: NodeLoad) -> dict[str, float]:
-    """Task id -> end in seconds, for running and scheduled containers.
+    """Return task id -> end in seconds, for running and scheduled containers.
 
-    A container that waits, or would have to, is left out: nobody knows when it starts. Raises
-    `SimulationError` if the containers would never end.
+    A container that waits, or would have to, is left out: its start is unknown. Raises `SimulationError`
+    if the containers would never end.
     """
     now = node.current_time
     active = [(container, float(container.remaining_computation)) for container in node.running_containers]
@@ -60,12 +60,12 @@ def predict_ends(node: NodeLoad) -> dict[str, float]:
         starting = bool(coming) and coming[0].creation_time < now + first
         if starting and (blocked or coming[0].memory_alloc > free):
             blocked = True
-            coming.popleft()  # it will wait, which changes nothing for the others
+            coming.popleft()  # it will wait, which does not affect the others
             continue
         if first == math.inf and not starting:
             raise SimulationError(
                 f"no container can end on NUMA node {node.name}: {parallelism} threads share its cores "
-                "and are too slow to do one operation a second; give more memory or a faster core"
+                "and do less than one operation per second; give more memory or a faster core"
             )
         time = coming[0].creation_time if starting else now + first
         active = [

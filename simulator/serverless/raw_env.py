@@ -1,4 +1,4 @@
-"""The environment without rewards: one decision in, what happened until the next decision out."""
+"""Environment without rewards: a step takes one decision and returns the events until the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulator.serverless.workload import SubmittedFunction, Workload
 
 
 class FunctionExecutionRecord(NamedTuple):
-    """A function that ended: when it started and when it ended, in seconds."""
+    """A function that ended; its start and end in seconds."""
 
     wf_id: int
     fn_id: int
@@ -36,7 +36,7 @@ class WorkflowExecutionRecord(NamedTuple):
 
 
 class EnvLog(NamedTuple):
-    """One decision and what happened until the next: MiB, seconds, and dollars of rent."""
+    """One decision and the events until the next: MiB, seconds, and dollars of rent."""
 
     wf_id: int
     fn_id: int
@@ -56,9 +56,9 @@ class EnvLog(NamedTuple):
 
 
 class RawEnv:
-    """Workflows arrive at `arrival_times` (s), each drawn from the templates with the seed of `reset`.
+    """Environment whose workflows arrive at `arrival_times` (s), drawn from the templates by `reset`.
 
-    `current_function` is the function to decide next; None before the first `reset` and at the end.
+    `current_function` is the next function to place; None before the first `reset` and at the end.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RawEnv:
         self.now = 0.0
 
     def reset(self, *, seed: int | None = None) -> None:
-        """Starts anew; with a seed the draws of templates are those of every reset with that seed."""
+        """Start an episode; equal seeds draw equal templates."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         templates = self.workload.workflow_templates
@@ -93,47 +93,47 @@ class RawEnv:
 
     @property
     def function(self) -> Function:
-        """The function to decide next; raises `EpisodeOverError` where there is none."""
+        """The next function to place; `EpisodeOverError` if there is none."""
         if self.current_function is None:
-            raise EpisodeOverError("there is no function to decide: the episode is over, call reset()")
+            raise EpisodeOverError("no function to place: the episode is over, call reset()")
         return self.workload[self.current_function.wf_id][self.current_function.fn_id]
 
     @property
     def active_workflow_count(self) -> int:
-        """Workflows that have arrived and not finished."""
+        """Count of workflows that have arrived and not finished."""
         return self._arrived - self._finished
 
     @property
     def finished_workflow_count(self) -> int:
-        """Workflows whose every function has ended."""
+        """Count of workflows whose functions have all ended."""
         return self._finished
 
     @property
     def submit_queue_length(self) -> int:
-        """Functions submitted and not decided, those of later arrivals included."""
+        """Count of functions submitted and not yet placed, later arrivals included."""
         return self.workload.queue_length
 
     def position_of(self, wf_id: int, fn_id: int) -> int:
-        """The position of the NUMA node that a function was sent to; raises `KeyError` before that."""
+        """Return the position of the NUMA node of a function; raise `KeyError` before its placement."""
         return self._positions[wf_id][fn_id]
 
     def data_distribution(self, wf_id: int, fn_id: int) -> list[tuple[int, int]]:
-        """(position of the NUMA node, bytes) of what each predecessor of a function sends it."""
+        """Return (position of the NUMA node, bytes) of the data from each predecessor of a function."""
         positions = self._positions[wf_id]
         return [(positions[parent], size) for parent, size in self.workload[wf_id].predecessors(fn_id)]
 
     def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
-        """Decides where the current function runs, and with how many MiB.
+        """Place the current function on a NUMA node with `allocated_memory` MiB.
 
-        Raises `EpisodeOverError` at the end, `ActionError` for a place or amount that does not exist and
-        `MemoryAllocationError` for more than the node has; nothing has changed then.
+        Raises `EpisodeOverError` at the end, `ActionError` for a node or amount that does not exist and
+        `MemoryAllocationError` for more than the node has; an error changes nothing.
         """
         return self.step_at(self.cluster.position(server_name, server_id, numa_node_id), allocated_memory)
 
     def step_at(self, position: int, allocated_memory: int) -> EnvLog:
-        """`step` with the NUMA node given by its position in the cluster."""
+        """Do `step` with the NUMA node given by its position in the cluster."""
         if self.current_function is None:
-            raise EpisodeOverError("there is no function to decide: the episode is over, call reset()")
+            raise EpisodeOverError("no function to place: the episode is over, call reset()")
         cluster = self.cluster
         if not 0 <= position < len(cluster.nodes):
             raise ActionError(f"no NUMA node at position {position}: there are {len(cluster.nodes)}")
@@ -186,7 +186,7 @@ class RawEnv:
     def _run_until_decision(
         self, functions: list[FunctionExecutionRecord], workflows: list[WorkflowExecutionRecord]
     ) -> float:
-        """Lets events happen up to the next submission, or to the end; returns their rent in dollars."""
+        """Process events up to the next submission, or to the end; return their rent in dollars."""
         workload, peek, advance = self.workload, self.workload.peek, self.cluster.advance
         rent = 0.0
         candidate = peek()
@@ -195,7 +195,7 @@ class RawEnv:
             happened = advance(until)
             if happened is None:
                 if candidate is None and not workload.completed:
-                    raise SimulationError("no function can end: none runs, or all stand still")
+                    raise SimulationError("no function can end: none runs, or all have speed 0")
                 return rent
             time, ended, started, due = happened
             rent += due
@@ -218,9 +218,9 @@ class RawEnv:
             self._arrived += 1
 
     def snapshot(self) -> bytes:
-        """Everything that decides how the episode goes on; equal states give equal roll-outs."""
+        """Return the whole state of the episode; equal states give equal roll-outs."""
         return pickle.dumps(self.__dict__)
 
     def restore(self, snapshot: bytes) -> None:
-        """Goes back to a snapshot of this environment; read only snapshots you made, they are pickles."""
-        self.__dict__.update(pickle.loads(snapshot))  # one's own, as the page says  # nosec B301
+        """Go back to a snapshot of this environment; read only your own snapshots, they are pickles."""
+        self.__dict__.update(pickle.loads(snapshot))  # only the caller's own, as documented  # nosec B301

@@ -1,4 +1,4 @@
-"""The two records of a NUMA node: how much of it was used, and how fast each container ran."""
+"""Records of a NUMA node: its utilisation, and the speed of each container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulator.serverless.container import Container
 
 
 class UtilizationRecord(NamedTuple):
-    """How a NUMA node is used from `timestamp` (s) until the next record: shares of 1, threads, MiB."""
+    """Utilisation of a NUMA node from `timestamp` (s) until the next record: fractions, threads, MiB."""
 
     timestamp: float
     cpu: float
@@ -21,16 +21,16 @@ class UtilizationRecord(NamedTuple):
 
 
 class SpeedRecord(NamedTuple):
-    """A container's operations a second from `timestamp` (s) until the next record."""
+    """Operations per second of a container from `timestamp` (s) until the next record."""
 
     timestamp: float
     speed: int
 
 
 class ResourceUtilizationManager:
-    """Utilisation of a NUMA node over time, one record for each moment at which something changed.
+    """Utilisation of a NUMA node over time, one record per change.
 
-    Records hold sums only, so adding one costs the same however many there are.
+    Records hold sums only, so the cost of adding one is constant.
     """
 
     __slots__ = ("_cpu", "_memory", "_rows", "_single_core_speed")
@@ -42,22 +42,22 @@ class ResourceUtilizationManager:
         self.reset()
 
     def reset(self, timestamp: float = 0.0) -> None:
-        """Forgets everything: from `timestamp` on the node is idle."""
+        """Clear all records: from `timestamp` on the node is idle."""
         self._rows: list[tuple[float, int, int, Amount]] = [(timestamp, 0, 0, self._memory)]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def clear_after(self, timestamp: float) -> None:
-        """Removes the records at and after `timestamp`."""
+        """Remove the records at and after `timestamp`."""
         rows = self._rows
         while rows and rows[-1][0] >= timestamp:
             rows.pop()
 
     def add_record(self, timestamp: float, speed: int, total_parallelism: int, free_memory: Amount) -> None:
-        """From `timestamp` on containers run at `speed` operations a second in sum.
+        """Record the total `speed` (operations per second) from `timestamp` on.
 
-        What was recorded for that time or later is replaced.
+        Records at that time or later are replaced.
         """
         rows = self._rows
         if rows and rows[-1][0] >= timestamp:
@@ -70,7 +70,7 @@ class ResourceUtilizationManager:
         return [self._record(row) for row in self._rows]
 
     def get_record_at(self, timestamp: float) -> UtilizationRecord:
-        """The record that holds at `timestamp`; raises `ValueError` before the first."""
+        """Return the record valid at `timestamp`; raise `ValueError` before the first."""
         position = bisect_right(self._rows, timestamp, key=lambda row: row[0])
         if not position:
             raise ValueError(f"no record at {timestamp}: the first is at {self._rows[0][0]}")
@@ -88,7 +88,7 @@ class ResourceUtilizationManager:
         )
 
     def thread_speeds(self, start: float, end: float) -> list[tuple[float, int]]:
-        """(timestamp, operations a second of one thread) of the records from `start` to before `end`."""
+        """Return (timestamp, operations per second of one thread) of the records in [start, end)."""
         first = bisect_left(self._rows, start, key=lambda row: row[0])
         last = bisect_left(self._rows, end, key=lambda row: row[0])
         return [
@@ -100,8 +100,8 @@ class ResourceUtilizationManager:
 class ExecutionSpeedManager:
     """Speed of each container over time.
 
-    A container's speed follows from the node's total parallelism, which the utilisation records hold;
-    speeds are therefore derived when asked for, and nothing is stored or cleared twice.
+    The speed of a container follows from the total parallelism in the utilisation records, so speeds are
+    computed on demand and not stored.
     """
 
     __slots__ = ("_utilization",)
@@ -110,7 +110,7 @@ class ExecutionSpeedManager:
         self._utilization = utilization
 
     def records(self, container: Container) -> list[SpeedRecord]:
-        """The container's speeds from its start to its end, or to the latest event."""
+        """Return the speeds of a container from its start to its end, or to the latest event."""
         return [
             SpeedRecord(timestamp, container.speed(speed))
             for timestamp, speed in self._utilization.thread_speeds(
@@ -119,7 +119,7 @@ class ExecutionSpeedManager:
         ]
 
     def get_completed_computation(self, container: Container, until: float) -> int:
-        """Whole operations done from the container's start to `until`, floored at every event of the node."""
+        """Return the operations done from the container's start to `until`, floored at every node event."""
         done = 0
         records = self.records(container)
         ends = [record.timestamp for record in records[1:]] + [until]
@@ -129,7 +129,7 @@ class ExecutionSpeedManager:
 
 
 def thread_speed(cpu: int, single_core_speed: int, total_parallelism: int) -> int:
-    """Operations a second of one thread: a whole core's while there are enough, else an equal share."""
+    """Return the operations per second of one thread: a whole core, or an equal part if there are fewer."""
     if total_parallelism <= cpu:
         return single_core_speed
     return cpu * single_core_speed // total_parallelism

@@ -12,7 +12,7 @@ from simulator.serverless.scheduler import PolicyScheduler, run_episode
 
 @dataclass(frozen=True, slots=True)
 class FunctionRecord:
-    """One function's run: where, when (s), and the dollars of rent its decision caused until the next."""
+    """Run of one function: its node, its times (s), and the rent ($) from its decision to the next."""
 
     wf_id: int
     fn_id: int
@@ -28,7 +28,7 @@ class FunctionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Totals of an episode; seconds, dollars, and functions a second of wall-clock time."""
+    """Totals of an episode; seconds, dollars, and functions per second of wall-clock time."""
 
     functions: int
     workflows: int
@@ -54,7 +54,7 @@ def run(
     seed: int | None = None,
     on_decision: Callable[[], object] = lambda: None,
 ) -> Episode:
-    """Plays one episode; `on_decision` is called after every decision."""
+    """Simulate one episode; `on_decision` is called after every decision."""
     decided = []
     ended: dict[tuple[int, int], tuple[float, float]] = {}
     completions: dict[int, float] = {}
@@ -94,5 +94,5 @@ def run(
 
 
 def as_row(record: FunctionRecord) -> dict[str, object]:
-    """The record as one line of the log."""
+    """Return the record as one row of the log."""
     return asdict(record)

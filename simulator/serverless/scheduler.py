@@ -1,4 +1,4 @@
-"""Decides where functions run by a placement policy of the resource manager; needs no training."""
+"""Scheduler of functions by a placement policy of the resource manager; it needs no training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulator.serverless.workflow import Function
 SCHEDULER_POLICIES: dict[str, Policy] = {**POLICIES, "data_local": data_local}
 
 HEURISTICS = ("first_fit", "best_fit", "round_robin", "least_loaded", "data_local", "random")
-"""The policies that make sense without GPUs; the others are there all the same."""
+"""Policies that make sense without GPUs; the others are accepted too."""
 
 
 class Decision(NamedTuple):
@@ -30,22 +30,22 @@ class Decision(NamedTuple):
 
 
 def scheduler_policy(name: str, seed: int = 0) -> Policy:
-    """The policy of that name, the seeded one drawing with `seed`; raises `PolicyError`."""
+    """Return the policy of that name (`random` draws with `seed`); raise `PolicyError`."""
     if name == "random":
         return seeded(seed)
     return SCHEDULER_POLICIES[name] if name in SCHEDULER_POLICIES else get_policy(name)
 
 
 class PolicyScheduler:
-    """Places each function with a policy, on a state where every decided function holds its share.
+    """Scheduler that places each function with a policy, on a state with a lease per placed function.
 
-    The environment reserves memory only once a container is created; a scheduler that looked at that
-    alone would send everything that is submitted during a cold start to one node. This one therefore
-    keeps a `ClusterState` of its decisions: a lease on cores and memory from the decision to the end.
-    Where nothing has the cores free the policy is asked for memory alone; where nothing has that either,
-    the container has to wait anyway and goes to the node with the fewest.
+    The environment reserves memory only when a container is created; a scheduler that read only that
+    would send all functions submitted during a cold start to one node. This one therefore keeps a
+    `ClusterState` of its decisions: a lease on cores and memory from the decision to the end. If no node
+    has the cores free, the policy is asked for memory alone; if no node has that either, the container
+    has to wait anyway and goes to the node with the fewest leases.
 
-    `memory_mib` is given to every function; None gives each what it requires.
+    `memory_mib` is given to every function; None gives each the memory it requires.
     """
 
     def __init__(self, policy: Policy, memory_mib: int | None = None) -> None:
@@ -55,13 +55,13 @@ class PolicyScheduler:
         self._most_cpus: Amount = 0
 
     def reset(self, env: RawEnv) -> None:
-        """Forgets all decisions; call it after `env.reset`."""
+        """Clear all decisions; call it after `env.reset`."""
         inventory = env.cluster.inventory()
         self.decided = ClusterState(inventory)
         self._most_cpus = max(node.resources["cpus"] for node in inventory)
 
     def decide(self, env: RawEnv) -> Decision:
-        """Where the environment's current function goes; raises `MemoryAllocationError` if nowhere."""
+        """Place the current function of `env`; raise `MemoryAllocationError` if it fits no node."""
         function = env.function
         memory_mib = self.memory_mib if self.memory_mib is not None else function.memory_req
         if memory_mib > env.cluster.config.largest_memory:
@@ -87,7 +87,7 @@ class PolicyScheduler:
         return Decision(self.decided.by_name[placement.node].index, memory_mib)
 
     def observe(self, log: EnvLog) -> None:
-        """Frees what the functions that ended have held."""
+        """Release the leases of the functions that ended."""
         leases = self.decided.leases
         for record in log.finished_function_records:
             task_id = f"{record.wf_id}/{record.fn_id}"
@@ -98,7 +98,7 @@ class PolicyScheduler:
         return Placement(min(able, key=lambda state: len(state.leases)).name)
 
     def _input_labels(self, env: RawEnv, function: Function) -> dict[str, str]:
-        """Bytes of input by NUMA node, for policies that care where data lie."""
+        """Return labels with the bytes of input by NUMA node, for policies that use data locality."""
         held: dict[str, int] = {}
         for position, size in env.data_distribution(function.wf_id, function.fn_id):
             label = INPUT_BYTES_LABEL + env.cluster.nodes[position].name
@@ -107,7 +107,7 @@ class PolicyScheduler:
 
 
 def run_episode(env: RawEnv, scheduler: PolicyScheduler, seed: int | None = None) -> Iterator[EnvLog]:
-    """Resets both and yields the log of every decision until the episode is over."""
+    """Reset both and yield the log of every decision until the episode is over."""
     env.reset(seed=seed)
     scheduler.reset(env)
     terminated = False

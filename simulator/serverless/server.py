@@ -1,4 +1,4 @@
-"""A server: NUMA nodes that start cold together and are rented by the hour."""
+"""Server: NUMA nodes with a common cold start, rented by the hour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOUR_S = 3600.0
 
 
 class Server:
-    """`hourly_rate` in dollars, `cold_start_latency` in seconds; rented until `expiration_time`."""
+    """Server with `hourly_rate` in $, `cold_start_latency` in seconds; rented until `expiration_time`."""
 
     __slots__ = ("_numa_nodes", "cold_start_latency", "expiration_time", "hourly_rate", "name", "server_id")
 
@@ -40,11 +40,11 @@ class Server:
         return iter(self._numa_nodes)
 
     def reset(self) -> None:
-        """Ends the rent; the nodes are reset by the cluster, which owns their memory."""
+        """End the rental; the cluster resets the nodes, because it owns their memory."""
         self.expiration_time = 0.0
 
     def startup_at(self, time: float) -> float:
-        """Seconds of cold start that a decision at `time` causes: 0 while the server is rented."""
+        """Return the seconds of cold start caused by a decision at `time`: 0 while the server is rented."""
         if time < self.expiration_time:
             return 0.0
         for node in self._numa_nodes:
@@ -52,10 +52,10 @@ class Server:
         return self.cold_start_latency
 
     def renew_lease_at(self, time: float, node: NumaNode) -> float:
-        """Dollars for the hours that cover the node on which something changed at `time`.
+        """Extend the rental to the predicted end of the node that changed at `time`; return the dollars.
 
-        Call it where the node does not end by the expiration. The other nodes were covered when something
-        last changed on them, and a rent never shrinks.
+        Call it if the node does not end by the expiration. The other nodes were covered at their own last
+        change, and a rental is never shortened.
         """
         expiration = self.expiration_time
         latest = node.predicted_end()
@@ -66,17 +66,17 @@ class Server:
 
     @property
     def container_count(self) -> int:
-        """Containers decided for this server that have not ended."""
+        """Count of containers placed on this server that have not ended."""
         return sum(node.container_count for node in self._numa_nodes)
 
     @property
     def earliest_finished_time(self) -> float:
-        """When the first running container of the server ends; infinite where none runs."""
+        """End (s) of the first running container of the server; infinite if none runs."""
         return min(node.earliest_end for node in self._numa_nodes)
 
     @property
     def earliest_finished_nn_id(self) -> int | None:
-        """The NUMA node of that container."""
+        """Id of the NUMA node of the first running container to end; None if none runs."""
         earliest = self.earliest_finished_time
         if earliest == math.inf:
             return None
@@ -84,11 +84,11 @@ class Server:
 
     @property
     def latest_finished_time(self) -> float:
-        """When the last running or scheduled container is predicted to end; -inf where there is none."""
+        """Predicted end (s) of the last running or scheduled container; -inf if there is none."""
         return max(node.predicted_end() for node in self._numa_nodes)
 
     @property
     def latest_finished_nn_id(self) -> int | None:
-        """The NUMA node of that container."""
+        """Id of the NUMA node of the last container predicted to end; None if there is none."""
         ends = [node.predicted_end() for node in self._numa_nodes]
         return None if max(ends) == -math.inf else self._numa_nodes[ends.index(max(ends))].node_id

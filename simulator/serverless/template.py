@@ -1,4 +1,4 @@
-"""A workflow's static shape: its functions, and the bytes that flow along its edges."""
+"""Static structure of a workflow: its functions, and the bytes on its edges."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from simulator.serverless.errors import WorkflowError
 
 Edge = tuple[int, int, int]
-"""(parent, child, bytes): indexes of two functions, and what the parent sends the child."""
+"""(parent, child, bytes): indexes of two functions, and the size of the data from parent to child."""
 
 DEFAULT_SINGLE_CORE_SPEED = 1_000_000_000
 DEFAULT_MEMORY_MIB = 128
 DEFAULT_PARALLELISM = 1
 MOST = 10**15
-"""No time, size or other amount that is read is above it, so that products stay finite."""
+"""Upper bound of every time, size and other amount in the input, so that products stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTemplate:
-    """Functions by index: operations, required MiB, threads; and the edges between them.
+    """Structure of a workflow: operations, required MiB and threads by function, and the edges.
 
-    Raises `WorkflowError` for lists of different length, numbers out of range, an edge whose end does not
-    exist, a repeated edge or a cycle.
+    Raises `WorkflowError` for lists of different length, numbers out of range, an edge to an unknown
+    function, a repeated edge or a cycle.
     """
 
     computations: tuple[int, ...]
@@ -32,7 +32,7 @@ class WorkflowTemplate:
     edges: tuple[Edge, ...] = ()
     name: str = "workflow"
     predecessors: tuple[tuple[tuple[int, int], ...], ...] = field(init=False, repr=False, compare=False)
-    """For each function its parents and the bytes each sends, in the order of the edges."""
+    """By function: (parent, bytes) of each parent, in the order of the edges."""
     successors: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class WorkflowTemplate:
 
 
 def find_cycle(successors: Sequence[Sequence[int]]) -> list[int]:
-    """The functions of one cycle, its first repeated at the end; empty where there is none."""
+    """Return the functions of one cycle, the first repeated at the end; an empty list if there is none."""
     waiting_for = [0] * len(successors)
     for children in successors:
         for child in children:
@@ -100,7 +100,7 @@ def find_cycle(successors: Sequence[Sequence[int]]) -> list[int]:
     stuck = {fn_id for fn_id, count in enumerate(waiting_for) if count}
     if not stuck:
         return []
-    # Walking backwards from any stuck function never leaves the stuck ones, so it must come round.
+    # Every unresolved function has an unresolved parent, so walking backwards must reach a cycle.
     parent_of = {child: parent for parent in stuck for child in successors[parent] if child in stuck}
     here, walked = min(stuck), []
     while here not in walked:

@@ -1,4 +1,4 @@
-"""Trains an agent with MaskablePPO and compares it with every heuristic on held-out episodes."""
+"""Training of an agent with MaskablePPO, compared with every heuristic on held-out episodes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from simulator.serverless.run import run
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
 
 SERVER_TYPES = 3
-"""The first three c5 types: four NUMA nodes on three servers."""
+"""Count of c5 types used, from the smallest: four NUMA nodes on three servers."""
 
 WORKFLOW_SIZE = 4
 ARRIVAL_TIMES = tuple(4.0 * wf_id for wf_id in range(6))
 TRAINING_ENVS = 8
 CURVE_SEEDS = range(1_000_000, 1_000_010)
 TEST_SEEDS = range(2_000_000, 2_000_050)
-"""Seeds of the draws of workflows; training draws others."""
+"""Seeds of the draws of workflows; training uses other seeds."""
 
 Choose = Callable[[ServerlessEnv, NDArray[np.float32]], NDArray[np.int64]]
 
 
 def make_env() -> ServerlessEnv:
-    """The task: six workflows, drawn from four shapes, arrive every four seconds on four NUMA nodes."""
+    """Return the task: six workflows, drawn from four shapes, one every four seconds, on four NUMA nodes."""
     return ServerlessEnv(
         ARRIVAL_TIMES,
         generate_workflows(size=WORKFLOW_SIZE),
@@ -43,7 +43,7 @@ def make_env() -> ServerlessEnv:
 
 
 def play(env: ServerlessEnv, choose: Choose, seed: int) -> dict[str, float]:
-    """One episode: its return, mean makespan (s) and rent ($)."""
+    """Play one episode; return its return, mean makespan (s) and rent ($)."""
     seen, _ = env.reset(seed=seed)
     total, rent, ends, terminated = 0.0, 0.0, {}, False
     while not terminated:
@@ -56,7 +56,7 @@ def play(env: ServerlessEnv, choose: Choose, seed: int) -> dict[str, float]:
 
 
 def play_heuristic(env: ServerlessEnv, name: str, seed: int) -> dict[str, float]:
-    """The same episode under a placement policy that gives each function the memory it requires."""
+    """Play the same episode with a placement policy and the memory each function requires."""
     env.reset(seed=seed)  # draws the seed of the episode as `play` does
     episode = run(env.raw, PolicyScheduler(scheduler_policy(name, seed)), seed=env.episode_seed)
     waited = env.performance_weight * sum(episode.makespans_s)
@@ -69,14 +69,14 @@ def play_heuristic(env: ServerlessEnv, name: str, seed: int) -> dict[str, float]
 
 
 def mean(results: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of each number, and the standard error of the mean return."""
+    """Return the mean of each number, and the standard error of the mean return."""
     means = {name: float(np.mean([result[name] for result in results])) for name in results[0]}
     spread = float(np.std([result["return"] for result in results], ddof=1))
     return {**means, "return_standard_error": spread / len(results) ** 0.5}
 
 
 def random_actions(seed: int = 0) -> Choose:
-    """Every allowed NUMA node and memory choice equally often."""
+    """Return an agent that draws uniformly among the allowed NUMA nodes and memory choices."""
     random = np.random.default_rng(seed)
 
     def choose(env: ServerlessEnv, seen: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -87,7 +87,7 @@ def random_actions(seed: int = 0) -> Choose:
 
 
 def train(steps: int, seed: int, evaluations: int = 30) -> tuple[Choose, list[tuple[int, float]]]:
-    """The trained agent, and (steps, mean return over `CURVE_SEEDS`) along the way."""
+    """Train; return the agent and the learning curve: (steps, mean return over `CURVE_SEEDS`)."""
     import torch
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -121,7 +121,7 @@ def train(steps: int, seed: int, evaluations: int = 30) -> tuple[Choose, list[tu
     env = make_env()
 
     class Curve(BaseCallback):
-        """Plays the held-out episodes every so many steps."""
+        """Callback that evaluates the agent on the held-out episodes at regular steps."""
 
         def _on_step(self) -> bool:
             return True
@@ -139,7 +139,7 @@ def train(steps: int, seed: int, evaluations: int = 30) -> tuple[Choose, list[tu
 
 
 def draw_curve(curve: list[tuple[int, float]], returns: dict[str, float], path: Path) -> None:
-    """The learning curve beside the heuristics' returns on the same episodes."""
+    """Draw the learning curve and the returns of the heuristics on the same episodes."""
     figure, axes = pyplot().subplots(figsize=(7.5, 4))
     axes.plot(*zip(*curve, strict=True), color="black", linewidth=2, label="MaskablePPO")
     for number, (name, value) in enumerate(returns.items()):
@@ -155,7 +155,7 @@ def draw_curve(curve: list[tuple[int, float]], returns: dict[str, float], path: 
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--output-dir", type=click.Path(file_okay=False, path_type=Path), required=True)
 def main(steps: int, seed: int, output_dir: Path) -> None:
-    """Trains MaskablePPO and compares it with random actions and every heuristic on 50 held-out episodes."""
+    """Train MaskablePPO; compare it with random actions and every heuristic on 50 held-out episodes."""
     began = time.perf_counter()
     try:
         choose, curve = train(steps, seed)

@@ -1,4 +1,4 @@
-"""Many environments stepped as one, in one process."""
+"""Vector environment: several environments stepped together in one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.serverless.env import ServerlessEnv
 
 
 class ServerlessVectorEnv(SyncVectorEnv):
-    """`num_envs` environments with the same arguments; each roll-out equals that of a single one.
+    """Vector of `num_envs` equal environments; each roll-out equals that of a single one.
 
     An environment that has ended is reset by the next step, whose action it ignores (`NEXT_STEP`, as
     `metadata["autoreset_mode"]` declares), unless `autoreset_mode` says otherwise.
@@ -30,7 +30,7 @@ class ServerlessVectorEnv(SyncVectorEnv):
         super().__init__([partial(_same, env) for env in self._single], autoreset_mode=autoreset_mode)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """The masks of every environment, one row each."""
+        """Return the masks, one row per environment."""
         return np.stack([env.action_masks() for env in self._single])
 
 

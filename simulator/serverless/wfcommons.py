@@ -1,4 +1,4 @@
-"""Reads workflows from WfCommons instances (WfFormat 1.5, JSON)."""
+"""Reader of workflows in WfCommons instances (WfFormat 1.5, JSON)."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class _Instance(BaseModel):
 
 
 def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
-    """The workflow of an instance; functions are numbered in the order of its tasks.
+    """Read the workflow of an instance; functions are numbered in the order of its tasks.
 
-    Threads are the run's core count and MiB its memory, rounded up; 1 and 128 where they are not given.
+    Threads are the core count of the run and MiB its memory, rounded up; 1 and 128 if they are missing.
     An edge carries the files the parent writes and the child reads. Raises `WorkflowError`.
     """
     path = Path(path)
@@ -75,7 +75,7 @@ def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_COR
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         reason = f"{where}: {first['msg']}" if where else first["msg"]
-        raise WorkflowError(f"no WfCommons 1.5 workflow: {reason}", path=path) from error
+        raise WorkflowError(f"not a WfCommons 1.5 workflow: {reason}", path=path) from error
     tasks = instance.workflow.specification.tasks
     number = {task.id: fn_id for fn_id, task in enumerate(tasks)}
     if len(number) != len(tasks):
@@ -110,7 +110,7 @@ def _edges(path: Path, specification: _Specification, number: dict[str, int]) ->
     for task in specification.tasks:
         for other in (*task.parents, *task.children):
             if other not in number:
-                raise WorkflowError(f"the task {task.id!r} names {other!r}, which is no task", path=path)
+                raise WorkflowError(f"the task {task.id!r} names {other!r}, which is not a task", path=path)
         pairs |= {(number[parent], number[task.id]) for parent in task.parents}
         pairs |= {(number[task.id], number[child]) for child in task.children}
     tasks = specification.tasks

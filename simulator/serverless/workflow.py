@@ -1,4 +1,4 @@
-"""Functions and workflows while they run: which wait, which are submitted, which have finished."""
+"""State of functions and workflows during a run: pending, submitted, running, finished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator.serverless.template import WorkflowTemplate
 
 
 class FunctionState(enum.Enum):
-    """The life of a function, in this order."""
+    """States of a function, in the order of its life."""
 
     PENDING = "pending"
     SUBMITTED = "submitted"
@@ -21,7 +21,7 @@ PENDING, SUBMITTED, RUNNING, FINISHED = FunctionState
 
 
 class Function:
-    """One function of a workflow: operations, MiB required and given, threads, and its times in seconds."""
+    """Function of a workflow: operations, MiB required and allocated, threads, and its times in seconds."""
 
     __slots__ = (
         "completion_time",
@@ -81,7 +81,7 @@ class Workflow:
         self.reset()
 
     def reset(self) -> None:
-        """Puts every function back to PENDING."""
+        """Reset every function to PENDING."""
         dag = self._dag
         wf_id = self.wf_id
         self._functions = [
@@ -100,7 +100,7 @@ class Workflow:
 
     @property
     def template(self) -> WorkflowTemplate:
-        """The shape this workflow was drawn from."""
+        """Template of this workflow."""
         return self._dag
 
     @property
@@ -110,12 +110,12 @@ class Workflow:
 
     @property
     def submitted_functions(self) -> set[int]:
-        """Functions that wait for a decision, or for their container to start."""
+        """Functions that wait for a placement, or for their container to start."""
         return self._in_state(SUBMITTED)
 
     @property
     def running_functions(self) -> set[int]:
-        """Functions whose container runs."""
+        """Functions with a running container."""
         return self._in_state(RUNNING)
 
     @property
@@ -128,22 +128,22 @@ class Workflow:
 
     @property
     def completed(self) -> bool:
-        """Whether every function has finished."""
+        """True if every function has finished."""
         return not self._unfinished
 
     @property
     def completion_time(self) -> float | None:
-        """When the last function ended; None before that."""
+        """End (s) of the last function; None before that."""
         if not self.completed:
             return None
         return max(function.completion_time or 0.0 for function in self._functions)
 
     def predecessors(self, fn_id: int) -> tuple[tuple[int, int], ...]:
-        """(function, bytes) of each parent."""
+        """Return (function, bytes) of each parent."""
         return self._dag.predecessors[fn_id]
 
     def submit_function(self, fn_id: int, time: float) -> None:
-        """PENDING becomes SUBMITTED."""
+        """Change a function from PENDING to SUBMITTED."""
         function = self._functions[fn_id]
         if function.state is not PENDING:
             raise self._misuse(function, PENDING)
@@ -151,7 +151,7 @@ class Workflow:
         function.submission_time = time
 
     def run_function(self, fn_id: int, time: float) -> None:
-        """SUBMITTED becomes RUNNING."""
+        """Change a function from SUBMITTED to RUNNING."""
         function = self._functions[fn_id]
         if function.state is not SUBMITTED:
             raise self._misuse(function, SUBMITTED)
@@ -159,7 +159,7 @@ class Workflow:
         function.start_time = time
 
     def finish_function(self, fn_id: int, time: float) -> list[int]:
-        """RUNNING becomes FINISHED; returns the successors whose predecessors have now all finished."""
+        """Change a function from RUNNING to FINISHED; return the successors that are now ready."""
         functions = self._functions
         function = functions[fn_id]
         if function.state is not RUNNING:

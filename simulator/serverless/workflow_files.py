@@ -1,4 +1,4 @@
-"""Reads workflows from files and folders, by the format that a file's name tells."""
+"""Reader of workflow files and folders; the suffix of a file selects the format."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from simulator.serverless.template import DEFAULT_SINGLE_CORE_SPEED, WorkflowTem
 from simulator.serverless.wfcommons import read_wfcommons
 
 NOT_WORKFLOWS = (".dag.json", ".memory.json", ".parallelism.json")
-"""Companion files of a DAX in the data sets of the original; they are not workflows of their own."""
+"""Suffixes of companion files of a DAX in the original's data sets; they are not workflows."""
 
 
 def read_workflows(
     paths: Iterable[str | Path], single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED
 ) -> list[WorkflowTemplate]:
-    """Templates from files and folders, a folder's by name; raises `InputError` where there are none."""
+    """Read templates from files and folders (sorted by name); raise `InputError` if there are none."""
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -35,7 +35,7 @@ def read_workflows(
 
 
 def read_workflow(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_CORE_SPEED) -> WorkflowTemplate:
-    """Read a Pegasus DAX (`.dax`, `.xml`) or a WfCommons file (`.json`); raises `InputError`."""
+    """Read a Pegasus DAX (`.dax`, `.xml`) or a WfCommons file (`.json`); raise `InputError`."""
     path = Path(path)
     if not path.exists():
         raise WorkflowError("no such file or folder", path=path)

@@ -1,4 +1,4 @@
-"""All workflows of a run, and the queue of functions that wait for a decision."""
+"""Workflows of a run, and the queue of functions that wait for a placement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.serverless.workflow import Workflow
 
 
 class SubmittedFunction(NamedTuple):
-    """A function that waits for a decision; tuples order as the queue does."""
+    """A function that waits for a placement; tuples sort in queue order."""
 
     submission_time: float
     wf_id: int
@@ -22,7 +22,7 @@ class SubmittedFunction(NamedTuple):
 class Workload:
     """Workflows by id, drawn from the templates, and their submitted functions in order of submission.
 
-    `arrival_times` are seconds, one a workflow; `choices` names the template of each.
+    `arrival_times` are seconds, one per workflow; `choices` are indexes of templates, one per workflow.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Workload:
         self.reset([0] * len(self.arrival_times))
 
     def reset(self, choices: Sequence[int]) -> None:
-        """Starts anew with these templates, and submits every source function."""
+        """Restart with these templates, and submit every source function."""
         self._workflows = [
             Workflow(wf_id, arrival, self.workflow_templates[choice])
             for wf_id, (arrival, choice) in enumerate(zip(self.arrival_times, choices, strict=True))
@@ -64,26 +64,26 @@ class Workload:
 
     @property
     def completed(self) -> bool:
-        """Whether every workflow has finished."""
+        """True if every workflow has finished."""
         return not self._unfinished_workflows
 
     @property
     def queue_length(self) -> int:
-        """Functions submitted and not yet taken by `get`, those of later arrivals included."""
+        """Count of functions submitted and not yet taken by `get`, later arrivals included."""
         return len(self._queue)
 
     def peek(self) -> SubmittedFunction | None:
-        """The next function to decide, left in the queue; None where there is none."""
+        """Return the next function to place and leave it in the queue; None if there is none."""
         return self._queue[0] if self._queue else None
 
     def get(self) -> SubmittedFunction | None:
-        """The next function to decide, taken from the queue; None where there is none."""
+        """Take the next function to place from the queue; None if there is none."""
         return heapq.heappop(self._queue) if self._queue else None
 
     def finish_function(self, wf_id: int, fn_id: int, time: float) -> bool:
-        """Marks a function as finished and submits the successors that were waiting for it alone.
+        """Mark a function as finished and submit the successors that waited only for it.
 
-        Returns whether that was the last function of its workflow.
+        Returns True if it was the last function of its workflow.
         """
         workflow = self._workflows[wf_id]
         for child in workflow.finish_function(fn_id, time):

@@ -78,7 +78,7 @@ def test_companions_give_memory_and_threads(tmp_path: Path) -> None:
         (
             {"more": '<child ref="ID9"><parent ref="ID1"/></child>'},
             WorkflowError,
-            r"dax:6: .*'ID9', which is no job",
+            r"dax:6: .*'ID9', which is not a job",
         ),
         ({"more": '<child ref="ID1"><parent/></child>'}, WorkflowError, r"dax:6: <parent> has no 'ref'"),
         ({"more": "<child"}, WorkflowError, "not well-formed XML"),
@@ -163,7 +163,7 @@ def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
         wfcommons(tmp_path, content)
     content = instance()
     content["workflow"]["specification"]["tasks"][0]["children"] = ["z"]
-    with pytest.raises(WorkflowError, match="'z', which is no task"):
+    with pytest.raises(WorkflowError, match="'z', which is not a task"):
         wfcommons(tmp_path, content)
     content = instance()
     content["workflow"]["specification"]["tasks"][0]["parents"] = ["b"]
@@ -174,7 +174,7 @@ def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
     with pytest.raises(WorkflowError, match="no execution"):
         wfcommons(tmp_path, content)
     (tmp_path / "two.json").write_text("{")
-    with pytest.raises(WorkflowError, match="no WfCommons"):
+    with pytest.raises(WorkflowError, match="not a WfCommons"):
         read_workflow(tmp_path / "two.json")
 
 
