@@ -1,1 +1,1 @@
-"""A vGPU pool with API-sandbox gates: GLB scheduling, sandbox, arbitration, seven scenarios."""
+"""vGPU pool with API-sandbox gates: GLB scheduling, sandbox, arbitration, seven scenarios."""

@@ -1,4 +1,4 @@
-"""`gpu-simulate vgpu`: scenarios times seeds, summarised, reported and plotted."""
+"""`gpu-simulate vgpu`: every scenario with every seed, summarised, reported and plotted."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from simulator.vgpu.sweep import Timed, run_all
     "--scenario",
     default="all",
     show_default=True,
-    help="Names, TOML files, or all; separated by commas.",
+    help="Names or TOML files, separated by commas, or all.",
 )
-@click.option("--tasks", "--num-tasks", "--num_tasks", type=click.IntRange(min=0), help="Tasks in a run.")
+@click.option("--tasks", "--num-tasks", "--num_tasks", type=click.IntRange(min=0), help="Tasks per run.")
 @click.option(
-    "--arrival", "--arrival-mode", "--arrival_mode", type=click.Choice(ARRIVALS), help="How tasks arrive."
+    "--arrival", "--arrival-mode", "--arrival_mode", type=click.Choice(ARRIVALS), help="Arrival mode."
 )
-@click.option("--duration", "duration_s", type=float, help="Seconds simulated.")
-@click.option("--delta-t", "--delta_t", "delta_t_s", type=float, help="Seconds a tick.")
+@click.option("--duration", "duration_s", type=float, help="Simulated seconds.")
+@click.option("--delta-t", "--delta_t", "delta_t_s", type=float, help="Seconds per tick.")
 @seeds_option
-@click.option("--admission", type=click.Choice(ADMISSIONS), help="What a node's ledger counts.")
-@click.option("--progress", type=click.Choice(PROGRESS), help="What a task's progress follows.")
-@click.option("--arbitration", type=click.Choice(ARBITRATIONS), help="Who is served first on a full node.")
+@click.option("--admission", type=click.Choice(ADMISSIONS), help="Amounts allocated to a running task.")
+@click.option("--progress", type=click.Choice(PROGRESS), help="Measure of a task's progress.")
+@click.option("--arbitration", type=click.Choice(ARBITRATIONS), help="Tasks granted first on a full node.")
 @click.option("--profiles", help="Only these task profiles, separated by commas.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option(
@@ -79,12 +79,12 @@ def command(
     as_json: bool,
     **changes: Any,
 ) -> None:
-    """A vGPU pool with API-sandbox gates.
+    """Simulate a vGPU pool with API-sandbox gates.
 
-    Without --tasks, --arrival and the like each scenario uses its own.
+    Without --tasks, --arrival and similar options each scenario uses its own values.
     """
     if output_dir is None:
-        refuse_given(("hist_bucket",), "is for the reports; name their folder with --output-dir")
+        refuse_given(("hist_bucket",), "is for the reports; give their folder with --output-dir")
     seeds = seeds_of(seeds, seed)
     chosen = read_scenarios(scenarios, changes)
     if profiles is not None:
@@ -112,7 +112,7 @@ def command(
 
 
 def read_scenarios(names: str, changes: dict[str, Any]) -> dict[str, Scenario]:
-    """The scenarios by name, with the options that were given laid over them; raises `InputError`."""
+    """Load the scenarios by name, with the given options applied; raise `InputError`."""
     keys = {"admission": "scheduling.admission"}
     over = {keys.get(key, key): value for key, value in changes.items() if value is not None}
     wanted = [name.strip() for name in names.split(",")]
@@ -121,14 +121,14 @@ def read_scenarios(names: str, changes: dict[str, Any]) -> dict[str, Scenario]:
     chosen = [load_scenario(name, over) for name in wanted]
     by_name = {scenario.name: scenario for scenario in chosen}
     if len(by_name) < len(chosen):
-        raise BadInput(f"--scenarios: {names} names a scenario twice")
+        raise BadInput(f"--scenarios: {names} names a scenario twice; name each once")
     return by_name
 
 
 def run_with_progress(
     scenarios: dict[str, Scenario], seeds: list[int], jobs: int, use_numba: bool | None, progress: Progress
 ) -> dict[str, list[Timed]]:
-    """Runs everything, scenario by scenario."""
+    """Run every scenario with every seed, in that order."""
     results: dict[str, list[Timed]] = {name: [] for name in scenarios}
     runs = run_all(scenarios, seeds, jobs=jobs, use_numba=use_numba)
     for done, (name, timed) in enumerate(runs, start=1):
@@ -138,7 +138,7 @@ def run_with_progress(
 
 
 def write_files(folder: Path, results: dict[str, list[Timed]], bucket: float) -> None:
-    """Reports, plots and the comparison page; says on standard error where Chinese labels are missing."""
+    """Write reports, plots and the comparison page; note missing Chinese labels on standard error."""
     from simulator.vgpu.plots import NO_FONT, Labels
     from simulator.vgpu.report import write_reports
 
@@ -147,11 +147,11 @@ def write_files(folder: Path, results: dict[str, list[Timed]], bucket: float) ->
     written = write_reports(
         folder, {name: [each.run for each in runs] for name, runs in results.items()}, bucket
     )
-    click.echo(f"wrote {len(written)} files to {folder}; begin with comparison.html", err=True)
+    click.echo(f"wrote {len(written)} files to {folder}; start with comparison.html", err=True)
 
 
 def print_table(collected: dict[str, dict[str, Any]], seeds: int) -> None:
-    """One line a scenario on standard output; with several seeds means and 95 % confidence intervals."""
+    """Print one line per scenario; with several seeds means and 95 % confidence intervals."""
     columns = {
         "started": ("started", "{:.0f}"),
         "SLO rate": ("slo_rate", "{:.1%}"),

@@ -1,4 +1,4 @@
-"""What a run amounts to: SLO, interference, utilisation and limiter figures, and their spread over seeds."""
+"""Metrics of a run: SLO, interference, utilisation and limiter figures, and their spread over seeds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ STATES = ("completed", "overtime", "unfinished", "never_started")
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """The figures of one run, as plain values; None where there is nothing to take them from.
+    """Return the metrics of one run, as plain values; None if no task contributes.
 
-    `ir` counts every task that started, dropped ones included, as the origin does; `ir_finished` only the
-    completed ones; `slowdown` like `ir`, but from arrival, so that the queue counts.
+    `ir` counts every task that started, dropped ones included, as the original does; `ir_finished` only
+    completed tasks; `slowdown` like `ir`, but from arrival, so that time in the queue counts.
     """
     outcomes = run.outcomes
     started = [outcome for outcome in outcomes if outcome.start_s is not None]
@@ -52,12 +52,12 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def values_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
-    """That ratio of every task that started."""
+    """Return that ratio of every task that started."""
     return [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
 
 
 def ratio_figures(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean, tail percentiles and the shares above each limit."""
+    """Return the mean, tail percentiles and the fractions above each limit."""
     return {
         "mean": float(np.mean(values)) if values else None,
         "p95": percentile(values, 95),
@@ -70,20 +70,20 @@ def ratio_figures(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def share(part: int, whole: int) -> float | None:
-    """part / whole, or None of nothing."""
+    """Return part / whole; None if `whole` is 0."""
     return part / whole if whole else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile, interpolated between neighbours."""
+    """Return the percentile, interpolated between neighbours; None without values."""
     return float(np.percentile(values, percent)) if values else None
 
 
 def histogram(values: Sequence[float], bucket: float) -> list[dict[str, float]]:
-    """Counts by bucket, each from `from` up to but not including `to`, without gaps."""
+    """Count values in buckets [`from`, `to`), without gaps."""
     if not values:
         return []
-    # A hair of tolerance: 1.1 is in the bucket that begins at 1.1, though 1.1 / 0.1 is below 11.
+    # The tolerance puts 1.1 into the bucket that begins at 1.1, though 1.1 / 0.1 is below 11.
     counts = Counter(math.floor(value / bucket + 1e-9) for value in values)
     return [
         {"from": round(i * bucket, 9), "to": round((i + 1) * bucket, 9), "tasks": counts[i]}
@@ -92,7 +92,7 @@ def histogram(values: Sequence[float], bucket: float) -> list[dict[str, float]]:
 
 
 def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean over seeds with its 95 % confidence interval (Student's t); no interval from fewer than two."""
+    """Return the mean over seeds with its 95 % confidence interval (Student's t); None below two seeds."""
     known = [value for value in values if value is not None]
     if not known:
         return {"mean": None, "low": None, "high": None}
@@ -121,11 +121,11 @@ HEADLINES = {
     "duration_p95_s": ("duration_p95_s",),
     "duration_p99_s": ("duration_p99_s",),
 }
-"""Name of a figure that is followed over seeds -> where `summarise` puts it."""
+"""Name of a figure collected over seeds -> its path in the result of `summarise`."""
 
 
 def pick(summary: dict[str, Any], path: Sequence[str]) -> Any:
-    """The value at that path of keys."""
+    """Return the value at that path of keys."""
     value: Any = summary
     for key in path:
         value = value[key]
@@ -133,7 +133,7 @@ def pick(summary: dict[str, Any], path: Sequence[str]) -> Any:
 
 
 def collect(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The runs of one scenario side by side: a list over seeds for every figure, means for utilisation."""
+    """Collect the runs of one scenario: a list over seeds for every figure, means for utilisation."""
     nodes = summaries[0]["nodes"]
     return {
         **{name: [pick(each, path) for each in summaries] for name, path in HEADLINES.items()},

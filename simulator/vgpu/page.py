@@ -1,4 +1,4 @@
-"""The comparison page: all scenarios side by side as one HTML file, in English or Chinese."""
+"""Comparison page: all scenarios in one HTML file, in English or Chinese."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def render_page(
     titles: Mapping[str, tuple[str, str]],
     seeds: Sequence[int],
 ) -> str:
-    """The page as HTML; `collected` is `metrics.collect` by scenario, the figures lie beside the page."""
+    """Render the page as HTML; `collected` is `metrics.collect` by scenario, figures are files beside it."""
     text = TEXTS[language]
     at = 1 if language == "zh" else 0
     heads = {name: escape(pair[at] or pair[0]) for name, pair in titles.items()}
@@ -163,14 +163,14 @@ def render_page(
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table; cells are HTML already."""
+    """Render an HTML table; the cells are already HTML."""
     lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
     lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
     return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
 
 
 def spread_cell(spread: Mapping[str, float | None], is_share: bool) -> str:
-    """Mean ± half width, or a dash where there is nothing."""
+    """Format mean ± half width; a dash without a mean."""
     mean, high = spread["mean"], spread["high"]
     if mean is None:
         return "–"
@@ -179,7 +179,7 @@ def spread_cell(spread: Mapping[str, float | None], is_share: bool) -> str:
 
 
 def ranges(seeds: Sequence[int]) -> str:
-    """The seeds in short: 1-20, 25."""
+    """Format the seeds as ranges: 1-20, 25."""
     parts: list[list[int]] = []
     for seed in seeds:
         if parts and seed == parts[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Figures of a sweep, labelled in English and Chinese where a font for both is at hand."""
+"""Figures of a sweep, labelled in English, and in Chinese if a font has the glyphs."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ CHINESE = {
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """How labels are written: in both languages with a font that has the glyphs, else in English."""
+    """Labels in both languages if a font has the glyphs, else in English."""
 
     font: str | None
 
     @classmethod
     def for_this_machine(cls) -> Labels:
-        """The first of `CHINESE_FONTS` that is installed and has every glyph the labels use."""
+        """Use the first of `CHINESE_FONTS` that is installed and has every glyph of the labels."""
         from matplotlib import font_manager
 
         wanted = {ord(char) for text in CHINESE.values() for char in text}
         installed = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}
         for path in font_manager.findSystemFonts() if not installed.keys() & set(CHINESE_FONTS) else []:
-            # Installed after matplotlib made its list of fonts.
+            # The font was installed after matplotlib cached its list of fonts.
             if any(name.replace(" ", "")[:11] in path for name in CHINESE_FONTS):
                 font_manager.fontManager.addfont(path)
                 installed = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}
@@ -70,7 +70,7 @@ class Labels:
 
     @property
     def settings(self) -> Any:
-        """matplotlib settings under which the labels render."""
+        """Settings of matplotlib with which the labels render."""
         families = ["DejaVu Sans"] if self.font is None else [self.font, "DejaVu Sans"]
         return {"font.family": families, "axes.unicode_minus": False, "text.parse_math": False}
 
@@ -84,7 +84,7 @@ def draw_all(
     bucket: float,
     labels: Labels,
 ) -> dict[str, Any]:
-    """File name -> figure, for all that a report shows; `summaries` are `metrics.summarise` of the runs."""
+    """Draw all figures of a report, by file name; `summaries` are `metrics.summarise` of the runs."""
     ratios = {
         name: [value for run in each for value in values_of(run.outcomes, "interference_ratio")]
         for name, each in runs.items()
@@ -103,7 +103,7 @@ def draw_all(
 
 
 def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labels) -> Any:
-    """Tasks by interference ratio, in buckets of that width."""
+    """Draw a histogram of tasks by interference ratio, with buckets of that width."""
     figure, axes = new_figure()
     if values:
         edges = np.arange(np.floor(min(values) / bucket), np.floor(max(values) / bucket) + 2) * bucket
@@ -116,7 +116,7 @@ def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labe
 
 
 def ir_cdf(ratios: Mapping[str, Sequence[float]], labels: Labels) -> Any:
-    """Share of started tasks up to each interference ratio; the legend has the shares above two limits."""
+    """Draw the CDF of the interference ratio of started tasks; the legend has the tails above two limits."""
     figure, axes = new_figure()
     for name, values in ratios.items():
         if not values:
@@ -133,14 +133,14 @@ def ir_cdf(ratios: Mapping[str, Sequence[float]], labels: Labels) -> Any:
 
 
 def slo_rate(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """Mean SLO rate by scenario, with the 95 % confidence interval over seeds."""
+    """Draw the mean SLO rate by scenario, with the 95 % confidence interval over seeds."""
     return points(
         {name: [each["slo_rate"] for each in runs] for name, runs in summaries.items()}, "SLO rate", labels
     )
 
 
 def compute_utilisation(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """Mean over nodes of the compute used, by scenario."""
+    """Draw the mean over nodes of the compute utilisation, by scenario."""
     return points(
         {
             name: [
@@ -155,7 +155,7 @@ def compute_utilisation(summaries: Mapping[str, Sequence[dict[str, Any]]], label
 
 
 def drop_rate(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """Share of tasks that did not complete, stacked by reason."""
+    """Draw the fraction of tasks that did not complete, stacked by reason."""
     reasons = dict(
         zip(STATES[1:], ("dropped past 1.5 deadlines", "cut off by the end", "never started"), strict=True)
     )
@@ -170,7 +170,7 @@ def drop_rate(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels)
 
 
 def limiter_events(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """How often each gate cut a task in a tick, mean over seeds, stacked by gate."""
+    """Draw the limiter events (a gate cuts a task in a tick), mean over seeds, stacked by gate."""
     counts = {
         f"{gate} gate": [
             float(np.mean([each["limiter_events"][gate] for each in runs])) for runs in summaries.values()
@@ -181,7 +181,7 @@ def limiter_events(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: La
 
 
 def points(values: Mapping[str, Sequence[float | None]], title: str, labels: Labels) -> Any:
-    """One point a scenario, with its confidence interval."""
+    """Draw one point per scenario, with its confidence interval."""
     figure, axes = new_figure()
     spreads = {name: over_seeds(each) for name, each in values.items()}
     shown = {name: spread for name, spread in spreads.items() if spread["mean"] is not None}
@@ -195,7 +195,7 @@ def points(values: Mapping[str, Sequence[float | None]], title: str, labels: Lab
 
 
 def stacked(names: list[str], parts: Mapping[str, list[float]], title: str, labels: Labels) -> Any:
-    """One bar a scenario, its parts on top of each other."""
+    """Draw one stacked bar per scenario."""
     figure, axes = new_figure()
     below = np.zeros(len(names))
     for text, values in parts.items():
@@ -208,7 +208,7 @@ def stacked(names: list[str], parts: Mapping[str, list[float]], title: str, labe
 
 
 def new_figure() -> tuple[Any, Any]:
-    """A figure of its own, outside pyplot's list of open ones, and its axes."""
+    """Return a figure that pyplot does not keep open, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2))

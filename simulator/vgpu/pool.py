@@ -1,4 +1,4 @@
-"""The pool as nodes of the product, and the ledger that books tasks on it through the product's allocator."""
+"""The pool as nodes of the resource manager, and the ledger that allocates them with its allocator."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from simulator.vgpu.workload import Profile
 
 DIMENSIONS = ("compute_tflops", "memory_gb", "bandwidth_gbps")
 PARTITIONS = "partitions"
-"""A resource of which a node has one where tasks must not share it."""
+"""Resource of which a node has one if tasks must not share the node."""
 
 Amounts = tuple[float, float, float]
 """Compute (TFLOPS), memory (GB) and bandwidth (GB/s)."""
 
 
 def effective_card(card: Card) -> Amounts:
-    """One card's figures times its coefficients."""
+    """Return the amounts of one card times its coefficients."""
     alpha, beta, gamma = card.coefficients
     return (card.compute_tflops * alpha, card.memory_gb * beta, card.bandwidth_gbps * gamma)
 
 
 def build_nodes(scenario: Scenario) -> list[Node]:
-    """The scenario's nodes; the coefficients are applied here, once, to each node's total."""
+    """Return the scenario's nodes; the coefficients are applied here, once, to the total of each node."""
     nodes = []
     for server_id, spec in enumerate(scenario.nodes):
         card = scenario.cards[spec.card]
@@ -55,7 +55,7 @@ def build_nodes(scenario: Scenario) -> list[Node]:
 
 
 def slices_needed(demand: Amounts, card: Card) -> int:
-    """How many of a card's slices cover the demand in every dimension; more than it has: none fits."""
+    """Return the slices of a card that cover the demand in every dimension; it may exceed `card.slices`."""
     return max(
         math.ceil(amount * card.slices / total - 1e-9)
         for amount, total in zip(demand, effective_card(card), strict=True)
@@ -63,11 +63,11 @@ def slices_needed(demand: Amounts, card: Card) -> int:
 
 
 class Ledger:
-    """What is booked on each node, as leases of a `ClusterState`.
+    """Allocated amounts by node, as leases of a `ClusterState`.
 
-    A task is admitted by its quota. With `admission` usage or max the lease is afterwards granted anew
-    with what the task got in the last tick: amounts of a lease never change, so a new one takes its place
-    (same node, next fencing token). Every state is one the product itself could be in.
+    A task is admitted by its quota. With `admission` usage or max the lease is replaced later by one with
+    the amounts granted to the task in the last tick: the amounts of a lease never change, so a new lease
+    takes its place (same node, next fencing token). Every state is valid in the resource manager too.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -86,12 +86,12 @@ class Ledger:
 
     @property
     def follows_usage(self) -> bool:
-        """Whether what tasks use changes what is booked; slices stay whole, used or not."""
+        """True if the allocated amounts follow usage; slices stay whole, used or not."""
         scheduling = self.scenario.scheduling
         return scheduling.admission != "quota" and scheduling.partition != "slices"
 
     def admit(self, task_id: str, profile: Profile, now: float) -> Lease | None:
-        """A lease for the task, or None while nothing fits."""
+        """Grant a lease to the task; None while nothing fits."""
         for request in self._ranked_requests(profile):
             for change in allocator.allocate(self.cluster, request.for_task(task_id), self.policy, now):
                 self.cluster.apply(change)
@@ -99,12 +99,12 @@ class Ledger:
         return None
 
     def release(self, task_id: str, now: float, outcome: str) -> None:
-        """Ends the task's lease."""
+        """Release the lease of the task."""
         for change in allocator.release(self.cluster, task_id, now, outcome=outcome):
             self.cluster.apply(change)
 
     def rebook(self, booked: Mapping[str, Amounts], now: float) -> None:
-        """Books these amounts for these tasks instead, cut to what their nodes have."""
+        """Replace the allocated amounts of these tasks, cut to the capacity of their nodes."""
         leases = [self.cluster.leases[task_id] for task_id in booked]
         for lease in leases:
             self.release(lease.task_id, now, "rebooked")
@@ -118,7 +118,7 @@ class Ledger:
             self.cluster.apply(allocator.grant(self.cluster, request, lease.placement, now))
 
     def quota(self, lease: Lease, profile: Profile) -> Amounts:
-        """The task's ceiling in the sandbox: demand times oversubscription, or the slices it holds."""
+        """Return the task's limit in the sandbox: demand times oversubscription, or its slices."""
         if self.scenario.scheduling.partition != "slices":
             return self.booked(profile)
         state = self.cluster.node(lease.placement.node)
@@ -128,13 +128,13 @@ class Ledger:
         return (compute * share, memory * share, bandwidth * share)
 
     def booked(self, profile: Profile) -> Amounts:
-        """What a task is admitted with: its demand times oversubscription."""
+        """Return the amounts allocated at admission: demand times oversubscription."""
         factor = self.scenario.scheduling.oversubscription
         compute, memory, bandwidth = profile.demand
         return (compute * factor, memory * factor, bandwidth * factor)
 
     def _requests_of(self, profile: Profile) -> list[Request]:
-        """One request; with slices one a card type, because a slice is another size on each."""
+        """Return one request; with slices one per card type, because the size of a slice differs."""
         cards = {name: card for name, card in self.scenario.cards.items() if card.vendor in profile.vendors}
         booked = self.booked(profile)
         partition = self.scenario.scheduling.partition
@@ -143,7 +143,7 @@ class Ledger:
             if partition == "node":
                 resources[PARTITIONS] = 1
             return [Request(profile.name, resources=resources, gpu_types=tuple(cards))]
-        # Rounded down, so that as many slices fit on a card as it has.
+        # Rounded down, so that all slices of a card fit on it.
         return [
             Request(profile.name, 1, needed * MILLI_PER_GPU // card.slices, gpu_types=(name,))
             for name, card in cards.items()
@@ -174,7 +174,7 @@ class Ledger:
             f"{amount:g} {name}" for name, amount in zip(DIMENSIONS, self.booked(profile), strict=True)
         )
         raise InputError(
-            f"profile {profile.name!r} fits no node, not even an empty one: it books {needs}"
+            f"profile {profile.name!r} fits no node, not even an empty one: it needs {needs}"
             f" of {' or '.join(profile.vendors)}",
             path=self.scenario.name,
         )

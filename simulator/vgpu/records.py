@@ -1,4 +1,4 @@
-"""What a run yields: decisions, outcomes of tasks and utilisation of nodes."""
+"""Results of a run: decisions, outcomes of tasks and utilisation of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT_DIMENSIONS = ("compute", "memory", "bandwidth")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the sandbox and the arbitration did to one task in one tick; amounts by dimension."""
+    """Effect of sandbox and arbitration on one task in one tick; amounts by dimension."""
 
     tick: int
     task_id: str
@@ -30,8 +30,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one task ended. `state` is completed, overtime (dropped past 1.5 deadlines), unfinished (cut off
-    by the end of the run) or never_started; times are seconds, None where it never started."""
+    """Outcome of one task; times are seconds, None if it never started.
+
+    `state` is completed, overtime (dropped past 1.5 deadlines), unfinished (cut off by the end of the run)
+    or never_started.
+    """
 
     task_id: str
     profile: str
@@ -55,13 +58,13 @@ class Outcome:
 
     @property
     def slowdown(self) -> float | None:
-        """Actual over ideal duration, the wait in the queue included."""
+        """Actual over ideal duration, time in the queue included."""
         return None if self.start_s is None else (self.end_s - self.arrival_s) / self.ideal_duration_s
 
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """A node's use of one dimension over all ticks, as shares of its capacity."""
+    """Use of one dimension of a node over all ticks, as fractions of its capacity."""
 
     mean: float
     std: float
@@ -70,7 +73,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything one run yields."""
+    """Results of one run."""
 
     scenario: Scenario
     seed: int

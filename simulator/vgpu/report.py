@@ -1,4 +1,4 @@
-"""Reports of a sweep: one JSON file a scenario, plots and the comparison page, each written whole or not."""
+"""Reports of a sweep: one JSON file per scenario, plots and the comparison page, each written atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.vgpu.scenario import as_tables
 
 
 def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], bucket: float) -> list[Path]:
-    """Writes everything about the runs (scenario -> one a seed) into the folder; returns the files."""
+    """Write all reports on the runs (scenario -> one run per seed) into the folder; return the files."""
     from matplotlib import rc_context
 
     labels = Labels.for_this_machine()
@@ -34,7 +34,7 @@ def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], bucket: float
     with rc_context(labels.settings):
         for name, figure in draw_all(runs, summaries, bucket, labels).items():
             files[name] = partial(save_figure, figure)
-        # All is made before anything is written.
+        # Everything is rendered before the first file is written.
         for name, write in files.items():
             write(folder / name)
     return [folder / name for name in files]
@@ -43,7 +43,7 @@ def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], bucket: float
 def scenario_report(
     runs: Sequence[Run], summaries: Sequence[dict[str, Any]], bucket: float
 ) -> dict[str, Any]:
-    """One scenario over its seeds; `tasks` and `task_outcomes` name the seed they belong to."""
+    """Return the report on one scenario; each row of `tasks` and `task_outcomes` has its seed."""
     scenario = runs[0].scenario
     return {
         "scenario": scenario.name,
@@ -71,7 +71,7 @@ def scenario_report(
 
 
 def describe_tasks(run: Run) -> list[dict[str, Any]]:
-    """What was drawn for each task; its profile is in the settings under its name."""
+    """Return the drawn values of each task; its profile is in the settings by name."""
     rows = []
     for task in run.tasks:
         row = as_tables(task)
@@ -82,7 +82,7 @@ def describe_tasks(run: Run) -> list[dict[str, Any]]:
 
 
 def describe_outcome(outcome: Outcome) -> dict[str, Any]:
-    """How the task ended, with its ratios."""
+    """Return the outcome of a task, with its ratios."""
     return {
         **as_tables(outcome),
         "duration_s": outcome.duration_s,

@@ -24,7 +24,7 @@ ARRIVALS = ("poisson", "burst", "poisson_burst", "wave")
 
 MOST_TASKS = 10_000
 MOST_TICKS = 10_000_000
-"""More than that would fill the memory before the first tick, or run for days."""
+"""Upper bounds: more would exhaust the memory before the first tick, or run for days."""
 
 Count = Annotated[int, Field(ge=1)]
 Ticks = Annotated[int, Field(ge=1, le=MOST_TICKS)]
@@ -33,7 +33,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One kind of accelerator: raw figures, what makes them comparable, and how many slices it has."""
+    """Type of accelerator: raw figures, the coefficients that make them comparable, and its slices."""
 
     vendor: str
     compute_tflops: Positive
@@ -45,7 +45,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class PoolNode:
-    """One server: how many cards of one kind, and its link (reported, decides nothing)."""
+    """Server with `cards` cards of one type; its link is reported and has no effect."""
 
     name: str
     card: str
@@ -55,11 +55,11 @@ class PoolNode:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """How tasks get onto nodes.
+    """Settings of the placement of tasks on nodes.
 
     `partition` is none (nodes are shared), node (a task has its node alone) or slices (a task has whole
-    slices of one card). `admission` says what a node's ledger counts for a running task: its quota, what
-    it was granted in the last tick (usage), or the larger of the two (max).
+    slices of one card). `admission` is the amount allocated to a running task: its quota, the amount
+    granted in the last tick (usage), or the larger of the two (max).
     """
 
     interval_ticks: Ticks = 4
@@ -74,7 +74,7 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The three gates; a demand up to `limit_threshold` times the quota always passes."""
+    """Settings of the three gates; a demand up to `limit_threshold` times the quota always passes."""
 
     memory_gate: bool = False
     bandwidth_gate: bool = False
@@ -86,7 +86,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The SLO guard on the compute gate."""
+    """Settings of the SLO guard on the compute gate."""
 
     enabled: bool = False
     adjust_interval_ticks: Ticks = 15
@@ -97,7 +97,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything a run needs but its seed."""
+    """All inputs of a run except its seed."""
 
     title: str
     duration_s: Positive
@@ -121,7 +121,7 @@ class Scenario:
 
 
 _parts: tuple[Any, ...] = (Card, PoolNode, Scheduling, Sandbox, Guard, Profile, Fluctuation, Scenario)
-for _part in _parts:  # set from outside, because only reading TOML needs it
+for _part in _parts:  # set here, because only reading TOML needs it
     _part.__pydantic_config__ = STRICT
 
 _READER = TypeAdapter(Scenario)
@@ -130,7 +130,7 @@ _REFERENCE = "reference"
 
 
 def scenario_names() -> list[str]:
-    """The scenarios that come with the simulator."""
+    """Return the names of the scenarios that come with the simulator."""
     return sorted(
         entry.name.removesuffix(".toml")
         for entry in _FOLDER.iterdir()
@@ -139,10 +139,10 @@ def scenario_names() -> list[str]:
 
 
 def load_scenario(name: str, changes: Mapping[str, object] | None = None) -> Scenario:
-    """The scenario of that name (also as the origin writes it, `A3-sandbox`), or of that TOML file.
+    """Load the scenario of that name (also the original's, `A3-sandbox`), or of that TOML file.
 
-    A file may name another scenario as its `base` and give only what differs. `changes` are laid over
-    it, by dotted name (`{"scheduling.admission": "usage"}`). Raises `InputError`.
+    A file may name another scenario as its `base` and give only the differences. `changes` override it,
+    by dotted name (`{"scheduling.admission": "usage"}`). Raises `InputError`.
     """
     where = name
     if name.endswith(".toml"):
@@ -157,10 +157,10 @@ def load_scenario(name: str, changes: Mapping[str, object] | None = None) -> Sce
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise InputError(f"{key}: {part} is no table", path=where)
+                raise InputError(f"{key}: {part} is not a table", path=where)
         table[last] = value
     try:
-        # As JSON, because strict checking takes an array for a tuple only there.
+        # As JSON, because strict validation accepts an array as a tuple only in JSON.
         scenario = _READER.validate_json(json.dumps({"name": short, **tables}, default=str))
     except ValidationError as error:
         first = error.errors()[0]
@@ -189,7 +189,7 @@ ORIGIN_NAMES = {
     "A4-no-link-gate": "A4",
     "A5-no-slo-guard": "A5",
 }
-"""The origin's scenario names and ours."""
+"""Scenario name of the original -> name here."""
 
 
 def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]
     except (ValueError, RecursionError) as error:
         raise InputError(f"not TOML: {error}", path=str(source)) from error
     if "name" in tables:
-        raise InputError("name: a scenario is called like its file", path=str(source))
+        raise InputError("name: not allowed, a scenario has the name of its file", path=str(source))
     base = tables.pop("base", None)
     if source == _REFERENCE:
         return tables
@@ -223,7 +223,7 @@ def _read_with_base(source: str | Path, seen: tuple[str, ...]) -> dict[str, Any]
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables join key by key; anything else, lists included, is replaced whole."""
+    """Merge tables key by key; replace anything else, lists included."""
     joined = dict(base)
     for key, value in over.items():
         below = joined.get(key)
@@ -234,7 +234,7 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(scenario: Scenario, where: str) -> None:
-    """What types cannot say: names that must exist, and times that must divide."""
+    """Check the rules beyond types: names that must exist, and times that must divide."""
     complaint = next(chain(_wrong_names(scenario), _wrong_times(scenario)), None)
     if complaint is not None:
         raise InputError(complaint, path=where)
@@ -247,7 +247,7 @@ def _wrong_names(scenario: Scenario) -> Iterator[str]:
         if node.card not in scenario.cards:
             yield f"node {node.name!r} has the unknown card {node.card!r}"
         if node.name in names:
-            yield f"two nodes are called {node.name!r}"
+            yield f"two nodes have the name {node.name!r}"
         names.add(node.name)
     for profile in scenario.profiles:
         for vendor in profile.vendors:
@@ -284,7 +284,7 @@ def _wrong_times(scenario: Scenario) -> Iterator[str]:
 
 
 def as_tables(value: Any) -> Any:
-    """The scenario as plain tables, for reports."""
+    """Return a value as plain tables, for reports."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: as_tables(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
@@ -295,7 +295,7 @@ def as_tables(value: Any) -> Any:
 
 
 def without_profiles_except(scenario: Scenario, names: tuple[str, ...]) -> Scenario:
-    """The scenario with only those task profiles; raises `InputError` for a name it does not have."""
+    """Return the scenario with only those task profiles; raise `InputError` for an unknown name."""
     known = {profile.name: profile for profile in scenario.profiles}
     for name in names:
         if name not in known:

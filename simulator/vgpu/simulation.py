@@ -1,4 +1,4 @@
-"""One run of a scenario with one seed: arrivals and scheduling around spans of ticks."""
+"""One run of a scenario with one seed: arrivals and scheduling between spans of ticks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def simulate(
     observers: Sequence[Observer] = (),
     tasks: Sequence[Task] | None = None,
 ) -> Run:
-    """Runs the scenario; equal scenario and seed give an equal `Run`, interpreted or compiled.
+    """Run the scenario; equal scenario and seed give an equal `Run`, interpreted or compiled.
 
-    `observers` are called with a `Decision` for every running task after every tick (the hook that the
-    origin calls `sandbox_apply`). `tasks`, sorted by arrival, replace those drawn from the seed.
+    `observers` are called with a `Decision` for every running task after every tick (`sandbox_apply` in
+    the original). `tasks`, sorted by arrival, replace those drawn from the seed.
     """
     if tasks is None:
         tasks = generate(scenario.profiles, scenario.tasks, scenario.duration_s, scenario.arrival, seed)
@@ -40,7 +40,7 @@ def simulate(
 
 
 class Simulation:
-    """The state of one run between ticks."""
+    """State of one run between ticks."""
 
     def __init__(
         self, scenario: Scenario, tasks: Sequence[Task], use_numba: bool, observers: Sequence[Observer]
@@ -53,8 +53,8 @@ class Simulation:
         self.node_index = {name: i for i, name in enumerate(self.nodes)}
         delta_t = scenario.delta_t_s
         self.arrival_tick = [math.ceil(task.arrival_s / delta_t - 1e-9) for task in tasks]
-        # A task is dropped in the first tick at whose end it has run for longer than it may. What lies beyond
-        # the end of the run never comes, and is cut: it may be more ticks than a number holds.
+        # A task is dropped in the first tick at whose end it exceeds its allowed time. The number of ticks is
+        # capped at the end of the run, because it may be too large for an integer array.
         most = scenario.ticks
         self.life_ticks = [
             math.floor(min(DROP_AFTER_DEADLINES * task.profile.deadline_s / delta_t, most) + 1e-9) + 1
@@ -77,19 +77,19 @@ class Simulation:
         self.demanded = nobody_waiting(self.ledger, self.pack)
 
     def run(self) -> None:
-        """Runs every tick of the scenario."""
+        """Run every tick of the scenario."""
         scheduling = self.scenario.scheduling
         interval = 1 if scheduling.retry_every_tick else scheduling.interval_ticks
         tick, end = 0, self.scenario.ticks
-        stale = False  # whether a waiting task may fit now that did not before
+        stale = False  # True if a pending task may fit now that did not before
         while tick < end:
             if tick % interval == 0:
                 arrived = self._arrivals(tick)
                 due = arrived or stale or self.ledger.follows_usage
                 granted = bool(self.waiting) and due and self._schedule(tick)
-                # A grant may change which vendor is best, and so open the other one to who was tried before.
+                # A grant may change the best vendor, so tasks tried earlier may fit now.
                 stale = granted and not scheduling.vendor_fallback
-            # Until the next pass that may admit somebody; where the ledger follows usage, the tick looks out.
+            # Run to the next pass that may admit a task; if the ledger follows usage, ticks may stop first.
             next_pass = tick - tick % interval + interval
             if not (self.waiting and stale):
                 next_pass = max(next_pass, self._next_arrival(interval, end))
@@ -118,11 +118,11 @@ class Simulation:
         return -(-self.arrival_tick[self.arrived] // interval) * interval
 
     def _schedule(self, tick: int) -> bool:
-        """Tries every waiting task once, in order of arrival; whether any got in."""
+        """Try every pending task once, in order of arrival; return True if one was admitted."""
         now = tick * self.scenario.delta_t_s
         if self.ledger.follows_usage:
             self.ledger.rebook(self._usage(), now)
-        full: set[str] = set()  # profiles for which there is no room
+        full: set[str] = set()  # profiles that fit no node
         still_waiting = []
         for task in self.waiting:
             profile = self.tasks[task].profile
@@ -136,13 +136,13 @@ class Simulation:
             self.demanded.count[self.kind[task]] -= 1
             self._start(task, tick, lease.placement.node, self.ledger.quota(lease, profile))
             if not self.scenario.scheduling.vendor_fallback:
-                full.clear()  # a grant may change which vendor is best, and so open the other one
+                full.clear()  # a grant may change the best vendor
         granted = len(still_waiting) < len(self.waiting)
         self.waiting = still_waiting
         return granted
 
     def _usage(self) -> dict[str, Amounts]:
-        """What each running task's lease should book, by task id."""
+        """Return the amounts to allocate to each running task, by task id."""
         state = self.state
         booked = {}
         for node, count in enumerate(state.running):
@@ -189,7 +189,7 @@ class Simulation:
     # ---- after ticks ----
 
     def _retire(self, tick: int) -> bool:
-        """Releases tasks that ended in the tick before this one; whether there were any."""
+        """Release the tasks that ended in the previous tick; return True if there were any."""
         state, width = self.state, self.width
         retired = False
         for node, count in enumerate(state.running):
@@ -231,7 +231,7 @@ class Simulation:
     # ---- results ----
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """How every task ended, in order of arrival."""
+        """Return the outcome of every task, in order of arrival."""
         state, delta_t = self.state, self.scenario.delta_t_s
         results = []
         for i, task in enumerate(self.tasks):
@@ -260,7 +260,7 @@ class Simulation:
         return tuple(results)
 
     def utilisation(self) -> dict[str, dict[str, Utilisation]]:
-        """Each node's use by dimension, over every tick of the run."""
+        """Return the utilisation of each node by dimension, over all ticks of the run."""
         state, ticks = self.state, self.scenario.ticks
         shares: dict[str, dict[str, Utilisation]] = {}
         for node, name in enumerate(self.nodes):
@@ -282,7 +282,7 @@ ENDED = ("unfinished", "completed", "overtime")
 
 
 def rules_of(scenario: Scenario) -> Rules:
-    """The scenario's numbers that every tick needs."""
+    """Return the scenario's numbers that every tick needs."""
     sandbox, guard = scenario.sandbox, scenario.guard
     return Rules(
         delta_t=scenario.delta_t_s,

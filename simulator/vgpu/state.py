@@ -1,4 +1,4 @@
-"""The tick's state at the start of a run, as lists for the interpreted and arrays for the compiled tick."""
+"""Initial state of a run, as lists for the interpreted tick and arrays for the compiled one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Pack = Callable[[NDArray[Any]], Any]
 
 
 def as_array(array: NDArray[Any]) -> Any:
-    """What the compiled tick works on."""
+    """Return the array itself, for the compiled tick."""
     return array
 
 
 def as_list(array: NDArray[Any]) -> Any:
-    """What the interpreted tick works on: Python reads a list far faster than an array."""
+    """Return a list, for the interpreted tick: Python reads a list far faster than an array."""
     return array.tolist()
 
 
 def empty_state(ledger: Ledger, tasks: Sequence[Task], width: int, demand_ticks: int, pack: Pack) -> State:
-    """The state before the first tick: `width` slots a node, room for `demand_ticks` ticks of demand."""
+    """Return the state before the first tick: `width` slots per node, `demand_ticks` ticks of demand."""
     nodes, count = len(ledger.cluster.nodes), len(tasks)
     totals = [
         np.array([state.node.resources[name] for state in ledger.cluster.nodes], dtype=np.float64)
@@ -82,7 +82,7 @@ def empty_state(ledger: Ledger, tasks: Sequence[Task], width: int, demand_ticks:
 
 
 def nobody_waiting(ledger: Ledger, pack: Pack) -> Waiting:
-    """What the tick looks out for, before anybody waits."""
+    """Return the pending profiles at the start, when no task is pending."""
     scheduling, profiles = ledger.scenario.scheduling, ledger.scenario.profiles
     booked = np.array([ledger.booked(profile) for profile in profiles], dtype=np.float64)
     nodes = ledger.cluster.nodes

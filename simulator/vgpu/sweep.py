@@ -1,4 +1,4 @@
-"""Many runs, scenarios times seeds, over processes."""
+"""Runs of every scenario with every seed, over several processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Timed:
 def run_all(
     scenarios: Mapping[str, Scenario], seeds: Sequence[int], *, jobs: int = 1, use_numba: bool | None = None
 ) -> Iterator[tuple[str, Timed]]:
-    """(scenario, run) for every seed of every scenario, in that order; the same whatever `jobs` is.
+    """Yield (scenario, run) for every seed of every scenario, in that order, independent of `jobs`.
 
-    `use_numba` None takes the compiled tick where numba is installed.
+    `use_numba` None uses the compiled tick if numba is installed.
     """
     numba = find_spec("numba") is not None if use_numba is None else use_numba
     work = [(name, scenario, seed, numba) for name, scenario in scenarios.items() for seed in seeds]
@@ -46,7 +46,7 @@ _warm = False
 
 
 def warm_up(scenario: Scenario, use_numba: bool) -> None:
-    """Loads or compiles the machine code once a process, so that no run's time contains it."""
+    """Load or compile the machine code once per process, so that no measured time contains it."""
     global _warm
     if use_numba and not _warm:
         simulate(scenario, 0, tasks=())

@@ -1,10 +1,10 @@
-"""One tick of the pool: gates, guard, arbitration and progress, interpreted or compiled from this one source.
+"""One tick of the pool: gates, guard, arbitration and progress, interpreted or compiled from one source.
 
-Everything here keeps to what both Python and numba understand, so the compiled tick is the plain one, to
-the bit. Sequences are flat; a task's or node's three amounts stand in separate ones.
+This module uses only what both Python and numba support, so interpreted and compiled ticks agree to the bit.
+Sequences are flat; the three amounts of a task or node are in three sequences.
 
-`advance` is one long function for its speed: cut into functions that take the state, inlined by numba or not,
-it ran 2.6 to 4 times as long compiled and 1.4 times as long interpreted.
+`advance` is one long function for its speed: split into functions that take the state, inlined by numba or
+not, it ran 2.6 to 4 times as long compiled and 1.4 times as long interpreted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 RUNNING, COMPLETED, DROPPED = 0, 1, 2
 LIMITED_BY_MORE_THAN = 1e-9
-"""A cut below this is rounding, not an event."""
+"""A smaller cut is rounding, not an event."""
 
 HAIR = 1e-6
-"""Room that rounding may have hidden."""
+"""Tolerance for rounding when free amounts are compared."""
 
 
 class Rules(NamedTuple):
-    """The numbers of a scenario that hold for every task and tick."""
+    """Numbers of a scenario that are the same for every task and tick."""
 
     delta_t: float
     threshold: float
@@ -42,11 +42,11 @@ class Rules(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a run keeps between ticks, as lists (interpreted) or numpy arrays (compiled).
+    """State of a run between ticks, as lists (interpreted) or numpy arrays (compiled).
 
-    Per node: capacities, number of running tasks, their indexes in `slots` (`width` places a node, in order
-    of start), and sums, squares and peaks of what was used. Per task: quotas, where its demand begins,
-    and the state of its gates and of its work. `demand_*` hold every started task's demand by tick.
+    Per node: capacities, number of running tasks, their indexes in `slots` (`width` per node, in order of
+    start), and sums, squares and peaks of the used amounts. Per task: quotas, the offset of its demand,
+    and the state of its gates and of its work. `demand_*` are the demands of every started task by tick.
     """
 
     node_compute: Any
@@ -88,10 +88,10 @@ class State(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What would be admitted if there were room, by profile; looked at where the ledger follows usage.
+    """Pending tasks by profile; used only if the ledger follows usage.
 
-    `count` tasks of a profile wait, each would book the three amounts, on a node where `accepts` (nodes x
-    profiles, flat) says so. With `by_max` a running task books at least its quota.
+    `count` tasks of a profile are pending; each needs the three amounts on a node for which `accepts` (nodes
+    x profiles, flat) is true. With `by_max` a running task is allocated at least its quota.
     """
 
     watched: bool
@@ -105,17 +105,17 @@ class Waiting(NamedTuple):
 
 
 def memory_gate(demand: float, quota: float, threshold: float) -> float:
-    """Memory granted: the demand, cut to the quota if it is above `threshold` times the quota."""
+    """Return the granted memory: the demand, cut to the quota if above `threshold` times the quota."""
     return quota if demand > threshold * quota else demand
 
 
 def bandwidth_bucket(
     tokens: float, demand: float, quota: float, refill: float, threshold: float, delta_t: float
 ) -> tuple[float, float]:
-    """(bandwidth granted, tokens left): the bucket is refilled, then pays for the tick.
+    """Refill the token bucket, then take the tokens of one tick; return (granted bandwidth, tokens left).
 
-    A demand up to `threshold` times the quota passes even from an empty bucket; one above gets what the
-    tokens pay for.
+    A demand up to `threshold` times the quota passes even with an empty bucket; a larger one is limited
+    by the tokens.
     """
     size = max(quota * refill, 1e-9)
     tokens = min(size, tokens + quota * refill * delta_t)
@@ -127,19 +127,19 @@ def bandwidth_bucket(
 
 
 def compute_throttle(demand: float, quota: float, scale: float, ceiling: float, threshold: float) -> float:
-    """Compute granted: a demand above `threshold` times the quota is cut to quota x min(scale, ceiling)."""
+    """Return the granted compute: above `threshold` x quota it is cut to quota x min(scale, ceiling)."""
     return min(demand, quota * min(scale, ceiling)) if demand > threshold * quota else demand
 
 
 def guard_scale(scale: float, pressed: bool, step: float, max_boost: float, decay: float) -> float:
-    """The SLO guard's next scale: one step up to `max_boost` under pressure, else one `decay` down to 1."""
+    """Return the next scale of the SLO guard: a step up to `max_boost` if pressed, else a `decay` to 1."""
     return min(max_boost, scale + step) if pressed else max(1.0, scale - decay)
 
 
 def sort_by_usage(
     slots: Sequence[int], first: int, last: int, usage: Sequence[float], heavy_first: bool, order: Any
 ) -> None:
-    """Writes the tasks of slots[first:last] into `order`, by usage, ties in order of start."""
+    """Write the tasks of slots[first:last] into `order`, by usage, ties in order of start."""
     for i in range(first, last):
         task = slots[i]
         j = i - first
@@ -159,18 +159,18 @@ def work_done(
     mean_memory: float,
     mean_bandwidth: float,
 ) -> float:
-    """Compute that counts as progress if the least satisfied dimension holds the task up.
+    """Return the compute that counts as progress if the least satisfied dimension limits the task.
 
-    A dimension is satisfied by what was granted over the task's mean demand, the mix in which its work
-    needs the three.
+    The satisfaction of a dimension is the granted amount over the task's mean demand: its work needs the
+    three in that proportion.
     """
     return mean_compute * min(compute / mean_compute, memory / mean_memory, bandwidth / mean_bandwidth)
 
 
 def has_room(state: State, waiting: Waiting, width: int) -> bool:
-    """Whether a waiting profile may fit some node, now that running tasks book what they were last granted.
+    """Return True if a pending profile may fit a node, with usage as the allocated amounts.
 
-    It may say yes in vain, by a hair, but never no.
+    It may be wrong by a rounding error if True, never if False.
     """
     profiles = len(waiting.count)
     for node in range(len(state.running)):
@@ -200,10 +200,10 @@ def has_room(state: State, waiting: Waiting, width: int) -> bool:
 
 
 def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int, stop: int) -> int:
-    """Runs ticks from `tick` up to `stop`, no further than the first one in which a task ends.
+    """Run ticks from `tick` up to `stop`, at most to the first one in which a task ends.
 
-    Where `waiting` is watched it also stops before a scheduling tick that finds room. Returns the next tick
-    to run. Ended tasks are marked in `state.outcome` and stay in their slots.
+    If `waiting.watched`, it also stops before a scheduling tick with free capacity for a pending profile.
+    Returns the next tick to run. Ended tasks are marked in `state.outcome` and stay in their slots.
     """
     (
         node_compute,
@@ -346,7 +346,7 @@ def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int,
                         mean_bandwidth[task],
                     )
                 progress[task] += compute * delta_t
-                # Sums of many small steps end a hair below the whole: that is rounding, not work left.
+                # The sum of many small steps may end slightly below the whole by rounding.
                 if progress[task] >= workload[task] * (1.0 - 1e-9):
                     outcome[task] = COMPLETED
                     ended = True
@@ -371,7 +371,7 @@ def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int,
 
 @cache
 def compiled() -> Callable[[State, Rules, Waiting, int, int, int], int]:
-    """`advance` as machine code, kept in numba's cache for the next process; needs numba."""
+    """Return `advance` as machine code, kept in numba's cache for the next process; needs numba."""
     from numba import njit
     from numba.extending import register_jitable
 
@@ -388,6 +388,6 @@ def compiled() -> Callable[[State, Rules, Waiting, int, int, int], int]:
     machine_code: Callable[[State, Rules, Waiting, int, int, int], int]
     try:
         machine_code = njit(cache=True)(advance)
-    except RuntimeError:  # numba finds no folder that it may write its cache to
+    except RuntimeError:  # numba has no writable folder for its cache
         machine_code = njit(advance)
     return machine_code

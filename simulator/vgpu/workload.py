@@ -1,4 +1,4 @@
-"""Tasks of a run: profiles, arrivals and the demand of each task over time, all from one seeded generator."""
+"""Tasks of a run: profiles, arrivals and the demand of each task over time, from one seeded generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 GRID_S = 0.01
-"""Spikes are drawn once for every such step of a task's life, whatever the length of a tick."""
+"""Step (s) of a task's life for which spikes are drawn, independent of the length of a tick."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -21,7 +21,7 @@ Range = tuple[NotNegative, NotNegative]
 
 @dataclass(frozen=True, slots=True)
 class Fluctuation:
-    """Ranges from which each task draws how its demand swings (a sine) and jumps (spikes)."""
+    """Ranges from which each task draws the oscillation (a sine) and the spikes of its demand."""
 
     compute_amplitude: Range = (0.005, 0.02)
     memory_amplitude: Range = (0.005, 0.02)
@@ -33,9 +33,9 @@ class Fluctuation:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A kind of task: mean demand, work, deadline after its start, and vendors it runs on.
+    """Type of task: mean demand, work, deadline after its start, and vendors it runs on.
 
-    `window` confines arrivals to two shares of the duration, whatever the arrival mode.
+    `window` limits arrivals to an interval, in fractions of the duration, in every arrival mode.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Profile:
 
     @property
     def ideal_duration_s(self) -> float:
-        """The time the work takes at the mean demand."""
+        """Seconds of the work at the mean demand."""
         return self.workload_tflop / self.compute_tflops
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task with everything drawn for it; `spike_seed` begins its own stream of spikes."""
+    """Task with its drawn values; `spike_seed` is the seed of its own stream of spikes."""
 
     task_id: str
     profile: Profile
@@ -79,7 +79,7 @@ class Task:
 def generate(
     profiles: tuple[Profile, ...], count: int, duration_s: float, arrival: str, seed: int
 ) -> list[Task]:
-    """`count` tasks, the profiles in turn, sorted by arrival; equal seeds give equal tasks."""
+    """Generate `count` tasks, the profiles in rotation, sorted by arrival; equal seeds give equal tasks."""
     draw = np.random.default_rng(seed)
     tasks = []
     for index in range(count):
@@ -110,8 +110,11 @@ def generate(
 
 
 def draw_arrival(draw: np.random.Generator, duration_s: float, arrival: str) -> float:
-    """An arrival time: `poisson` over the whole run (a Poisson process, given its count), `burst` 60 % in
-    the first tenth, `poisson_burst` 30 % in the tenth around the middle, `wave` dense at both ends."""
+    """Draw an arrival time (s).
+
+    `poisson` is over the whole run (a Poisson process, given its count), `burst` has 60 % in the first
+    tenth, `poisson_burst` 30 % in the tenth around the middle, `wave` is dense at both ends.
+    """
     low, high = 0.0, 1.0
     if arrival == "burst":
         low, high = (0.0, 0.1) if draw.random() < 0.6 else (0.1, 1.0)
@@ -124,10 +127,10 @@ def draw_arrival(draw: np.random.Generator, duration_s: float, arrival: str) -> 
 
 
 def demand_series(task: Task, start_tick: int, ticks: int, delta_t: float) -> NDArray[np.float64]:
-    """The task's demand by tick from its start: an array of 3 (compute, memory, bandwidth) x `ticks`.
+    """Return the demand of a task by tick from its start: 3 (compute, memory, bandwidth) x `ticks`.
 
-    Each is the mean demand times 1 + amplitude x sine (+ the spike's amplitude while one lasts), never
-    below 0. A tick longer than the grid takes the mean over its grid points.
+    Each is the mean demand times 1 + amplitude x sine (+ spike amplitude during a spike), at least 0.
+    A tick longer than the grid has the mean over its grid points.
     """
     per_tick = max(1, round(delta_t / GRID_S))
     ticks_per_point = max(1, round(GRID_S / delta_t))

@@ -182,7 +182,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path: Path, arguments: tuple[str
 def test_options_that_do_nothing_are_refused() -> None:
     bucket = call("--scenarios", "A1", "--hist-bucket", "0.2", "--engine", "plain")
     assert bucket.exit_code == 2
-    assert "--hist-bucket is for the reports; name their folder with --output-dir" in bucket.stderr
+    assert "--hist-bucket is for the reports; give their folder with --output-dir" in bucket.stderr
     seeds = call("--scenarios", "A1", "--seed", "3", "--seeds", "1-2", "--engine", "plain")
     assert seeds.exit_code == 2
     assert "--seed is for one run; use either --seed or --seeds" in seeds.stderr
@@ -211,7 +211,7 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
             "nodes.0.cards: input",
         ),
         ('base = "mine.toml"', "leads back to itself"),
-        ('base = "A1"\nname = "../x"', "name: a scenario is called like its file"),
+        ('base = "A1"\nname = "../x"', "name: not allowed, a scenario has the name of its file"),
         ("base = 3", "base: must be the name of a scenario, got 3"),
         (
             'base = "A1"\n[cards.A100]\nmemory_gb = -80',
@@ -222,7 +222,7 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
         (
             'base = "A1"\n[[nodes]]\nname = "n"\ncard = "A100"\ncards = 1\n'
             '[[nodes]]\nname = "n"\ncard = "A100"\ncards = 1',
-            "two nodes are called 'n'",
+            "two nodes have the name 'n'",
         ),
         ('base = "A1"\nnodes = []', "nodes: "),
         ('base = "A1"\n[scheduling.performance]\namd = 2.0', "names the unknown vendor 'amd'"),
@@ -257,7 +257,7 @@ vendors = ["{vendor}"]
         (
             700,
             "nvidia",
-            "profile 'giant' fits no node, not even an empty one: it books 735 compute_tflops, 42 memory_gb,"
+            "profile 'giant' fits no node, not even an empty one: it needs 735 compute_tflops, 42 memory_gb,"
             " 420 bandwidth_gbps of nvidia",
         ),
         (100, "amd", "profile 'giant' names the unknown vendor 'amd'; known are huawei, nvidia"),
@@ -272,7 +272,7 @@ def test_bad_profiles(tmp_path: Path, compute: float, vendor: str, says: str) ->
 
 
 def test_a_change_below_a_value_is_named() -> None:
-    with pytest.raises(InputError, match=r"A3: tasks\.all: tasks is no table"):
+    with pytest.raises(InputError, match=r"A3: tasks\.all: tasks is not a table"):
         load_scenario("A3", {"tasks.all": 3})
 
 
