@@ -1,4 +1,4 @@
-"""A folder of tables small enough to work out by hand."""
+"""Folder of tables small enough for results calculated by hand."""
 
 from __future__ import annotations
 

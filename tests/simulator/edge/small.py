@@ -1,4 +1,4 @@
-"""Worlds so small that a plan, a transfer or a score can be told beforehand."""
+"""Datasets so small that plans, transfers and scores can be calculated by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulator.edge.dataset import METRIC_PERIOD_S, NO_METRIC, Category, Dataset
 
 PREPARE_S = 3
 EXECUTOR = 2
-"""CPUs and MiB of an executor."""
+"""CPUs, and MiB, of an executor."""
 
 LARGE = 9
 """A category whose executors are three times as large."""
@@ -19,7 +19,7 @@ LARGE = 9
 def job(
     arrival_s: int, *compute_s: int, chain: bool = False, data: int = 0
 ) -> tuple[int, Sequence[int], bool, int]:
-    """A job of independent tasks, or of one after the other, which hands on so much data."""
+    """Return a job of independent tasks, or of a chain whose tasks pass `data` units on."""
     return arrival_s, compute_s, chain, data
 
 
@@ -30,9 +30,9 @@ def world(
     ues: int = 0,
     categories: Sequence[int] = (),
 ) -> Dataset:
-    """One host of factor 1 with room for so many executors, base stations of factor 3, devices of factor 5.
+    """Return one host of factor 1 for `room` executors, base stations of factor 3, user devices of factor 5.
 
-    `categories` gives each task, in order, a category of executors; by default all have the same.
+    `categories` are the categories of the tasks, in order; by default all are equal.
     """
     kinds: list[tuple[Kind, int]] = [("Cloud", 1), *[("BS", 3)] * stations, *[("UE", 5)] * ues]
     devices = tuple(

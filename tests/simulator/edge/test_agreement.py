@@ -1,4 +1,4 @@
-"""The scorer and the planners' world, two programs, agree on every end and every refusal."""
+"""Scorer and environment, two independent programs, agree on every end and every refusal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_SUCH_ID = 99_999
 
 
 class Monkey:
-    """Commands at random, sensible or not, and carries out in the world what can be carried out."""
+    """Generator of random commands, valid or not; it executes the valid ones in the environment."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -81,7 +81,7 @@ class Monkey:
         executor = self.executors.get(executor_id)
         started = [parent for parent, _ in task.parents if parent in world.end_s]
         if task.task_id not in world.executable and started:
-            return  # allowed by the rules, but not in the planners' world
+            return  # allowed by the rules, but not in the environment
         step.matches.append(Match(executor_id, task.task_id))
         can = executor is not None and executor.is_free(world.now) and executor_id in fitting
         if can and task.task_id in world.executable:
@@ -93,7 +93,7 @@ class Monkey:
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
-def test_random_commands_have_the_same_effect(seed: int) -> None:
+def test_random_commands_have_the_same_effect_in_scorer_and_environment(seed: int) -> None:
     monkey = Monkey(Random(seed))
     monkey.run()
     score = score_plan(monkey.dataset, monkey.plan)

@@ -1,4 +1,4 @@
-"""`gpu-simulate edge`, as a user calls it."""
+"""`gpu-simulate edge` end to end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def call(*arguments: object) -> Result:
 
 
 @pytest.mark.parametrize("policy", ["water_gate", "timetable"])
-def test_a_plan_is_written_drawn_and_scored_alike(tables: Path, tmp_path: Path, policy: str) -> None:
+def test_a_plan_is_written_drawn_and_scored_again_equally(tables: Path, tmp_path: Path, policy: str) -> None:
     out = tmp_path / "out"
     planned = call("--data", tables, "--policy", policy, "--output-dir", out, "--json")
     assert planned.exit_code == 0, planned.output
@@ -48,7 +48,7 @@ def test_a_generated_dataset_is_written_beside_its_plan(tmp_path: Path) -> None:
     }
 
 
-def test_published_scores_stand_beside_a_public_dataset(shared_data: Path) -> None:
+def test_the_table_has_the_published_scores_of_a_public_dataset(shared_data: Path) -> None:
     folder = shared_data / "edge"
     result = call("--data", folder / "test0", "--score-only", folder / "published_plans" / "test0")
     assert "29035.78" in result.stdout
@@ -77,7 +77,7 @@ def test_only_public_datasets_have_a_published_score() -> None:
         (["--jobs", "0"], "Invalid value for '--jobs'"),
     ],
 )
-def test_bad_input_is_one_line_and_changes_nothing(
+def test_invalid_input_gives_one_line_and_writes_nothing(
     tables: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     out = tmp_path / "out"

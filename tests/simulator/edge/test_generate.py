@@ -1,4 +1,4 @@
-"""Generated datasets are what the readers accept, and the same for the same seed."""
+"""Generated datasets are valid, and equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.edge.tables import read_dataset, write_dataset
 
 @settings(max_examples=15)
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 3), st.integers(0, 3), st.integers(0, 10))
-def test_what_is_generated_reads_back(
+def test_a_generated_dataset_reads_back(
     tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: int, hosts: int, stations: int, ues: int
 ) -> None:
     folder = tmp_path_factory.mktemp("generated")
@@ -26,6 +26,6 @@ def test_what_is_generated_reads_back(
         assert np.array_equal(getattr(read, name), getattr(made, name)), name
 
 
-def test_the_seed_decides() -> None:
+def test_a_dataset_depends_on_the_seed() -> None:
     assert generate(1).tasks == generate(1).tasks
     assert generate(1).tasks != generate(2).tasks

@@ -1,4 +1,4 @@
-"""What every policy holds to, on generated datasets, and what it reaches on the public ones."""
+"""Invariants of every policy on generated datasets, and their scores on the public ones."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ datasets = st.builds(
 
 
 class Watched(Environment):
-    """Looks at the leases of every second before the clock moves on."""
+    """Environment that checks the leases of every second before the clock advances."""
 
     def advance(self) -> None:
         allocator.check(self.cluster)
         for state in self.cluster.nodes:
-            assert min(state.free.values()) >= 0, f"{state.name} is overbooked at {self.now}"
+            assert min(state.free.values()) >= 0, f"{state.name} is overcommitted at {self.now}"
         super().advance()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dataset=datasets, tiers=st.sampled_from(list(TIERS)))
-def test_every_plan_is_sound_and_scored_as_planned(
+def test_every_plan_is_valid_and_scored_as_planned(
     policy: str, dataset: Dataset, tiers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -60,13 +60,13 @@ def test_every_plan_is_sound_and_scored_as_planned(
     assert not score.failed
     assert (score.task_rate, score.job_rate) == (1, 1)
     assert {run.device.kind for run in score.runs} <= set(TIERS[tiers])
-    assert_sound(dataset, score)
+    assert_valid(dataset, score)
     if policy == "timetable":
-        assert all(run.completed for run in score.runs), "nothing is started where it would be killed"
+        assert all(run.completed for run in score.runs), "no task is started where it would be killed"
 
 
-def assert_sound(dataset: Dataset, score: Score) -> None:
-    """No executor does two things at once, and every completed run took as long as it has to."""
+def assert_valid(dataset: Dataset, score: Score) -> None:
+    """Check that no executor runs two tasks at once, and that every completed run has its exact duration."""
     by_executor: dict[int, list[Run]] = defaultdict(list)
     for run in score.runs:
         by_executor[run.executor_id].append(run)
@@ -93,7 +93,7 @@ def assert_sound(dataset: Dataset, score: Score) -> None:
 
 
 def kept_on(dataset: Dataset, run: Run):  # type: ignore[no-untyped-def]
-    """Where the output is: found again from the run alone, by when the upload must have begun."""
+    """Return the device with the output, derived from the run by the start of the upload."""
     if run.device.kind != "UE":
         return run.device
     task = dataset.tasks[run.task_id]
@@ -111,7 +111,7 @@ def test_the_same_seed_gives_the_same_plan(policy: str, monkeypatch: pytest.Monk
     assert first == again
 
 
-def test_more_trials_never_end_worse() -> None:
+def test_more_trials_never_give_a_worse_plan() -> None:
     dataset = generate(5, jobs=12, ues=40)
     few, many = (
         score_plan(dataset, plan_timetable(dataset, tasks_placed=trials * len(dataset.tasks)).plan)
@@ -120,7 +120,7 @@ def test_more_trials_never_end_worse() -> None:
     assert many.mean_jct_s <= few.mean_jct_s
 
 
-def test_a_task_that_no_host_can_hold_is_refused(tables: Path) -> None:
+def test_a_task_too_large_for_every_host_is_refused(tables: Path) -> None:
     path = tables / "category_table.csv"
     path.write_text(path.read_text().replace("0,2,2,3", "0,9,2,3"))
     for plan in POLICIES.values():
@@ -145,7 +145,7 @@ def test_devices_are_nodes_and_executors_leases(tables: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_water_gate_gains_with_every_tier_and_reaches_the_published_means(shared_data: Path) -> None:
+def test_water_gate_improves_with_every_tier_and_reaches_the_published_means(shared_data: Path) -> None:
     reached: dict[str, list[float]] = {tiers: [] for tiers in TIERS}
     for number in range(7):
         dataset = read_dataset(shared_data / "edge" / f"test{number}")
@@ -161,7 +161,7 @@ def test_water_gate_gains_with_every_tier_and_reaches_the_published_means(shared
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(7))
-def test_timetable_beats_what_is_published_with_a_quarter_of_its_effort(
+def test_timetable_beats_the_published_scores_with_a_quarter_of_its_default_effort(
     shared_data: Path, number: int
 ) -> None:
     dataset = read_dataset(shared_data / "edge" / f"test{number}")

@@ -1,4 +1,4 @@
-"""The scorer gives the published scores, and answers worked out by hand."""
+"""The scorer gives the published scores, and scores calculated by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tiny(tables: Path) -> Dataset:
 
 
 def plan_of(dataset: Dataset, *commands: tuple[object, ...]) -> Plan:
-    """(second, "add", executor, category, kind, device) | (second, "delete" | "match", executor, ...)."""
+    """Build a plan of (second, "add", executor, category, kind, device) or (second, "match", ...)."""
     plan: Plan = {}
     for at, word, *values in commands:
         assert isinstance(at, int)
@@ -52,7 +52,7 @@ def plan_of(dataset: Dataset, *commands: tuple[object, ...]) -> Plan:
     return plan
 
 
-def test_a_job_over_three_tiers_by_hand(tiny: Dataset) -> None:
+def test_a_job_over_three_tiers_has_the_ends_calculated_by_hand(tiny: Dataset) -> None:
     plan = plan_of(
         tiny,
         (10, "add", 0, 0, "Cloud", 0),  # prepares 3 s, free at 13
@@ -76,7 +76,7 @@ def test_a_job_over_three_tiers_by_hand(tiny: Dataset) -> None:
     ("source", "parent_at", "target", "target_at", "child_at", "end"),
     [
         (("Cloud", 0), 15, ("Cloud", 0), 10, 20, 24),
-        (("Cloud", 0), 15, ("Cloud", 1), 10, 20, 28),  # one cloud: nothing to move; factor 2
+        (("Cloud", 0), 15, ("Cloud", 1), 10, 20, 28),  # one cloud: no transfer; factor 2
         (("Cloud", 0), 15, ("Cloud", 2), 10, 20, 25),  # between clouds, at the lesser of 100 and 50: 1 s
         (("Cloud", 0), 15, ("BS", 1), 10, 20, 35),  # 30 at 10: 3 s; 4 x 3
         (("BS", 1), 10, ("Cloud", 0), 10, 25, 32),
@@ -84,7 +84,7 @@ def test_a_job_over_three_tiers_by_hand(tiny: Dataset) -> None:
         (("Cloud", 0), 15, ("UE", 0), 20, 24, 52),  # online from 20: 3 s down, 20 s, 45 units at 10: 5 s
     ],
 )
-def test_every_kind_of_transfer(
+def test_every_kind_of_transfer_has_its_duration(
     tiny: Dataset,
     source: tuple[str, int],
     parent_at: int,
@@ -93,7 +93,7 @@ def test_every_kind_of_transfer(
     child_at: int,
     end: int,
 ) -> None:
-    """Task 0 hands 30 units to task 1, which is matched once it has ended: 5 s on a host, 15 on a station."""
+    """Task 0 (5 s on a host, 15 s on a station) sends 30 units to task 1, matched after its end."""
     plan = plan_of(
         tiny,
         (2, "add", 0, 0, *source),
@@ -106,7 +106,7 @@ def test_every_kind_of_transfer(
     assert score.end_s[1] == end
 
 
-def test_preparing_takes_a_second_at_least() -> None:
+def test_preparation_takes_at_least_one_second() -> None:
     dataset = world(job(0, 5))
     dataset.categories[0] = Category(0, 2, 2, prepare_s=0)
     add = (4, "add", 0, 0, "Cloud", 0)
@@ -115,15 +115,15 @@ def test_preparing_takes_a_second_at_least() -> None:
     assert score.end_s == {0: 10}
 
 
-def test_rates_are_rounded_before_they_are_weighed() -> None:
-    """One of three jobs is done, after 8 s: 0.33 and not a third of 20,000."""
+def test_rates_are_rounded_before_they_are_weighted() -> None:
+    """One of three jobs is done, after 8 s: it scores 0.33, not a third, of 20,000."""
     dataset = world(job(0, 5), job(0, 5), job(0, 5))
     score = score_plan(dataset, plan_of(dataset, (0, "add", 0, 0, "Cloud", 0), (3, "match", 0, 0)))
     assert (score.task_rate, score.job_rate, score.mean_jct_s) == (0.33, 0.33, 6669.33)
     assert score.score == pytest.approx(0.33 + 6600 + 10_000 - 6669.33)
 
 
-def test_commands_that_cannot_be_are_ignored_and_counted(tiny: Dataset) -> None:
+def test_invalid_commands_are_ignored_and_counted(tiny: Dataset) -> None:
     plan = plan_of(
         tiny,
         (8, "add", 0, 0, "Cloud", 0),
@@ -136,7 +136,7 @@ def test_commands_that_cannot_be_are_ignored_and_counted(tiny: Dataset) -> None:
         (11, "match", 0, 1),  # its parent has not ended
         (11, "match", 1, 4),  # job 1 arrives at 12
         (11, "match", 1, 0),  # another category
-        (11, "match", 3, 4),  # never came to be
+        (11, "match", 3, 4),  # was never created
         (12, "match", 1, 4),
         (13, "match", 1, 4),
     )
@@ -155,7 +155,7 @@ def test_commands_that_cannot_be_are_ignored_and_counted(tiny: Dataset) -> None:
     assert (score.task_rate, score.job_rate, score.mean_jct_s) == (0.2, 0.5, (10_000 + 7) / 2)
 
 
-def test_a_smaller_capacity_kills_the_oldest_and_a_device_that_leaves_kills_all(tiny: Dataset) -> None:
+def test_a_smaller_capacity_kills_the_oldest_executors_and_an_offline_device_kills_all(tiny: Dataset) -> None:
     plan = plan_of(
         tiny,
         (590, "add", 0, 0, "BS", 0),
@@ -167,9 +167,9 @@ def test_a_smaller_capacity_kills_the_oldest_and_a_device_that_leaves_kills_all(
     )
     score = score_plan(tiny, plan)
     assert score.end_s == {4: 615}
-    # The second end has no metric, so nobody can foresee it: the task never ends.
+    # The upload of the second run has no metric, so its end is unknown: the task never ends.
     lost = [(run.task_id, run.end_s) for run in score.runs if not run.completed]
     assert lost == [(0, 600), (0, 1295)]
-    plan[1302] = Step()  # a later command moves the clock on
+    plan[1302] = Step()  # a later command advances the clock
     lost = [(run.task_id, run.end_s) for run in score_plan(tiny, plan).runs if not run.completed]
     assert lost == [(0, 600), (0, 1301)]

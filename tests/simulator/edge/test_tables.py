@@ -1,4 +1,4 @@
-"""Datasets and plans are read as they are, and refused with file, line and reason."""
+"""Datasets and plans read back as written; errors name file, line and reason."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_plan_written_reads_back(tables: Path, tmp_path: Path) -> None:
         ("category_table", "0,2,2,3", "0,0,2,3", 2, "RequestCPU must be above 0"),
     ],
 )
-def test_a_bad_table_is_named_with_line_and_reason(
+def test_an_invalid_table_is_refused_with_file_line_and_reason(
     tables: Path, table: str, old: str | None, new: str | None, line: int | None, reason: str
 ) -> None:
     path = tables / f"{table}.csv"

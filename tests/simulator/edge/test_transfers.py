@@ -1,4 +1,4 @@
-"""How long data takes, where the public datasets leave a case out or hide it."""
+"""Durations of transfers in the cases the public datasets do not show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.edge.transfers import transfer_s, upload_s
 from .small import job, world
 
 
-def test_between_cloud_and_station_the_stations_rate_counts_even_if_it_is_the_higher() -> None:
+def test_between_cloud_and_station_the_rate_of_the_station_counts_even_if_it_is_higher() -> None:
     cloud, station = world(job(0, 1), stations=1).devices
     slow = replace(cloud, rate=5)
     dataset = world(job(0, 1), stations=1)

@@ -1,4 +1,4 @@
-"""Random workflows, clusters and decisions, small and full of ties, for the property tests."""
+"""Random workflows, clusters and decisions, small and with many ties, for the property tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY = 8
 
 @dataclass(frozen=True)
 class Case:
-    """One episode: template i runs at arrival i, and decisions are taken round and round."""
+    """Episode in which template i arrives at arrival i, and decisions are used in rotation."""
 
     arrivals: list[float]
     templates: list[WorkflowTemplate]
@@ -24,7 +24,7 @@ class Case:
     decisions: list[tuple[int, int]]
 
     def env(self) -> RawEnv:
-        """An environment where every workflow has its own template."""
+        """Return an environment in which every workflow has its own template."""
         env = RawEnv(self.arrivals, self.templates, self.config)
         env.reset(seed=0)
         env.workload.reset(list(range(len(self.templates))))

@@ -1,6 +1,6 @@
-"""The specification in its plainest form: one event at a time, everything computed anew; slow.
+"""Reference implementation of the specification: one event at a time, everything recomputed; slow.
 
-It shares no code with the engine but the descriptions of workflows and cluster.
+It shares no code with the engine except the descriptions of workflows and cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INFINITE = math.inf
 
 @dataclass
 class Run:
-    """One function's run, in seconds; `left` counts operations."""
+    """Run of one function, in seconds; `left` counts operations."""
 
     workflow: int
     function: int
@@ -35,7 +35,7 @@ class Run:
 
 @dataclass
 class Node:
-    """One NUMA node and the containers scheduled for it, waiting on it and running on it."""
+    """NUMA node with its scheduled, waiting and running containers."""
 
     server: int
     cores: int
@@ -67,7 +67,7 @@ class Node:
         self.running.append(run)
 
     def latest_predicted_end(self) -> float:
-        """Fluid: nothing is floored, nobody else comes, and who waits is left out."""
+        """Predict the last end: a fluid model without rounding, further arrivals or waiting containers."""
         now = self.last_event
         left = {id(run): float(run.left) for run in self.running}
         active = list(self.running)
@@ -102,7 +102,7 @@ class Node:
 
 @dataclass
 class Result:
-    """Runs in order of decision, and the dollars each decision cost until the next."""
+    """Runs in order of decision, and the rent ($) from each decision to the next."""
 
     runs: list[Run]
     rents: list[float]
@@ -114,7 +114,7 @@ def simulate(
     config: ClusterConfig,
     decisions: Sequence[tuple[int, int]],
 ) -> Result:
-    """One episode: workflow i has template i, and the k-th decision is `decisions[k]`, round and round."""
+    """Simulate an episode: workflow i has template i, and the `decisions` are used in rotation."""
     nodes: list[Node] = []
     servers: list[tuple[float, float]] = []  # dollars an hour, seconds of cold start
     for kind in config.servers:

@@ -1,4 +1,4 @@
-"""The command on the public workflows, and what it says to bad input."""
+"""The command on the public workflows, and its error messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chain(tmp_path: Path) -> Path:
     return path
 
 
-def test_public_workflows_on_the_public_cluster(shared_data: Path, tmp_path: Path) -> None:
+def test_public_workflows_run_on_the_public_cluster(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "serverless"
     log = tmp_path / "log.jsonl"
     result = simulate(
@@ -52,7 +52,7 @@ def test_public_workflows_on_the_public_cluster(shared_data: Path, tmp_path: Pat
     assert sum(row["rent"] for row in rows) == pytest.approx(summary["rent"])
 
 
-def test_a_chain_in_numbers(chain: Path) -> None:
+def test_a_chain_has_the_expected_makespan_and_rent(chain: Path) -> None:
     """Cold start 0.5 s, 2 s, 1000 bytes at 100 GB/s, 3 s; one hour of c5.large."""
     result = simulate("--workflows", chain, "--json")
     summary = json.loads(result.stdout)
@@ -60,8 +60,8 @@ def test_a_chain_in_numbers(chain: Path) -> None:
     assert summary["rent"] == 0.085
 
 
-def test_a_server_may_be_called_as_it_likes(tmp_path: Path) -> None:
-    """A formula to matplotlib."""
+def test_a_server_name_may_contain_any_characters(tmp_path: Path) -> None:
+    """The name is a formula to matplotlib."""
     (tmp_path / "cluster.yaml").write_text(
         "servers: [{name: a $^$, count: 1, hourly_rate: 1, cold_start_latency: 1,"
         " numa_nodes: {count: 1, cpu: 4, memory: 8192}}]"
@@ -122,7 +122,9 @@ def test_equal_seeds_give_equal_logs(shared_data: Path, tmp_path: Path) -> None:
         (("--workflows", "chain:0"), "from 1 to 100,000, got 0"),
     ],
 )
-def test_bad_options_are_one_line_and_status_2(chain: Path, arguments: tuple[str, str], words: str) -> None:
+def test_invalid_options_give_one_line_and_status_2(
+    chain: Path, arguments: tuple[str, str], words: str
+) -> None:
     result = simulate("--workflows", chain, "--log", chain.parent / "log.jsonl", *arguments)
     assert result.exit_code == 2
     assert words in result.stderr

@@ -1,4 +1,4 @@
-"""What an event costs does not depend on how many containers ran before."""
+"""Cost of an event: independent of the number of earlier containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTIONS = 6
 
 
 def calls_by_workflow(workflows: int) -> list[int]:
-    """Python calls made for each workflow of a series that never overlap."""
+    """Count the Python calls for each workflow of a series without overlap."""
     template = WorkflowTemplate(
         (10**9,) * FUNCTIONS,
         (128,) * FUNCTIONS,
@@ -43,8 +43,8 @@ def calls_by_workflow(workflows: int) -> list[int]:
     return [made[wf_id] for wf_id in range(workflows)]
 
 
-def test_the_last_workflow_takes_as_many_calls_as_an_early_one() -> None:
+def test_late_workflows_take_no_more_calls_than_early_ones() -> None:
     calls = calls_by_workflow(300)
-    # The rent is renewed now and then, which costs a prediction; typical workflows must not get dearer.
+    # A rental is extended now and then, which costs a prediction; the median must not grow.
     early, late = sorted(calls[10:60]), sorted(calls[-50:])
     assert late[25] <= early[25]

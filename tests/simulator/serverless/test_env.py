@@ -1,4 +1,4 @@
-"""The Gymnasium, vector and PettingZoo faces: the libraries' own checks, and what a user relies on."""
+"""The Gymnasium, vector and PettingZoo interfaces: the libraries' own checks, and guarantees to users."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def roll_out(env: ServerlessEnv, chosen: NDArray[np.int64]) -> list[tuple[NDArra
     return seen
 
 
-def test_gymnasium_finds_nothing_wrong() -> None:
+def test_gymnasium_env_checker_passes() -> None:
     check_env(gymnasium.make("ServerlessWorkflow-v0").unwrapped)
     check_env(gymnasium.make("ServerlessWorkflow-v0", **SMALL).unwrapped)
 
 
-def test_pettingzoo_finds_nothing_wrong() -> None:
+def test_pettingzoo_api_and_seed_tests_pass() -> None:
     api_test(ServerlessAgents(**SMALL), num_cycles=300)
     seed_test(lambda: ServerlessAgents(**SMALL), num_cycles=60)
 
 
-def test_the_rewards_of_an_episode_sum_to_makespans_and_rent() -> None:
+def test_rewards_of_an_episode_sum_to_weighted_makespans_and_rent() -> None:
     for weight in (0.0, 0.5, 1.0):
         env = ServerlessEnv(**SMALL, performance_weight=weight)
         env.reset(seed=4)
@@ -70,7 +70,7 @@ def test_the_rewards_of_an_episode_sum_to_makespans_and_rent() -> None:
         assert rent > 0
 
 
-def test_observations_stay_in_their_space_and_move() -> None:
+def test_observations_stay_in_their_space_and_every_feature_varies() -> None:
     env = ServerlessEnv(**SMALL, memory_choices=(128, 256, 2048, 4096))  # large enough for queues
     first, _ = env.reset(seed=1)
     seen = [first, *(observation for observation, _, _ in roll_out(env, actions(1)))]
@@ -84,7 +84,7 @@ def test_observations_stay_in_their_space_and_move() -> None:
 FUNCTION = range(8)
 
 
-def test_equal_seeds_give_equal_roll_outs_and_others_others() -> None:
+def test_equal_seeds_give_equal_roll_outs_and_different_seeds_different_ones() -> None:
     def play(seed: int) -> bytes:
         env = ServerlessEnv(**SMALL)
         start, _ = env.reset(seed=seed)
@@ -94,7 +94,7 @@ def test_equal_seeds_give_equal_roll_outs_and_others_others() -> None:
     assert len({play(seed) for seed in range(5)}) > 1
 
 
-def test_a_snapshot_goes_on_as_the_original() -> None:
+def test_a_restored_snapshot_continues_as_the_original() -> None:
     env = ServerlessEnv(**SMALL)
     env.reset(seed=2)
     roll_out(env, actions(2, 10))
@@ -142,7 +142,7 @@ def tiny(memory: int) -> ServerType:
     )  # fmt: skip
 
 
-def test_masks_exclude_what_is_impossible_and_allow_only_what_is_possible() -> None:
+def test_masks_exclude_exactly_the_impossible_options() -> None:
     config = ClusterConfig(servers=(tiny(64), tiny(300), tiny(2000)))
     env = ServerlessEnv((0.0,), generate_workflows(("chain",), 4), config)
     assert env.action_masks().tolist() == [False, True, True, True, True, False, False]
@@ -179,7 +179,7 @@ def test_a_step_after_the_end_or_before_the_start_is_an_error() -> None:
         env.step(np.array([0, 0]))
 
 
-def test_the_three_agents_decide_what_one_would() -> None:
+def test_three_agents_give_the_same_steps_as_one() -> None:
     agents = ServerlessAgents(**SMALL)
     agents.reset(seed=3)
     env = ServerlessEnv(**SMALL)

@@ -1,4 +1,4 @@
-"""The engine against the plain reference, and the laws it must keep, over random cases."""
+"""Properties: the engine equals the reference and keeps the invariants, over random cases."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ some = settings(max_examples=150)
 
 @some
 @given(cases())
-def test_the_engine_equals_the_plain_reference(case: Case) -> None:
+def test_the_engine_equals_the_reference(case: Case) -> None:
     equals_the_reference(case)
 
 
 @pytest.mark.slow
 @many
 @given(cases())
-def test_the_engine_equals_the_plain_reference_over_thousands(case: Case) -> None:
+def test_the_engine_equals_the_reference_over_many_cases(case: Case) -> None:
     equals_the_reference(case)
 
 
@@ -49,8 +49,8 @@ def equals_the_reference(case: Case) -> None:
     assert [log.rent for log in logs] == expected.rents
 
 
-def test_a_container_that_has_to_wait_costs_no_rent_by_rounding() -> None:
-    """An hour of work on a node rented for that hour; who comes meanwhile and waits changes nothing."""
+def test_a_waiting_container_adds_no_rent_by_rounding() -> None:
+    """A node is rented for exactly one hour of work; a container that arrives and waits adds no rent."""
     hour = WorkflowTemplate((3600 * CORE_SPEED,), (1,), (1,))
     nothing = WorkflowTemplate((0,), (1,), (1,))
     server = ServerType(
@@ -74,7 +74,7 @@ def containers(env: RawEnv, kept: dict[tuple[int, int], Container]) -> None:
 
 @some
 @given(cases())
-def test_laws(case: Case) -> None:
+def test_invariants_hold_over_an_episode(case: Case) -> None:
     env = case.env()
     kept: dict[tuple[int, int], Container] = {}
     logs: list[EnvLog] = []
@@ -91,8 +91,8 @@ def test_laws(case: Case) -> None:
             assert record.completion_time <= env.cluster[log.server_name][log.server_id].expiration_time
     assert env.cluster.advance() is None
     memory_is_never_negative(env)
-    work_done_is_work_asked(env, kept)
-    nobody_overtakes(logs)
+    work_done_equals_work_requested(env, kept)
+    no_container_overtakes(logs)
     predecessors_come_first(env, case)
 
 
@@ -104,8 +104,8 @@ def memory_is_never_negative(env: RawEnv) -> None:
         assert records[-1].free_memory == node.memory
 
 
-def work_done_is_work_asked(env: RawEnv, kept: dict[tuple[int, int], Container]) -> None:
-    """The records account for every operation; the last stretch may round one away."""
+def work_done_equals_work_requested(env: RawEnv, kept: dict[tuple[int, int], Container]) -> None:
+    """Check that the records account for every operation; rounding may lose the last one."""
     for container in kept.values():
         function = env.workload[container.wf_id][container.fn_id]
         assert container.completion_time == function.completion_time
@@ -118,7 +118,7 @@ def work_done_is_work_asked(env: RawEnv, kept: dict[tuple[int, int], Container])
         assert container.computation - 1 <= done <= container.computation
 
 
-def nobody_overtakes(logs: list[EnvLog]) -> None:
+def no_container_overtakes(logs: list[EnvLog]) -> None:
     starts = {(r.wf_id, r.fn_id): r.start_time for log in logs for r in log.finished_function_records}
     by_node: dict[tuple[str, int, int], list[tuple[float, int, float]]] = {}
     for order, log in enumerate(logs):
@@ -144,7 +144,7 @@ def predecessors_come_first(env: RawEnv, case: Case) -> None:
 
 @some
 @given(cases())
-def test_a_snapshot_goes_on_as_the_original(case: Case) -> None:
+def test_a_restored_snapshot_continues_as_the_original(case: Case) -> None:
     env = case.env()
     logs = []
     for step in range(3):

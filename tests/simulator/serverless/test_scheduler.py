@@ -1,4 +1,4 @@
-"""Heuristics by the resource manager's policies: where they put what, and what they hold meanwhile."""
+"""Heuristics with the resource manager's policies: their placements and their leases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = ClusterConfig(servers=ClusterConfig.c5().servers[:4])
 
 
 @pytest.mark.parametrize("name", SCHEDULER_POLICIES)
-def test_every_policy_finishes_an_episode_and_gives_everything_back(name: str) -> None:
+def test_every_policy_finishes_an_episode_and_releases_every_lease(name: str) -> None:
     env = RawEnv([0.0, 2.0, 3.0], generate_workflows(size=4), CONFIG)
     scheduler = PolicyScheduler(scheduler_policy(name, 3))
     for log in run_episode(env, scheduler, seed=1):
@@ -29,8 +29,8 @@ def test_every_policy_finishes_an_episode_and_gives_everything_back(name: str) -
     assert env.workload.completed
 
 
-def test_a_burst_during_a_cold_start_is_spread() -> None:
-    """All sources arrive before any server is up; each decision counts for the next."""
+def test_a_burst_during_a_cold_start_is_spread_over_nodes() -> None:
+    """All source functions arrive before any server is ready; each decision affects the next."""
     env = RawEnv([0.0], [generate_workflow("montage", 6, seed=2)], CONFIG)
     scheduler = PolicyScheduler(scheduler_policy("round_robin"), memory_mib=128)
     first = [log for log in run_episode(env, scheduler, seed=0) if log.submission_time == 0.0]
@@ -38,7 +38,7 @@ def test_a_burst_during_a_cold_start_is_spread() -> None:
     assert len({(log.server_name, log.numa_node_id) for log in first}) == 6
 
 
-def test_what_fits_nowhere_waits_where_the_queue_is_shortest() -> None:
+def test_a_function_that_fits_no_node_waits_in_the_shortest_queue() -> None:
     one = ClusterConfig(servers=CONFIG.servers[2:3])  # two nodes of 4 cores and 8192 MiB
     env = RawEnv([0.0], [generate_workflow("fork_join", 9, seed=0)], one)
     episode = run(env, PolicyScheduler(scheduler_policy("first_fit"), memory_mib=8192), seed=0)
@@ -62,7 +62,7 @@ def test_memory_above_every_node_is_an_error() -> None:
         (("c5.2xlarge", 0, 2), "no NUMA node 2 on c5.2xlarge/0: there are 2"),
     ],
 )
-def test_a_place_that_does_not_exist_is_an_error(place: tuple[str, int, int], words: str) -> None:
+def test_a_node_that_does_not_exist_is_an_error(place: tuple[str, int, int], words: str) -> None:
     env = RawEnv([0.0], generate_workflows(size=2), CONFIG)
     env.reset(seed=0)
     with pytest.raises(ActionError, match=words):
@@ -77,7 +77,7 @@ def nodes() -> ClusterState:
     )
 
 
-def test_data_local_prefers_the_server_then_the_node_then_the_emptiest() -> None:
+def test_data_local_prefers_the_server_then_the_node_then_fewest_leases() -> None:
     state = nodes()
     labels = {"input_bytes:a/0": "50", "input_bytes:b/0": "30", "input_bytes:b/1": "40"}
     request = Request("t", resources={"cpus": 3}, labels=labels)

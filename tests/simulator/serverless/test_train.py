@@ -1,4 +1,4 @@
-"""The comparison with the heuristics is fair: same episodes, same measure."""
+"""Fairness of the comparison with the heuristics: same episodes, same metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from simulator.serverless.scheduler import PolicyScheduler, scheduler_policy
 from simulator.serverless.train import make_env, mean, play, play_heuristic, random_actions
 
 
-def test_a_heuristic_is_measured_as_the_agent_is() -> None:
-    """Deciding in the environment what the policy decides gives the same return, makespan and rent."""
+def test_heuristics_and_agents_are_measured_alike() -> None:
+    """The decisions of the policy, taken in the environment, give the same return, makespan and rent."""
     env = ServerlessEnv((0.0, 1.0), generate_workflows(size=3))
     measured = play_heuristic(env, "least_loaded", seed=5)
     scheduler = PolicyScheduler(scheduler_policy("least_loaded", 5))
@@ -39,7 +39,7 @@ def test_a_heuristic_is_measured_as_the_agent_is() -> None:
     assert play(env, choose, seed=5) == pytest.approx(measured)
 
 
-def test_random_actions_are_worse_than_any_care() -> None:
+def test_random_actions_are_worse_than_random_placement() -> None:
     env = make_env()
     drawn = mean([play(env, random_actions(seed), seed) for seed in range(5)])
     placed = mean([play_heuristic(env, "random", seed) for seed in range(5)])

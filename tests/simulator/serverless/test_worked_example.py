@@ -1,4 +1,4 @@
-"""The example of the original document, number for number, with its one slip mended."""
+"""The example of the original document, number for number, with its one error corrected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A, B, C, D = range(4)
 
 @pytest.fixture
 def node() -> NumaNode:
-    """Four cores of 1000 operations a second and 8192 MiB, with A and B running since 0."""
+    """Return four cores of 1000 operations per second and 8192 MiB, with A and B running since 0."""
     node = NumaNode(0, cpu=4, memory=8192, single_core_speed=1000)
     node.on_container_creation(container(A, 1, 512, 512, 2585, 0.0))
     node.on_container_creation(container(B, 2, 1024, 1536, 7171, 0.0))
@@ -33,7 +33,7 @@ def remaining(node: NumaNode) -> dict[int, int]:
 
 
 def ends(node: NumaNode) -> dict[int, float]:
-    """When each would end if the speeds of now stayed: how the document gives its expectations."""
+    """Return the ends at the current speeds, as the document states them."""
     now = node.current_time
     return {
         c.fn_id: now + c.remaining_computation / node.execution_speeds.records(c)[-1].speed
@@ -49,7 +49,7 @@ def cpu(node: NumaNode) -> float:
     return node.utilization.records[-1].cpu
 
 
-def test_the_example_comes_out_number_for_number(node: NumaNode) -> None:
+def test_the_example_gives_the_documented_numbers(node: NumaNode) -> None:
     assert speeds(node) == {A: 1000, B: 2000}
     assert cpu(node) == 0.75
     assert ends(node) == {A: 2.585, B: 3.5855}
@@ -103,13 +103,13 @@ def test_the_example_comes_out_number_for_number(node: NumaNode) -> None:
     ]  # fmt: skip
 
 
-def test_the_prediction_knows_that_ends_free_cores(node: NumaNode) -> None:
-    """With C from 1.0 and nobody after it, A and B end as the document says once C has ended."""
+def test_the_prediction_accounts_for_cores_freed_by_ends(node: NumaNode) -> None:
+    """With C from 1.0 and no later container, A and B end at the documented times after the end of C."""
     node.on_container_creation(container(C, 4, 1024, 1024, 1142, 1.0))
     assert predict_ends(node) == pytest.approx({"0/2": 1.5, "0/0": 2.7995, "0/1": 3.8})
 
 
-def test_a_share_of_the_memory_is_computed_in_integers() -> None:
+def test_speed_with_less_memory_than_required_is_computed_in_integers() -> None:
     """In floating point 64/192 x 800 x 3 is 799.99…, and its floor 799."""
     assert Container(0, 0, 192, 64, 1, 3, 0.0).speed(800) == 800
 
@@ -123,14 +123,14 @@ def test_memory_is_a_lease_from_start_to_end(node: NumaNode) -> None:
     assert set(node.state.leases) == {"0/1"}
 
 
-def test_at_one_time_an_end_comes_before_a_start(node: NumaNode) -> None:
-    node.on_container_creation(container(C, 1, 512, 512, 1, 2.585))  # the moment in which A ends
+def test_at_equal_times_an_end_comes_before_a_start(node: NumaNode) -> None:
+    node.on_container_creation(container(C, 1, 512, 512, 1, 2.585))  # the end of A
     assert node.next_event() == (2.585, False)
     assert node.on_container_completion()[0].fn_id == A
     assert node.next_event() == (2.585, True)
 
 
-def test_what_the_document_lets_one_read_of_a_node_and_its_server(node: NumaNode) -> None:
+def test_a_node_and_its_server_report_the_documented_properties(node: NumaNode) -> None:
     other = NumaNode(1, cpu=4, memory=8192, single_core_speed=1000)
     server = Server("c5", 0, 0.1, 0.5, [node, other])
     assert (node.computing_capacity, node.free_memory, server.container_count) == (4000, 6144, 2)

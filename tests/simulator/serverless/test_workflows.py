@@ -1,4 +1,4 @@
-"""Reading and generating workflows, and what bad ones are told."""
+"""Readers and generators of workflows, and their error messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_folder_gives_its_workflows_but_not_their_companions(shared_data: Path
     assert names == ["CYBERSHAKE.n.200.0", "MONTAGE.n.200.0"]
 
 
-def test_units_are_understood(tmp_path: Path) -> None:
+def test_units_are_converted(tmp_path: Path) -> None:
     template = read_workflow(dax(tmp_path, "1.5 min", "2KiB"), 100)
     assert template.computations[0] == 9000
     assert template.edges == ((0, 1, 2048),)
@@ -91,7 +91,7 @@ def test_companions_give_memory_and_threads(tmp_path: Path) -> None:
         ({"runtime": "1e300"}, WorkflowError, "dax:2: runtime '1e300' is negative or above"),
     ],
 )
-def test_a_bad_dax_is_told_what_and_where(
+def test_an_invalid_dax_is_refused_with_line_and_reason(
     tmp_path: Path, changed: dict[str, str], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -108,7 +108,9 @@ def test_a_bad_dax_is_told_what_and_where(
         (((0, 1, 1), (0, 1, 2)), "given twice"),
     ],
 )
-def test_a_bad_template_is_told_what(edges: tuple[tuple[int, int, int], ...], words: str) -> None:
+def test_an_invalid_template_is_refused_with_the_reason(
+    edges: tuple[tuple[int, int, int], ...], words: str
+) -> None:
     with pytest.raises(WorkflowError, match=words):
         WorkflowTemplate((1, 1), (1, 1), (1, 1), edges)
 
@@ -143,7 +145,7 @@ def wfcommons(folder: Path, content: dict[str, Any]) -> WorkflowTemplate:
     return read_workflow(path, 1000)
 
 
-def test_a_wfcommons_instance(tmp_path: Path) -> None:
+def test_a_wfcommons_instance_is_read(tmp_path: Path) -> None:
     template = wfcommons(tmp_path, instance())
     assert template.name == "two"
     assert template.computations == (3000, 2000)
@@ -152,7 +154,7 @@ def test_a_wfcommons_instance(tmp_path: Path) -> None:
     assert template.edges == ((0, 1, 70),)
 
 
-def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
+def test_an_invalid_wfcommons_instance_is_refused_with_the_reason(tmp_path: Path) -> None:
     content = instance()
     content["schemaVersion"] = "1.3"
     with pytest.raises(WorkflowError, match=r"two\.json: .*schemaVersion"):
@@ -178,7 +180,7 @@ def test_a_bad_wfcommons_instance_is_told_what(tmp_path: Path) -> None:
         read_workflow(tmp_path / "two.json")
 
 
-def test_a_workflow_tells_where_each_function_is() -> None:
+def test_a_workflow_reports_the_state_of_each_function() -> None:
     workflow = Workflow(0, 1.0, generate_workflow("fork_join", 2, 0))
     assert workflow.pending_functions == {0, 1, 2, 3}
     workflow.submit_function(0, 1.0)
@@ -194,14 +196,14 @@ def test_a_workflow_tells_where_each_function_is() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_generated_workflows_are_graphs_that_follow_the_seed(shape: str, size: int) -> None:
+def test_generated_workflows_are_equal_for_equal_seeds_only(shape: str, size: int) -> None:
     template = generate_workflow(shape, size, seed=1)
     assert template == generate_workflow(shape, size, seed=1)
     assert template != generate_workflow(shape, size, seed=2)
     assert len(template) >= size
 
 
-def test_shapes_in_numbers() -> None:
+def test_shapes_have_the_expected_edges() -> None:
     assert generate_workflow("chain", 3, 0).successors == ((1,), (2,), ())
     assert generate_workflow("fork_join", 2, 0).successors == ((1, 2), (3,), (3,), ())
     # 3 projections, 2 fits, concat, model, 3 backgrounds, table, add, shrink, picture
@@ -241,7 +243,7 @@ def server(count: int, memory: int, cold_start_s: float = 0.5) -> str:
     return SERVER.format(count=count, memory=memory, cold_start_s=cold_start_s)
 
 
-def test_the_public_cluster_is_the_default_one(shared_data: Path) -> None:
+def test_the_public_cluster_is_the_default_cluster(shared_data: Path) -> None:
     config = ClusterConfig.from_yaml(shared_data / "serverless" / "cluster_config.yaml")
     assert config == ClusterConfig.c5()
     assert config.numa_node_count == 71
@@ -265,7 +267,7 @@ def test_the_public_cluster_is_the_default_one(shared_data: Path) -> None:
         ("network_bandwidth: 1", "servers: Field required"),
     ],
 )
-def test_a_bad_cluster_is_told_what(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_cluster_is_refused_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     with pytest.raises(ClusterConfigError, match=words) as caught:
@@ -275,7 +277,7 @@ def test_a_bad_cluster_is_told_what(tmp_path: Path, text: str, words: str) -> No
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1])
-def test_a_template_made_by_hand_has_amounts_to_count_with(wrong: Any) -> None:
+def test_a_template_refuses_amounts_that_are_negative_or_not_finite(wrong: Any) -> None:
     for amounts in (((wrong,), (1,), (1,)), ((1,), (wrong,), (1,)), ((1,), (1,), (wrong,))):
         with pytest.raises(WorkflowError, match=rf"of function 0 is {wrong}, not a number from"):
             WorkflowTemplate(*amounts)

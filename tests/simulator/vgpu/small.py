@@ -1,4 +1,4 @@
-"""A pool of one node and tasks without fluctuation, so that every figure can be worked by hand."""
+"""A pool of one node and tasks without fluctuation, so that figures can be calculated by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def profile(
 
 
 def task(kind: Profile, arrival_s: float = 0.0, *, spike: float = 0.0) -> Task:
-    """One task; with `spike` its demand is 1 + spike times the mean, always, in every dimension."""
+    """Return a task; with `spike` its demand is always 1 + spike times the mean in every dimension."""
     name = f"{kind.name}@{arrival_s:g}"
     return Task(name, kind, arrival_s, (0.0, 0.0, 0.0), 1.0, 0.0, 1.0 if spike else 0.0, spike, 7)
 
@@ -28,7 +28,7 @@ def task(kind: Profile, arrival_s: float = 0.0, *, spike: float = 0.0) -> Task:
 def scenario(
     *profiles: Profile, card: Card | None = None, seconds: float = 10.0, **parts: object
 ) -> Scenario:
-    """One node of one card (100 TFLOPS, 100 GB, 100 GB/s), shared, quota = demand, a pass every tick."""
+    """Return one shared node of one card (100 TFLOPS, 100 GB, 100 GB/s), quota = demand, a pass per tick."""
     plain = Scenario(
         "small",
         seconds,
@@ -45,7 +45,7 @@ def scenario(
 
 
 def watch(where: Scenario, *tasks: Task, use_numba: bool = False) -> tuple[Run, list[Decision]]:
-    """The run, and every decision in it."""
+    """Simulate; return the run and every decision in it."""
     seen: list[Decision] = []
     run = simulate(where, 0, tasks=tasks, observers=[seen.append], use_numba=use_numba)
     return run, seen

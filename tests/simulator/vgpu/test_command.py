@@ -1,4 +1,4 @@
-"""`gpu-simulate vgpu` end to end: output, reports, plots, and one line on bad input."""
+"""`gpu-simulate vgpu` end to end: output, reports, plots, and one line on invalid input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["vgpu", *arguments])
 
 
-def test_json_has_one_figure_a_seed() -> None:
+def test_json_has_one_figure_per_seed() -> None:
     result = call("--scenarios", "A1,A3", *SHORT, "--seeds", "1-2,5", "--json")
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
@@ -35,7 +35,7 @@ def test_json_has_one_figure_a_seed() -> None:
     assert sum(summary["scenarios"]["A1"]["limiter_events"]["compute"]) == 0
 
 
-def test_the_origins_names_and_options_are_understood() -> None:
+def test_names_and_options_of_the_original_are_accepted() -> None:
     ours = call("--scenarios", "A3", *SHORT, "--arrival", "burst", "--seed", "7", "--json")
     arguments = (
         "--scenario",
@@ -55,7 +55,7 @@ def test_the_origins_names_and_options_are_understood() -> None:
     assert {load_scenario(name).name for name in ORIGIN_NAMES} < set(scenario_names())
 
 
-def test_processes_change_nothing() -> None:
+def test_results_do_not_depend_on_the_number_of_processes() -> None:
     outputs = []
     for jobs in ("1", "2"):
         result = call("--scenarios", "A1,A3", *SHORT, "--seeds", "1-3", "--jobs", jobs, "--json")
@@ -66,7 +66,7 @@ def test_processes_change_nothing() -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_reports_and_plots(tmp_path: Path) -> None:
+def test_reports_and_plots_are_written(tmp_path: Path) -> None:
     result = call("--scenarios", "A1,A3", *SHORT, "--seeds", "1-2", "--output-dir", str(tmp_path))
     assert result.exit_code == 0, result.output
     names = {path.name for path in tmp_path.iterdir()}
@@ -101,8 +101,8 @@ def test_reports_and_plots(tmp_path: Path) -> None:
     assert ["SLO 满足率" in page for page in pages] == [False, True]
 
 
-def test_a_scenario_may_be_called_as_it_likes(tmp_path: Path) -> None:
-    """A formula to matplotlib, a fragment to a browser."""
+def test_a_scenario_name_may_contain_any_characters(tmp_path: Path) -> None:
+    """The name is a formula to matplotlib and a fragment to a browser."""
     (tmp_path / "a$^$#1.toml").write_text('title = "<i>"')
     result = call("--scenarios", str(tmp_path / "a$^$#1.toml"), *SHORT, "--output-dir", str(tmp_path))
     assert result.exit_code == 0, result.output
@@ -113,8 +113,10 @@ def test_a_scenario_may_be_called_as_it_likes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_font", [True, False])
-def test_labels_are_never_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_font: bool) -> None:
-    """A missing glyph is a warning in matplotlib, and a warning is an error here."""
+def test_labels_never_have_missing_glyphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_font: bool
+) -> None:
+    """A missing glyph is a warning in matplotlib, and pytest makes it an error."""
     if not with_font:
         monkeypatch.setattr("simulator.vgpu.plots.CHINESE_FONTS", ())
     elif Labels.for_this_machine().font is None:
@@ -133,7 +135,7 @@ def test_equal_seeds_write_equal_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 
 
-def test_a_table_for_people() -> None:
+def test_without_json_a_table_is_printed() -> None:
     result = call("--scenarios", "A1", *SHORT, "--seeds", "1-2")
     assert result.exit_code == 0
     assert "IR > 1.25" in result.stdout
@@ -168,7 +170,9 @@ def test_a_table_for_people() -> None:
         (("--jobs", "0"), "--jobs"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_input_gives_one_line_and_status_2(
+    tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
     out = tmp_path / "out"
     result = call(*arguments, "--output-dir", str(out), "--engine", "plain")
     assert result.exit_code == 2
@@ -179,7 +183,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path: Path, arguments: tuple[str
     assert not out.exists()
 
 
-def test_options_that_do_nothing_are_refused() -> None:
+def test_unused_options_are_refused() -> None:
     bucket = call("--scenarios", "A1", "--hist-bucket", "0.2", "--engine", "plain")
     assert bucket.exit_code == 2
     assert "--hist-bucket is for the reports; give their folder with --output-dir" in bucket.stderr
@@ -188,7 +192,7 @@ def test_options_that_do_nothing_are_refused() -> None:
     assert "--seed is for one run; use either --seed or --seeds" in seeds.stderr
 
 
-def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
+def test_a_file_at_the_path_of_the_output_folder_is_kept(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("here first")
     result = call("--scenarios", "A1", *SHORT, "--output-dir", str(tmp_path / "out"))
     assert result.exit_code == 2
@@ -230,7 +234,7 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
         ('base = "A1"\n[scheduling]\npartition = "half"', "scheduling.partition: "),
     ],
 )
-def test_bad_scenario_files(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_scenario_files_are_refused_with_the_reason(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "mine.toml").write_text(text)
     result = call("--scenarios", str(tmp_path / "mine.toml"), "--engine", "plain")
     assert result.exit_code == 2
@@ -264,19 +268,21 @@ vendors = ["{vendor}"]
         (-1, "nvidia", "profiles.0.compute_tflops: input should be greater than 0, got -1"),
     ],
 )
-def test_bad_profiles(tmp_path: Path, compute: float, vendor: str, says: str) -> None:
+def test_invalid_profiles_are_refused_with_the_reason(
+    tmp_path: Path, compute: float, vendor: str, says: str
+) -> None:
     (tmp_path / "mine.toml").write_text(PROFILE.format(compute=compute, vendor=vendor))
     result = call("--scenarios", str(tmp_path / "mine.toml"), *SHORT)
     assert result.exit_code == 2
     assert says in result.stderr
 
 
-def test_a_change_below_a_value_is_named() -> None:
+def test_a_change_of_a_key_inside_a_value_is_refused() -> None:
     with pytest.raises(InputError, match=r"A3: tasks\.all: tasks is not a table"):
         load_scenario("A3", {"tasks.all": 3})
 
 
-def test_a_users_scenario_needs_no_code(tmp_path: Path) -> None:
+def test_a_scenario_of_a_user_needs_only_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'base = "A3"\ntitle = "Mine"\ntasks = 8\nduration_s = 30\n[sandbox]\nlimit_threshold = 1.2\n'
     )

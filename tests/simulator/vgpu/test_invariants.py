@@ -1,4 +1,4 @@
-"""What holds in every run: capacity, tokens, progress, leases, and the same bytes from the same seed."""
+"""Invariants of every run: capacity, tokens, progress, leases, and equal results for equal seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLACK = 1e-9
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Any built-in scenario, short and crowded, with its switches drawn."""
+    """Draw a built-in scenario, short and overloaded, with random settings."""
     changes = {
         "tasks": draw(st.integers(0, 40)),
         "duration_s": draw(st.sampled_from([4.0, 12.0])),
@@ -46,7 +46,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 def hasty(slow: Scenario) -> Scenario:
-    """The scenario with a tenth of the work and of the deadlines, so that a few seconds see every end."""
+    """Return the scenario with a tenth of work and deadlines, so that tasks end within a few seconds."""
     return replace(
         slow,
         profiles=tuple(
@@ -58,7 +58,7 @@ def hasty(slow: Scenario) -> Scenario:
 
 @settings(max_examples=40)
 @given(where=scenarios(), seed=st.integers(0, 2**31))
-def test_every_tick_keeps_the_rules(where: Scenario, seed: int) -> None:
+def test_every_tick_keeps_the_invariants(where: Scenario, seed: int) -> None:
     granted: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     progress: dict[str, float] = defaultdict(float)
 
@@ -88,7 +88,7 @@ def test_every_tick_keeps_the_rules(where: Scenario, seed: int) -> None:
 
 @settings(max_examples=40)
 @given(where=scenarios(), seed=st.integers(0, 2**31))
-def test_leases_add_up_after_every_span(where: Scenario, seed: int) -> None:
+def test_leases_match_running_tasks_after_every_span(where: Scenario, seed: int) -> None:
     tasks = generate(where.profiles, where.tasks, where.duration_s, where.arrival, seed)
     simulation = Simulation(where, tasks, False, [])
     advance = simulation.advance
@@ -106,29 +106,29 @@ def test_leases_add_up_after_every_span(where: Scenario, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_compiled_equals_plain_to_the_bit(name: str) -> None:
+def test_compiled_equals_interpreted_to_the_bit(name: str) -> None:
     where = hasty(load_scenario(name, {"duration_s": 40, "tasks": 120, "arrival": "poisson_burst"}))
     assert simulate(where, 11, use_numba=True) == simulate(where, 11, use_numba=False)
 
 
 @settings(max_examples=25)
 @given(where=scenarios(), seed=st.integers(0, 2**31))
-def test_compiled_equals_plain_whatever_the_switches(where: Scenario, seed: int) -> None:
+def test_compiled_equals_interpreted_with_any_settings(where: Scenario, seed: int) -> None:
     assert repr(simulate(where, seed, use_numba=True)) == repr(simulate(where, seed, use_numba=False))
 
 
-def test_seeds_decide_everything() -> None:
+def test_runs_are_equal_for_equal_seeds_only() -> None:
     where = hasty(load_scenario("A3", {"duration_s": 20, "tasks": 30}))
     assert simulate(where, 1, use_numba=False) == simulate(where, 1, use_numba=False)
     assert simulate(where, 1, use_numba=False) != simulate(where, 2, use_numba=False)
 
 
 def mean_ir(run: Run) -> float:
-    """Over completed tasks: which tasks the end of the run cuts off depends on chance."""
+    """Return the mean IR of completed tasks; the tasks cut off by the end of the run are random."""
     return mean(each.interference_ratio or 0 for each in run.outcomes if each.state == "completed")
 
 
-def test_the_length_of_a_tick_matters_little() -> None:
+def test_the_length_of_a_tick_has_little_effect_on_mean_ir() -> None:
     """Halving it moves mean IR by less than 0.5 %, doubling it by less than 2 %, in every seed."""
     for seed in (1, 2, 3):
         changes = {"tasks": 100, "duration_s": 160}
@@ -140,7 +140,7 @@ def test_the_length_of_a_tick_matters_little() -> None:
         assert double == pytest.approx(whole, rel=0.02)
 
 
-def test_spikes_stand_on_a_grid_of_their_own() -> None:
+def test_spikes_are_on_a_grid_independent_of_the_tick() -> None:
     heavy = next(
         each
         for each in generate(load_scenario("A3").profiles, 5, 100, "poisson", 3)
@@ -156,7 +156,7 @@ def test_spikes_stand_on_a_grid_of_their_own() -> None:
     assert (demand_series(heavy, 100, 3000, 0.01)[:, :2000] == grid).all()
 
 
-def test_the_mean_load_is_what_was_drawn() -> None:
+def test_the_mean_demand_equals_the_drawn_one() -> None:
     heavy = next(
         each
         for each in generate(load_scenario("A3").profiles, 5, 100, "poisson", 3)
@@ -177,7 +177,9 @@ def test_the_mean_load_is_what_was_drawn() -> None:
         ("poisson", (0.2, 0.3), 0.1),
     ],
 )
-def test_arrival_modes(arrival: str, window: tuple[float, float], share: float) -> None:
+def test_arrival_modes_have_the_expected_density(
+    arrival: str, window: tuple[float, float], share: float
+) -> None:
     profiles = tuple(each for each in load_scenario("A1").profiles if each.window is None)
     tasks = generate(profiles, 4000, 100.0, arrival, 1)
     inside = sum(window[0] <= each.arrival_s / 100 < window[1] for each in tasks)
@@ -194,15 +196,15 @@ def test_waves_are_dense_at_both_ends() -> None:
     assert sum(each.arrival_s > 90 for each in tasks) / 4000 == pytest.approx(0.205, abs=0.03)
 
 
-def test_heavy_tasks_come_in_their_window() -> None:
+def test_tasks_with_a_window_arrive_in_it() -> None:
     tasks = generate(load_scenario("A1").profiles, 200, 320.0, "poisson_burst", 9)
     heavy = [each for each in tasks if each.profile.name == "llm-heavy"]
     assert len(heavy) == 40
     assert all(0.33 * 320 <= each.arrival_s <= 0.37 * 320 for each in heavy)
 
 
-def test_a_spike_adds_to_the_swing() -> None:
-    """At the crest of a sine of a half, with a spike of one: 1 + 0.5 + 1 times the mean."""
+def test_a_spike_adds_to_the_oscillation() -> None:
+    """At the maximum of a sine of amplitude 0.5, with a spike of 1: 1 + 0.5 + 1 times the mean."""
     kind = profile("kind", 10, 20, 30, work=100, deadline=10)
     crest = replace(task(kind, spike=1.0), amplitudes=(0.5, 0.5, 0.5), period_s=1e6, phase=0.25)
     assert demand_series(crest, 0, 1, 0.01)[:, 0] == pytest.approx([25.0, 50.0, 75.0])
@@ -212,14 +214,14 @@ def test_a_spike_adds_to_the_swing() -> None:
     ("demand", "slices"),
     [((30, 1, 1), 3), ((1, 30, 1), 3), ((1, 1, 200 / 7), 2), ((100, 1, 1), 7), ((101, 1, 1), 8)],
 )
-def test_slices_are_rounded_up_in_the_dearest_dimension(
+def test_slices_are_rounded_up_in_the_most_demanding_dimension(
     demand: tuple[float, float, float], slices: int
 ) -> None:
-    """Of seven slices with a seventh of 100 TFLOPS, 100 GB and 100 GB/s each."""
+    """A card has seven slices, each a seventh of 100 TFLOPS, 100 GB and 100 GB/s."""
     assert slices_needed(demand, Card("x", 100, 100, 100, slices=7)) == slices
 
 
-def test_slices_are_a_hard_ceiling_and_fill_a_card() -> None:
+def test_slices_are_a_hard_limit_and_fill_a_card() -> None:
     """An A100 cut in 7: llm-heavy (210, 48, 1100) needs 5 slices, preprocess 3: 5 + 3 > 7."""
     where = load_scenario("A2-MIG", {"scheduling.interval_ticks": 1})
     names = ("llm-heavy", "preprocess-pipeline", "multimodal-online")
@@ -239,7 +241,7 @@ def test_slices_are_a_hard_ceiling_and_fill_a_card() -> None:
     assert {each.task_id for each in seen} == {"preprocess-pipeline@0", "multimodal-online@0.1"}
 
 
-def test_a_node_per_task_leaves_the_rest_waiting() -> None:
+def test_with_a_node_per_task_the_other_tasks_stay_pending() -> None:
     kind = load_scenario("A1").profiles[0]
     where = scenario(replace(kind, vendors=("x",), compute_tflops=10, memory_gb=10, bandwidth_gbps=10))
     where = replace(where, scheduling=replace(where.scheduling, partition="node"))
@@ -248,7 +250,7 @@ def test_a_node_per_task_leaves_the_rest_waiting() -> None:
     assert [each.state for each in run.outcomes] == ["unfinished", "never_started"]
 
 
-def test_no_tasks_is_a_run_too() -> None:
+def test_a_run_without_tasks_is_valid() -> None:
     run = simulate(load_scenario("A3", {"tasks": 0, "duration_s": 1}), 0, use_numba=False)
     assert run.outcomes == ()
     assert run.utilisation["nv-node-1"]["compute"].peak == 0

@@ -1,4 +1,4 @@
-"""What a run amounts to, worked out by hand from four tasks that ended in four ways."""
+"""Metrics of a run, calculated by hand from four tasks with different outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .small import profile, scenario
 def outcome(
     state: str, arrival_s: float, start_s: float | None, end_s: float, slo_met: bool = False
 ) -> Outcome:
-    """A task whose work takes 10 s at its mean demand."""
+    """Return the outcome of a task whose work takes 10 s at its mean demand."""
     events = {"memory": 0, "bandwidth": 0, "compute": 3 if state == "overtime" else 0}
     return Outcome(state, "any", state, "n", arrival_s, start_s, end_s, 10.0, slo_met, events)
 
@@ -26,7 +26,7 @@ FOUR = (
 )
 
 
-def test_ratios_count_who_started_and_rates_count_all() -> None:
+def test_ratios_count_started_tasks_and_rates_count_all() -> None:
     where = scenario(profile("any", 10, 10, 10, work=100, deadline=14))
     figures = summarise(Run(where, 0, (), FOUR, {}))
     assert (figures["tasks"], figures["started"]) == (4, 3)
@@ -41,7 +41,7 @@ def test_ratios_count_who_started_and_rates_count_all() -> None:
 
 
 def test_a_bucket_begins_with_its_lower_edge() -> None:
-    """1.1 / 0.1 is a hair below 11, and 0.3 / 0.1 below 3."""
+    """In floating point 1.1 / 0.1 is slightly below 11, and 0.3 / 0.1 below 3."""
     assert histogram([0.3, 0.35, 0.6, 1.1], 0.1) == [
         {"from": round(k / 10, 9), "to": round((k + 1) / 10, 9), "tasks": {3: 2, 6: 1, 11: 1}.get(k, 0)}
         for k in range(3, 12)

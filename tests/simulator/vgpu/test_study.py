@@ -1,4 +1,4 @@
-"""What must come out of the scenarios, on a few of the study's forty seeds."""
+"""Expected results of the scenarios, on a few of the study's forty seeds."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ SEEDS = range(1, 5)
 
 
 def shares(name: str, figure: str = "over_1_25", **changes: Any) -> list[float]:
-    """That IR figure (the share of started tasks above 1.25), one a seed, at the study's load."""
+    """Return one IR figure (default: fraction of started tasks above 1.25) per seed, at the study's load."""
     scenario = load_scenario(name, {"tasks": 160, "arrival": "poisson_burst", "duration_s": 320, **changes})
     return [summarise(simulate(scenario, seed))["ir"][figure] for seed in SEEDS]
 
 
-def test_without_isolation_a_few_in_a_hundred_are_held_up_and_the_sandbox_ends_that() -> None:
+def test_without_isolation_a_few_percent_suffer_interference_and_with_the_sandbox_none() -> None:
     assert 0.03 <= mean(shares("A1")) <= 0.07
     assert shares("A3") == [0.0] * len(SEEDS)
 
 
-def test_light_first_arbitration_would_do_as_well() -> None:
+def test_light_first_arbitration_alone_nearly_removes_interference() -> None:
     assert mean(shares("A1", arbitration="light_first")) < 0.01
 
 
-def test_a_ledger_of_usage_admits_more_than_the_sandbox_can_hold_apart() -> None:
+def test_admission_by_usage_admits_more_than_the_sandbox_can_isolate() -> None:
     usage = {"scheduling.admission": "usage"}
     assert mean(shares("A3", **usage)) < 0.02 < mean(shares("A1", **usage))
 
 
-def test_the_link_gate_shows_only_where_bandwidth_holds_progress_up() -> None:
+def test_the_bandwidth_gate_matters_only_if_bandwidth_limits_progress() -> None:
     assert shares("A4", "p99") == shares("A3", "p99")
     with_gate = shares("A3", "p99", progress="bottleneck")
     without = shares("A4", "p99", progress="bottleneck")

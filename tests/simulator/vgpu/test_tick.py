@@ -1,4 +1,4 @@
-"""Gates, guard, arbitration and progress, each worked by hand."""
+"""Gates, guard, arbitration and progress, each calculated by hand."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ HALF = profile("half", 50, 50, 50, work=100, deadline=4)  # ideal 2 s
 @pytest.mark.parametrize(
     ("demand", "granted"), [(0.0, 0.0), (40.0, 40.0), (41.9, 41.9), (42.0, 42.0), (42.1, 40.0), (400.0, 40.0)]
 )
-def test_memory_gate_is_a_cliff_at_the_threshold(demand: float, granted: float) -> None:
+def test_memory_gate_cuts_to_the_quota_above_the_threshold(demand: float, granted: float) -> None:
     assert memory_gate(demand, 40.0, 1.05) == granted
 
 
-def test_bucket_starts_full_drains_and_then_grants_what_is_refilled() -> None:
+def test_bucket_starts_full_drains_and_then_grants_its_refill() -> None:
     # Quota 100, ticks of 0.1 s: 100 tokens at most, 10 come in a tick; a demand of 150 takes 15.
     tokens, granted = 100.0, []
     for _ in range(21):
         value, tokens = bandwidth_bucket(tokens, 150.0, 100.0, 1.0, 1.05, 0.1)
         granted.append(value)
-    # The first refill spills over the full bucket: 85 are left. Each tick takes 5 more: none after the 18th.
+    # The first refill is lost, because the bucket is full: 85 left. Each tick takes 5 more: 0 after the 18th.
     assert granted[:18] == [150.0] * 18
     assert granted[18:] == pytest.approx([100.0, 100.0, 100.0])
     assert tokens == pytest.approx(0.0)
@@ -47,14 +47,14 @@ def test_bucket_refills_to_its_size_and_no_further() -> None:
     assert bandwidth_bucket(60.0, 0.0, 100.0, 0.5, 1.05, 0.1)[1] == 50.0
 
 
-def test_bucket_lets_a_demand_up_to_the_threshold_pass_even_when_empty() -> None:
+def test_an_empty_bucket_lets_a_demand_up_to_the_threshold_pass() -> None:
     assert bandwidth_bucket(0.0, 105.0, 100.0, 1.0, 1.05, 0.1) == (105.0, 0.0)
     granted, tokens = bandwidth_bucket(0.0, 105.1, 100.0, 1.0, 1.05, 0.1)
     assert granted == pytest.approx(100.0)
     assert tokens == 0.0
 
 
-def test_throttle_cuts_to_quota_times_scale_under_the_ceiling() -> None:
+def test_throttle_cuts_to_quota_times_scale_up_to_the_ceiling() -> None:
     assert compute_throttle(105.0, 100.0, 1.0, 1.4, 1.05) == 105.0
     assert compute_throttle(105.1, 100.0, 1.0, 1.4, 1.05) == 100.0
     assert compute_throttle(150.0, 100.0, 1.1, 1.4, 1.05) == pytest.approx(110.0)
@@ -76,7 +76,7 @@ def test_guard_raises_by_a_step_and_decays_to_one() -> None:
     assert decayed == pytest.approx([1.09, 1.06, 1.03, 1.0, 1.0])
 
 
-def test_order_of_arbitration() -> None:
+def test_arbitration_sorts_by_usage_then_by_start() -> None:
     usage = [5.0, 9.0, 5.0, 7.0]
     order = [0] * 4
     sort_by_usage([0, 0, 1, 2, 3], 1, 5, usage, True, order)
@@ -85,7 +85,7 @@ def test_order_of_arbitration() -> None:
     assert order == [0, 2, 3, 1]
 
 
-def test_work_follows_the_least_satisfied_dimension() -> None:
+def test_progress_follows_the_least_satisfied_dimension() -> None:
     assert work_done(50, 20, 10, 50, 20, 10) == 50
     assert work_done(25, 20, 10, 50, 20, 10) == 25
     assert work_done(50, 20, 4, 50, 20, 10) == 20
@@ -105,7 +105,7 @@ def test_an_undisturbed_task_takes_its_ideal_time() -> None:
 
 
 def test_arbitration_serves_the_heavy_first_and_cuts_the_rest() -> None:
-    """Two tasks that fit by quota; the spiking one wants 90, so the other is left with 10 of its 50."""
+    """Two tasks fit by quota; the spiking one demands 90, so the other gets 10 of its 50."""
     other = profile("other", 45, 45, 45, work=450, deadline=4)
     run, seen = watch(scenario(HALF, other), task(HALF), task(other, spike=1.0))
     first = [each for each in seen if each.tick == 0]
@@ -125,13 +125,13 @@ def test_arbitration_serves_the_heavy_first_and_cuts_the_rest() -> None:
     }
 
 
-def test_gates_cut_the_spiking_task_to_its_quota_so_the_other_is_whole() -> None:
+def test_gates_cut_the_spiking_task_to_its_quota_so_the_other_is_undisturbed() -> None:
     other = profile("other", 45, 45, 45, work=450, deadline=20)
     gated = replace(ROOMY, memory_gate=True, bandwidth_gate=True, compute_gate=True)
     run, seen = watch(scenario(HALF, other, sandbox=gated), task(HALF), task(other, spike=1.0))
     assert all(each.granted == (50.0, 50.0, 50.0) for each in seen if each.task_id == "half@0")
     spiking = [each for each in seen if each.task_id == "other@0"]
-    # The bucket begins with 45, pays 0.9 a tick and gets 0.45 back, the first time for nothing: 99 ticks.
+    # The bucket starts with 45, loses 0.9 per tick and regains 0.45, except in the first tick: 99 ticks.
     assert spiking[0].allowed == (45.0, 45.0, 90.0)
     assert spiking[98].allowed == pytest.approx((45.0, 45.0, 90.0))
     assert spiking[99].allowed == pytest.approx((45.0, 45.0, 45.0))
@@ -139,7 +139,7 @@ def test_gates_cut_the_spiking_task_to_its_quota_so_the_other_is_whole() -> None
     assert run.outcomes[0].interference_ratio == 1.0
     events = run.outcomes[1].limiter_events
     assert events["memory"] == events["compute"] == len(spiking) == 1000
-    assert events["bandwidth"] == pytest.approx(901, abs=1)  # rounding may cut the 99th tick by a hair
+    assert events["bandwidth"] == pytest.approx(901, abs=1)  # rounding may cut the 99th tick slightly
 
 
 @pytest.mark.parametrize(("gate", "at"), [("compute_gate", 0), ("memory_gate", 1), ("bandwidth_gate", 2)])
@@ -153,7 +153,7 @@ def test_a_disabled_gate_does_nothing(gate: str, at: int) -> None:
     assert [value for i, value in enumerate(seen[-1].allowed) if i != at] == pytest.approx([10.0, 10.0])
 
 
-def test_guard_raises_the_ceiling_when_the_deadline_nears() -> None:
+def test_guard_raises_the_scale_when_the_deadline_is_near() -> None:
     """Deadline 5 s: pressure from 4.5 s on (tick 450), a step every 10 ticks, up to 1.12."""
     slow = profile("slow", 50, 5, 5, work=300, deadline=5)
     guarded = scenario(
@@ -194,14 +194,14 @@ def test_a_task_is_dropped_past_one_and_a_half_deadlines() -> None:
     assert len(seen) == 301
 
 
-def test_a_deadline_may_be_as_far_away_as_one_likes() -> None:
+def test_a_deadline_may_be_arbitrarily_far_away() -> None:
     steady = profile("steady", 50, 50, 50, work=600, deadline=1e300)
     [outcome] = watch(scenario(steady), task(steady))[0].outcomes
     assert (outcome.state, outcome.end_s) == ("unfinished", 10.0)
     assert watch(scenario(steady), task(steady), use_numba=True)[0].outcomes == (outcome,)
 
 
-def test_tasks_wait_for_room_and_start_at_the_next_pass() -> None:
+def test_pending_tasks_start_at_the_first_pass_after_capacity_is_free() -> None:
     big = profile("big", 60, 60, 60, work=60, deadline=1.2)
     where = scenario(big, scheduling=Scheduling(interval_ticks=8, oversubscription=1.0))
     run, _ = watch(where, task(big, 0.0), task(big, 0.5))
@@ -215,8 +215,8 @@ def test_tasks_wait_for_room_and_start_at_the_next_pass() -> None:
     assert watch(eager, task(big, 0.0), task(big, 0.5))[0].outcomes[1].start_s == 1.0
 
 
-def test_without_fallback_a_grant_opens_the_other_vendor_at_the_next_pass() -> None:
-    """Vendor x has more free, but no node with 60; once 50 of it are gone, y is the best vendor."""
+def test_without_fallback_a_grant_that_changes_the_best_vendor_takes_effect_at_the_next_pass() -> None:
+    """Vendor x has more free, but no node with 60; after 50 of it are allocated, y is the best vendor."""
     either = replace(profile("either", 60, 60, 60, work=60, deadline=4), vendors=("x", "y"))
     small = profile("small", 50, 50, 50, work=50, deadline=4)
     where = scenario(
@@ -232,7 +232,7 @@ def test_without_fallback_a_grant_opens_the_other_vendor_at_the_next_pass() -> N
 
 @pytest.mark.parametrize(("admission", "start_s"), [("quota", 1.0), ("usage", 0.51), ("max", 1.0)])
 def test_ledger_counts_quota_or_usage(admission: str, start_s: float) -> None:
-    """Booked 60 by quota but 30 in use: only a ledger of usage lets the second 60 in."""
+    """The first task is allocated 60 by quota and uses 30: only with usage a second 60 is admitted."""
     lean = profile("lean", 30, 30, 30, work=30, deadline=4)
     scheduling = Scheduling(interval_ticks=1, oversubscription=2.0, admission=admission)  # type: ignore[arg-type]
     run, _ = watch(scenario(lean, scheduling=scheduling), task(lean, 0.0), task(lean, 0.505))
@@ -240,7 +240,7 @@ def test_ledger_counts_quota_or_usage(admission: str, start_s: float) -> None:
 
 
 @pytest.mark.parametrize(("admission", "start_s"), [("quota", 0.5), ("usage", 5.0), ("max", 5.0)])
-def test_usage_and_max_book_a_spike_above_the_quota(admission: str, start_s: float) -> None:
+def test_usage_and_max_allocate_a_spike_above_the_quota(admission: str, start_s: float) -> None:
     """The spiking task uses 80 of 100 against a quota of 40, until it is done after 5 s."""
     spiky = profile("spiky", 40, 40, 40, work=400, deadline=4)
     calm = profile("calm", 30, 30, 30, work=30, deadline=4)
