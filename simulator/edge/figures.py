@@ -76,7 +76,7 @@ def _gantt(dataset: Dataset, runs: list[Run], title: str) -> Any:
         axes.set_ylabel(f"{len(ticks)} devices, one row per running executor")
         axes.set_yticks([])
     axes.set_xlabel("second")
-    axes.set_title(f"{plain(title)}: one colour per job, grey for killed runs")
+    axes.set_title(f"{plain(title)}: one colour per job, grey for runs not completed")
     axes.margins(x=0.01)
     axes.set_ylim(base - 0.5, -1)
     return figure
