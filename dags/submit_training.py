@@ -27,7 +27,7 @@ with DAG(
             description="For a shell.",
         ),
         "image": Param("", type=["string", "null"], title="Image", description="Runs on Docker if given."),
-        "gpus": Param(2, type="integer", minimum=1, title="GPUs", description="Of one server."),
+        "gpus": Param(1, type="integer", minimum=1, title="GPUs", description="Of one server."),
         "cpus": Param(8, type="integer", minimum=1, title="CPUs"),
         "server": Param("", type=["string", "null"], title="Preferred server", description="Its id or name."),
     },

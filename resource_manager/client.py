@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -25,6 +26,7 @@ from resource_manager.refusal import Refusal, RefusalKind
 TIMEOUT_S = 70.0
 """Longer than a manager waits for its lock."""
 
+RETRY_S = 0.1
 PAGE = 1000
 
 
@@ -49,9 +51,15 @@ class RefusedError(ServiceError):
 
 
 class ServiceClient:
-    """Calls the service at `url`; `None`, `False` and errors as the manager's own methods have them."""
+    """Calls the service at `url`; `None`, `False` and errors as the manager's own methods have them.
 
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+    A connection that is refused is tried again for `patience_s` seconds.
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = TIMEOUT_S, patience_s: float = 0.0
+    ) -> None:
+        self._patience_s = patience_s
         if token and not (token.isascii() and token.isprintable() and token == token.strip()):
             # httpx would name the header, token and all, in its error.
             raise InvalidRequestError(
@@ -213,9 +221,20 @@ class ServiceClient:
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._call("POST", path, json={key: value for key, value in body.items() if value is not None})
 
+    def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
+        """The response; a connection that is refused, as by a service that starts, is tried again."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._http.request(method, path, **content)
+            except httpx.ConnectError as error:
+                if not _is_refused(error) or time.monotonic() >= deadline:
+                    raise
+            time.sleep(RETRY_S)
+
     def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
         try:
-            response = self._http.request(method, path, **content)
+            response = self._answer(method, path, **content)
         except httpx.UnsupportedProtocol as error:
             raise InvalidRequestError(f"not a service's address: {self.url!r}", field="url") from error
         except httpx.HTTPError as error:
@@ -234,6 +253,15 @@ class ServiceClient:
         if response.is_success:
             return answer
         raise _error(response.status_code, answer, response.headers.get("Retry-After", ""))
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether nobody listened: then the request was not sent."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _given(**demand: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 NO_LEASE = "urn:gpu-manager:no-lease"
@@ -9,6 +11,9 @@ TASK_TAKEN = "urn:gpu-manager:task-taken"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
 STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
+
+
+_WORD = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)(=|(?![\w'\"/-]))")
 
 
 class ResourceManagerError(Exception):
@@ -21,6 +26,21 @@ class InvalidRequestError(ResourceManagerError, ValueError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+    def named(self, names: Mapping[str, str]) -> str:
+        """The text with other names of the parameters: `names` maps the manager's to the caller's own.
+
+        A plain word is one of them only at the beginning, before a value, or if the error is about it.
+        """
+
+        def renamed(match: re.Match[str]) -> str:
+            name, equals = match.groups()
+            if name not in names or not (equals or "_" in name or name == self.field or match.start() == 0):
+                return match[0]
+            own = names[name]
+            return own + (" " if equals and own.startswith("-") else equals)
+
+        return _WORD.sub(renamed, str(self))
 
 
 class NeverFitsError(InvalidRequestError):

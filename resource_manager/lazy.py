@@ -38,4 +38,7 @@ def lazy_module(name: str) -> ModuleType:
     spec.loader = LazyLoader(spec.loader)
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
+    package, _, last = name.rpartition(".")
+    if package:  # as `import` does
+        setattr(sys.modules[package], last, module)
     return module

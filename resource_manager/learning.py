@@ -8,7 +8,8 @@ import time
 
 from resource_manager.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError
-from resource_manager.runtime_history import RuntimeHistory
+from resource_manager.models import Request
+from resource_manager.runtime_history import Runtime, RuntimeHistory
 from resource_manager.stores import Store
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,9 @@ LEARN_EVERY_S = 30.0
 
 MAX_CHANGES = 10_000
 """Maximum of past changes to read, so that a long history does not delay a starting process."""
+
+AT_FIRST = 1000
+"""The newest changes, all that the first look reads: a command looks once, and somebody waits for it."""
 
 PAGE = 1000
 
@@ -30,7 +34,12 @@ class RuntimeLearner:
         self._store = store
         self._mutex = threading.Lock()
         self._version = -1
+        self._more_is_there = False
         self._looked_at = float("-inf")
+
+    def runtime_of(self, request: Request) -> Runtime | None:
+        """How long the request should run, by what was learnt; None if nobody knows."""
+        return self.runtimes.runtime_of(request)
 
     def catch_up(self, cluster: ClusterState) -> None:
         """Learn runtimes from the history up to that state, at most every `LEARN_EVERY_S`.
@@ -40,7 +49,8 @@ class RuntimeLearner:
         if time.monotonic() - self._looked_at < LEARN_EVERY_S or not self._mutex.acquire(blocking=False):
             return
         try:
-            if self._version < cluster.version and _somebody_says_nothing(cluster):
+            is_behind = self._version < cluster.version or self._more_is_there
+            if is_behind and _somebody_says_nothing(cluster):
                 self._read(cluster)
             self._looked_at = time.monotonic()
         except ResourceManagerError as error:
@@ -50,16 +60,23 @@ class RuntimeLearner:
             self._mutex.release()
 
     def _read(self, cluster: ClusterState) -> None:
-        after = max(self._version, cluster.version - MAX_CHANGES, 0)
+        runtimes, after = self.runtimes, max(self._version, cluster.version - MAX_CHANGES, 0)
+        is_first = self._version < 0
+        if is_first:
+            after = max(cluster.version - AT_FIRST, 0)
+        elif self._more_is_there:  # a fold goes forward only: it begins anew, further back
+            runtimes, after = RuntimeHistory(), max(cluster.version - MAX_CHANGES, 0)
+        self._more_is_there = is_first and after > 0
         while after < cluster.version:
             page = self._store.history(after, PAGE)
             for version, change in page:
                 if version <= cluster.version:
-                    self.runtimes.add(change)
+                    runtimes.add(change)
             after = page[-1][0] if page else cluster.version
         self._version = cluster.version
-        if self.runtimes.live_count != len(cluster.leases):  # some began before these changes or a reset
-            self.runtimes.take_over(cluster.leases.values())
+        if runtimes.live_count != len(cluster.leases):  # some began before what was read, or a reset
+            runtimes.take_over(cluster.leases.values())
+        self.runtimes = runtimes
 
 
 def _somebody_says_nothing(cluster: ClusterState) -> bool:

@@ -30,7 +30,7 @@ from resource_manager.models import (
     Node,
     Request,
     Restored,
-    check_printable,
+    check_text,
 )
 from resource_manager.policies import Policy, get_policy, nothing_fits
 from resource_manager.queueing import Order, get_order
@@ -170,7 +170,7 @@ class GPUResourceManager:
 
         `outcome` (SUCCESS, FAILED, …) is written to the history.
         """
-        check_printable({"outcome": outcome})
+        check_text(outcome=outcome)
         try:
             self._change(
                 lambda cluster, now: self._state.settle(
@@ -271,7 +271,7 @@ class GPUResourceManager:
 
     def cancel(self, task_id: str, *, reason: str = "") -> bool:
         """Remove a pending request from the queue; return False if there is none."""
-        check_printable({"reason": reason})
+        check_text(reason=reason)
         try:
             self._change(
                 lambda cluster, now: self._state.settle(
@@ -376,7 +376,7 @@ class GPUResourceManager:
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
         """Drain the server: no new leases, its current ones stay. `failed` marks it as broken."""
-        check_printable({"reason": reason})
+        check_text(reason=reason)
         return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)))
 
     def restore(self, server: int | str) -> dict[str, Any]:

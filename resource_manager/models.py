@@ -36,6 +36,20 @@ def check_printable(texts: Mapping[str, str]) -> None:
             )
 
 
+MAX_TEXT = 250
+"""The most characters of a reason or an outcome, which stay in the history."""
+
+
+def check_text(**texts: str) -> None:
+    """Raises `InvalidRequestError` for a reason or an outcome that is too long or cannot be printed."""
+    check_printable(texts)
+    for field_name, text in texts.items():
+        if len(text) > MAX_TEXT:
+            raise InvalidRequestError(
+                f"{field_name} may have {MAX_TEXT} characters, got {len(text):,}", field=field_name
+            )
+
+
 Amount = int | float
 """A quantity of a divisible resource; integers stay exact, floats are allowed."""
 
@@ -82,7 +96,10 @@ class Utility:
         for name, least in (("priority", 0.0), ("target_s", 0.0), ("sensitivity_per_s", 0.0)):
             value = getattr(self, name)
             if not least <= value < math.inf:
-                raise InvalidRequestError(f"utility {name} must be a finite number of 0 or more, got {value}")
+                said = "utility" if name == "priority" else name
+                raise InvalidRequestError(
+                    f"{said} must be a finite number of 0 or more, got {value}", field=said
+                )
 
     def of(self, duration_s: float) -> float:
         """Return the utility of completing `duration_s` after the request."""
@@ -127,21 +144,23 @@ class Request:
             raise InvalidRequestError("task_id must not be empty", field="task_id")
         if self.gpus < 0:
             raise InvalidRequestError(f"gpus must not be negative, got {self.gpus}", field="gpus")
-        if self.gpu_milli != MILLI_PER_GPU and (self.gpus != 1 or not 0 < self.gpu_milli < MILLI_PER_GPU):
+        if not 0 < self.gpu_milli <= MILLI_PER_GPU:
             raise InvalidRequestError(
-                "a GPU fraction takes gpus=1 and gpu_milli from 1 to 999, "
-                f"got gpus={self.gpus} and gpu_milli={self.gpu_milli}",
-                field="gpu_milli",
+                f"gpu_milli must be between 1 and {MILLI_PER_GPU}, got {self.gpu_milli}", field="gpu_milli"
+            )
+        if self.gpu_milli != MILLI_PER_GPU and self.gpus != 1:
+            raise InvalidRequestError(
+                f"gpu_milli={self.gpu_milli} goes with gpus=1, got gpus={self.gpus}", field="gpu_milli"
             )
         amounts = tuple(self.resources.items())
         for name, amount in amounts:
             if not 0 <= amount < math.inf:
                 raise InvalidRequestError(
-                    f"{name} must be a finite amount of 0 or more, got {amount}", field=name
+                    f"resources: {name} must be a finite amount of 0 or more, got {amount}", field="resources"
                 )
         if self.utility is not None and self.expected_runtime_s is None:
             raise InvalidRequestError(
-                "a utility needs expected_runtime_s too: state both", field="expected_runtime_s"
+                "utility needs expected_runtime_s beside it", field="expected_runtime_s"
             )
         if not self.ttl_s > 0:
             raise InvalidRequestError(f"ttl_s must be above 0, got {self.ttl_s}", field="ttl_s")

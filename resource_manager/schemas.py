@@ -105,7 +105,8 @@ def as_stored(request: Request) -> Request:
         text = _ADAPTERS[Request].dump_json(request, exclude_defaults=True, warnings=False)
         again: Request = _ADAPTERS[Request].validate_json(text, strict=True)
     except ValidationError as error:
-        raise InvalidRequestError(_first(error)) from error
+        where = error.errors(include_url=False)[0]["loc"]
+        raise InvalidRequestError(_first(error), field=str(where[0]) if where else None) from error
     except PydanticSerializationError as error:
         raise InvalidRequestError(f"the request cannot be stored: {error}") from error
     if len(text) > MAX_REQUEST_BYTES:

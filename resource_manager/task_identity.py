@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -66,3 +67,8 @@ class TaskIdentity:
 
 def _without_slash(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F")
+
+
+def probe_id() -> str:
+    """A task id for a request that only asks: of nobody who holds or waits for anything."""
+    return f"what-if-{os.urandom(6).hex()}"

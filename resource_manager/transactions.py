@@ -104,7 +104,7 @@ class Transactions:
     ) -> None:
         self.store = store
         self.learner = RuntimeLearner(store)
-        self.order = replace(order, runtime_of=self.learner.runtimes.runtime_of)
+        self.order = replace(order, runtime_of=self.learner.runtime_of)
         self.observer = observer
         self.replica: ClusterState | None = None
         self.usual_policy = policy

@@ -144,6 +144,11 @@ class Usage:
         return self.total - self.free - self.closed
 
 
+def usage_in_words(usage: Usage) -> str:
+    """`4 free, 2 used, 2 closed of 8`."""
+    return f"{usage.free:g} free, {usage.used:g} used, {usage.closed:g} closed of {usage.total:g}"
+
+
 def short_name(task_id: str) -> str:
     """Return the last part of a lease id: `train[2]` of `dag/run/train[2]`."""
     return task_id.rsplit("/", 1)[-1]

@@ -10,11 +10,10 @@ from urllib.parse import quote
 import flask
 
 from resource_manager.api import console, problems, routes
-from resource_manager.api.cells import in_words
 from resource_manager.api.limits import MAX_BODY_BYTES
 from resource_manager.api.service import EXTENSION, Service
 from resource_manager.api.tracing import request_span
-from resource_manager.views import duration
+from resource_manager.views import duration, usage_in_words
 
 logger = logging.getLogger("resource_manager.api.access")
 
@@ -38,7 +37,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
     problems.install(app)
     app.register_blueprint(create_blueprint())
     app.add_template_filter(duration)
-    app.add_template_filter(in_words, "usage")
+    app.add_template_filter(usage_in_words, "usage")
     _observe(app, service)
     return app
 

@@ -150,12 +150,6 @@ def _cell(
     return Cell(classes, text, f"GPU {gpu_id}: {who}", first.task_id)
 
 
-def in_words(usage: Usage) -> str:
-    """`4 free, 2 used, 2 closed of 8`; nothing closed is not mentioned."""
-    closed = f", {usage.closed:g} closed" if usage.closed else ""
-    return f"{usage.free:g} free, {usage.used:g} used{closed} of {usage.total:g}"
-
-
 def level(state: NodeState) -> int:
     """How full a server is: 0 (free) to `LEVELS` (full), for the map of all servers."""
     total = MILLI_PER_GPU * len(state.gpu_free)

@@ -115,7 +115,7 @@ class Replies:
         claimed = json.dumps({"print": fingerprint, "claim": secrets.token_hex(8)})
         found = self._store.claim(*place, claimed, self._in_flight_s)
         if found is not None:
-            return self._repeat(json.loads(found), fingerprint)
+            return self._repeat(found, fingerprint)
         try:
             response = run()
         except ProblemError as problem:
@@ -135,13 +135,15 @@ class Replies:
             "type": response.content_type,
             "bytes": len(answer),
         }
+        body_kept = ""
         if len(answer) <= MAX_BODY_BYTES:
-            kept["body"] = answer.decode()
+            body_kept = answer.decode()
         else:
             kept["sha256"] = hashlib.sha256(answer).hexdigest()
         keep_s = KEEP_S if response.status_code < 400 else KEEP_REFUSAL_S
         try:
-            self._store.put(*place, claimed, json.dumps(kept, ensure_ascii=False), keep_s)
+            # The body stands behind the JSON: within it, quotes could make it twice as long.
+            self._store.put(*place, claimed, f"{json.dumps(kept)}\n{body_kept}", keep_s)
         except StoreError as error:  # the change was made, and its caller should hear of it
             logger.error("the answer to an Idempotency-Key is not kept: %s", error)
         return response
@@ -153,15 +155,17 @@ class Replies:
             logger.error("a claim on an Idempotency-Key stays until it runs out: %s", error)
 
     @staticmethod
-    def _repeat(kept: dict[str, Any], fingerprint: str) -> flask.Response:
+    def _repeat(found: str, fingerprint: str) -> flask.Response:
+        head, _, body = found.partition("\n")
+        kept = json.loads(head)
         if kept["print"] != fingerprint:
             raise ProblemError(422, "this Idempotency-Key was used for another request")
         if "status" not in kept:
             raise ProblemError(
                 409, "the first request with this key still runs", headers={"Retry-After": "1"}
             )
-        if "body" in kept:
-            answer = flask.Response(kept["body"], kept["status"], content_type=kept["type"])
+        if "sha256" not in kept:
+            answer = flask.Response(body, kept["status"], content_type=kept["type"])
         else:
             answer = _without_body(kept)
         answer.headers["Idempotent-Replay"] = "true"

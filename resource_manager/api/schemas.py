@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from resource_manager.models import MAX_PRIORITY, UNPRINTABLE
+from resource_manager.models import MAX_PRIORITY, MAX_TEXT, UNPRINTABLE
 from resource_manager.requests import share_advice
 
 MAX_BATCH = 1000
@@ -25,7 +25,7 @@ MISMATCHES = {
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=PRINTABLE)]
 TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=PRINTABLE)]
-Text = Annotated[str, StringConstraints(max_length=250, pattern=PRINTABLE)]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=PRINTABLE)]
 Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name

@@ -13,7 +13,12 @@ from resource_manager.command_line import BAD_INPUT, Failure, print_json
 
 @main.command()
 @click.option("--http", "over_http", is_flag=True, help="Measure the REST service instead of the core.")
-@click.option("--redis", "redis_url", help="A Redis to use, in a namespace of its own; default: embedded.")
+@click.option(
+    "--redis",
+    "redis_url",
+    help="A Redis to use, in namespaces of its own; default: embedded. Its user needs the rights of "
+    "docs/stores.md, with +scan +script|load, on ~{gpu_manager_bench_* ~gpu_manager_bench_lock.",
+)
 @click.option(
     "--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="For each figure."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.errors import UnknownNodeError
 from resource_manager.lazy import lazy_module
-from resource_manager.refusal import Refusal, RefusalKind
+from resource_manager.task_identity import probe_id
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -27,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PROGRAM = "gpu-manager"
 DAY_S = 86_400
+_SILENCE = logging.NullHandler()
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,6 +57,8 @@ def main(
 
     Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store not reachable.
     """
+    # A command's own line says what its caller must know; `serve` sets up a log of its own.
+    logging.getLogger("resource_manager").addHandler(_SILENCE)
     given = {"store": store, "policy": policy, "order": order, "inventory": inventory}
     target = Target(url, token, {key: value for key, value in given.items() if value is not None})
     context.obj = target
@@ -139,6 +143,8 @@ def queue(target: Target, as_json: bool) -> None:
 @exit_codes
 def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
     """Grant GPUs now, or say why not and exit with 1."""
+    from resource_manager.refusal import Refusal, RefusalKind  # which the manager and the client load anyway
+
     lease = target.manager.try_allocate(task_id, **arguments_of(wish))
     if isinstance(lease, Refusal):
         waits = "" if lease.kind is RefusalKind.NEVER_FITS else f" (`{PROGRAM} submit` waits)"
@@ -277,7 +283,7 @@ def history(
 @exit_codes
 def explain(target: Target, /, as_json: bool, **wish: Any) -> None:
     """What if: would this request fit now, where, and why not. Exits with 1 if it would not be granted."""
-    answer = target.manager.explain("what-if", **arguments_of(wish))
+    answer = target.manager.explain(probe_id(), **arguments_of(wish))
     print_json(answer) if as_json else tables.console().print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import click
 
 from resource_manager.command_line import BAD_INPUT, Failure
-from resource_manager.requests import share_advice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,6 +21,8 @@ class WholeGpus(click.ParamType[int]):
         try:
             return int(value)
         except ValueError:
+            from resource_manager.requests import share_advice  # with pydantic: only for a complaint
+
             advice = share_advice(value)
             for word, option in (("gpus=", "--gpus "), ("gpu_milli=", "--gpu-milli "), (",", "")):
                 advice = advice.replace(word, option)

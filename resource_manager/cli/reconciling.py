@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from resource_manager.airflow_instance import VARIABLE
 from resource_manager.cli.commands import check_interval, json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import UNREACHABLE, Failure, print_json
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
-from resource_manager.settings import valid_instance
 
 if TYPE_CHECKING:
     from resource_manager.airflow_api import AirflowTaskStates
@@ -56,7 +54,10 @@ def reconcile(
     from resource_manager.reconcile import reconcile as reconcile_once
 
     check_interval("--every", interval_s)
-    instance = _valid(instance) if instance is not None else target.settings().instance
+    if instance is not None:
+        instance = _valid(instance)
+    else:
+        instance = (target.configured() if target.url else target.settings()).instance
     states = None
     while True:
         try:
@@ -87,6 +88,8 @@ class WrongInstanceError(ResourceManagerError, ValueError):
 
 
 def _valid(instance: str) -> str:
+    from resource_manager.settings import valid_instance
+
     try:
         return valid_instance(instance)
     except ValueError as error:
@@ -100,6 +103,8 @@ def _instance_of(states: AirflowTaskStates, airflow_url: str, wanted: str | None
     """
     told = states.instance()
     if wanted is None and told is None:
+        from resource_manager.airflow_instance import VARIABLE
+
         raise WrongInstanceError(
             f"the Airflow at {airflow_url} does not tell its instance id: its API server runs without the "
             f"plugin, or this user may not read the Variable {VARIABLE!r}; name it with --instance"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from resource_manager.colours import Colour, Holder, assign
 from resource_manager.models import MILLI_PER_GPU
-from resource_manager.views import duration, short_name
+from resource_manager.views import Usage, duration, short_name, usage_in_words
 
 STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
 Row = Mapping[str, Any]
@@ -58,7 +58,7 @@ def usage(servers: Sequence[Row], what: str) -> str:
     free, closed, total = (
         sum(server[f"{kind}_{what}"] for server in servers) for kind in ("available", "closed", "total")
     )
-    return f"{free:g} free, {total - free - closed:g} used, {closed:g} closed of {total:g}"
+    return usage_in_words(Usage(free, closed, total))
 
 
 def colours_of(leases: Sequence[Row]) -> dict[str, Colour]:

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
 from resource_manager.command_line import BAD_INPUT, REFUSED, UNREACHABLE, Failure
 from resource_manager.errors import (
     DuplicateTaskError,
+    InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
     PolicyError,
@@ -34,6 +37,9 @@ HOW_TO_NAME_A_STORE = (
 )
 
 
+PATIENCE_S = 10.0
+"""How long a service may take to listen: as typed in one go, `serve &` and what asks it start together."""
+
 SERVICE_MODULES = {"flask", "prometheus_client", "waitress", "werkzeug"}
 """What the extra `api` brings."""
 
@@ -53,12 +59,16 @@ class Target:
         Raises `Failure` where none of them names a store, and no Airflow is set up here whose Variable
         could be it: looking for one would make a new Airflow in the home folder.
         """
-        from resource_manager.settings import Settings
-
-        settings = Settings.load().model_copy(update=self.overrides)
+        settings = self.configured()
         if "store" not in settings.model_fields_set and not in_airflow():
             raise Failure(NO_STORE, BAD_INPUT, HOW_TO_NAME_A_STORE)
         return settings
+
+    def configured(self) -> Settings:
+        """The same, also where nothing names a store: a service has its own."""
+        from resource_manager.settings import Settings
+
+        return Settings.load().model_copy(update=self.overrides)
 
     @property
     def manager(self) -> Any:
@@ -67,7 +77,7 @@ class Target:
             if self.url:
                 from resource_manager.client import ServiceClient
 
-                self._opened = ServiceClient(self.url, self.token)
+                self._opened = ServiceClient(self.url, self.token, patience_s=PATIENCE_S)
             else:
                 self._opened = _open(self.settings())
         return self._opened
@@ -97,21 +107,20 @@ def exit_codes(command: F) -> F:
     return run  # type: ignore[return-value]
 
 
-OPTIONS = {
-    "gpus": "--gpus",
-    "required_gpus": "--gpus",
-    "cpus": "--cpus",
-    "required_cpus": "--cpus",
-    "prefer_server": "--prefer-server",
-    "prefer_server_id": "--prefer-server",
-    "server": "--server",
-}
+OTHER_NAMES = {"required_gpus": "gpus", "required_cpus": "cpus", "prefer_server_id": "prefer_server"}
+"""The name that a parameter of a command has -> the manager's other name of the same."""
 
 
 def _in_options(error: ResourceManagerError) -> str:
-    """The error's text, with the option in place of the field that it begins with."""
-    text, name = str(error), getattr(error, "field", None)
-    return OPTIONS[name] + text.removeprefix(name) if name in OPTIONS and text.startswith(name) else text
+    """The error's text, with the command's own options and arguments in place of the manager's parameters."""
+    if not isinstance(error, InvalidRequestError):
+        return str(error)
+    names = {
+        param.name: param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+        for param in click.get_current_context().command.params
+        if param.name is not None
+    }
+    return error.named(names | {other: names[name] for name, other in OTHER_NAMES.items() if name in names})
 
 
 def _open(settings: Settings) -> GPUResourceManager:

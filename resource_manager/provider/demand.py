@@ -19,6 +19,15 @@ from resource_manager.requests import share_advice
 from resource_manager.task_identity import TaskIdentity
 
 DEFAULT_POOL = "default_pool"
+OWN_NAMES = {
+    "required_gpus": "gpus",
+    "required_cpus": "cpus",
+    "prefer_server_id": "prefer_server",
+    "gpu_types": "gpu_type",
+    "ttl_s": "ttl",
+    "expected_runtime_s": "expected_runtime",
+}
+"""The manager's name of a parameter -> an operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Demand:
             if status.get("quarantined"):  # nobody watched for a while; it is alive again
                 status = manager.renew(identity.lease_id, fencing_token=status["fencing_token"])
         except InvalidRequestError as error:
-            raise AirflowFailException(str(error)) from None
+            raise AirflowFailException(error.named(OWN_NAMES)) from None
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error
         return status

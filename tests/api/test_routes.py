@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from resource_manager import GPUResourceManager
+from resource_manager.api.idempotency import MAX_BODY_BYTES, MemoryReplies
 from resource_manager.api.metrics import Metrics
 from resource_manager.api.tokens import Role
 from resource_manager.api.watch import Watch
@@ -80,6 +81,23 @@ def test_a_key_sent_twice_changes_once(open_client: FlaskClient) -> None:
         assert (
             open_client.post("/api/allocate", json=WISH, headers={"Idempotency-Key": key}).status_code == 400
         )
+
+
+def test_an_answer_is_kept_as_long_as_it_is(
+    open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/stores.md says how much memory it takes, whatever has to be quoted in it."""
+    kept: list[str] = []
+    put = MemoryReplies.put
+    monkeypatch.setattr(MemoryReplies, "put", lambda *args: (kept.append(args[4]), put(*args)))
+    wish = WISH | {"labels": {str(i): '"' * 240 for i in range(7)}}
+    headers = {"Idempotency-Key": "quotes"}
+    first = open_client.post("/api/allocate", json=wish, headers=headers)
+    again = open_client.post("/api/allocate", json=wish, headers=headers)
+    assert first.status_code == 200
+    assert 3500 < len(first.data) <= MAX_BODY_BYTES
+    assert again.data == first.data
+    assert len(kept[0].encode()) < len(first.data) + 200
 
 
 def test_a_refusal_is_kept_under_its_key(open_client: FlaskClient) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from werkzeug.serving import make_server
 
-from resource_manager import GPUResourceManager, Settings
+from demo.stack import free_ports
+from resource_manager import GPUResourceManager, Settings, client
 from resource_manager.api.app import create_app
 from resource_manager.api.assemble import keeping, standalone
 from resource_manager.cli import commands, main, target
@@ -179,12 +182,72 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
             ("--gpus", "0.5"),
             "'0.5' is not a whole number; that GPU fraction is --gpus 1 --gpu-milli 500",
         ),
+        (("--gpus", "2", "--gpu-milli", "500"), "Error: --gpu-milli 500 goes with --gpus 1, got --gpus 2\n"),
+        (("--gpus", "2", "--expected-runtime", "-1"), "Error: --expected-runtime"),
+        (("--gpus", "2", "--resource", "a=-1"), "Error: --resource"),
+        (("--gpus", "2", "--utility", "5"), "--target"),
+        (("--gpus", "2", "--target", "5"), "Error: --target and --sensitivity need --utility beside them\n"),
     ],
 )
 def test_a_wrong_option_is_named(run: Run, command: str, options: tuple[str, ...], line: str) -> None:
     result = run(command, *([] if command == "explain" else ["t"]), *options)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert line in result.stderr
+
+
+@pytest.mark.parametrize("command", ["allocate", "submit"])
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [(("--ttl", "0"), "Error: --ttl"), (("--label", f"a={'x' * 9000}"), "Error: --label")],
+)
+def test_a_wrong_option_of_the_lease_is_named(
+    run: Run, command: str, options: tuple[str, ...], line: str
+) -> None:
+    result = run(command, "t", "--gpus", "2", *options)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert result.stderr.startswith(line)
+
+
+@pytest.mark.parametrize(
+    "words", [("release", "t", "--outcome"), ("cancel", "t", "--reason"), ("drain", "0", "--reason")]
+)
+def test_a_text_for_the_history_has_an_end(run: Run, words: tuple[str, ...]) -> None:
+    parsed(run("allocate", "t", "--gpus", "2", "--json"))
+    refused = run(*words, "x" * 251)
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert refused.stderr.startswith(f"Error: {words[-1]}")
+    assert run(*words, "x" * 250).exit_code == (1 if words[0] == "cancel" else 0)
+
+
+def test_what_if_asks_for_nobody_who_is_there(run: Run) -> None:
+    parsed(run("allocate", "what-if", "--gpus", "2", "--json"))
+    assert parsed(run("explain", "--gpus", "2", "--json"))["would_be_granted"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("allocate t --gpus 2 --server 0", "Error: not granted"),
+        ("release nothing", "Error: 'nothing' holds no such lease"),
+    ],
+)
+def test_a_refusal_is_one_line(words: str, said: str, tmp_path: Path) -> None:
+    """In a process of its own: here pytest takes what is logged."""
+    inventory = tmp_path / "servers.toml"
+    inventory.write_text('[[servers]]\nname = "a"\ngpus = 2\ncpus = 1\n')
+    ask = (
+        "import sys; from resource_manager.cli.target import Target; from resource_manager.cli import main\n"
+        "from resource_manager import GPUResourceManager as M\n"
+        "Target.manager = M.from_url('memory://', inventory=sys.argv.pop(1))\n"
+        "Target.manager.drain(0)\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ask, str(inventory), *words.split()], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_share_and_a_server_are_asked_for_in_options(run: Run) -> None:
@@ -210,7 +273,8 @@ def test_without_words_the_help_is_shown(arguments: list[str]) -> None:
     assert "\nCommands:\n" in result.stderr
 
 
-def test_unreachable_is_exit_3() -> None:
+def test_unreachable_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "PATIENCE_S", 0.0)
     for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
         result = CliRunner().invoke(main, [*arguments, "status"])
         assert result.exit_code == 3, result.output
@@ -240,6 +304,39 @@ def test_a_store_is_set_by_environment_file_or_airflow(
     monkeypatch.setenv("GPU_MANAGER_STORE", "redis://two")
     assert bare.settings().store == "redis://two"
     assert Target(None, None, {"store": "redis://three"}).settings().store == "redis://three"
+
+
+def test_a_service_is_reconciled_without_a_store_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The instance is then the setting's, or what the Airflow tells; here none answers."""
+    monkeypatch.setattr(target, "in_airflow", lambda: False)
+    command = ["--url", "http://127.0.0.1:1", "reconcile", "--airflow-url", "http://127.0.0.1:1"]
+    result = CliRunner().invoke(main, command)
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert "no store is set" not in result.stderr
+    without_a_service = CliRunner().invoke(main, command[2:])
+    assert without_a_service.stderr.startswith("Error: no store is set")
+
+
+def test_a_service_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens at first; then somebody does."""
+    manager = GPUResourceManager.from_url("memory://")
+    service = standalone(manager, keeping(Settings(store="memory://")), open_to="loopback")
+    [port] = free_ports(1)
+    servers: list[Any] = []
+
+    def start_late(seconds: float) -> None:
+        server = make_server("127.0.0.1", port, create_app(service), threaded=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+
+    monkeypatch.setattr(client.time, "sleep", start_late)
+    assert parsed(CliRunner().invoke(main, ["--url", f"http://127.0.0.1:{port}", "status", "--json"]))
+    assert len(servers) == 1
+    service.watch.close()
+    servers[0].shutdown()
+    servers[0].server_close()
 
 
 def test_completion_is_a_script() -> None:

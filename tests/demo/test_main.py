@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from demo import __main__ as demo
 from demo import compose
+from demo.stack import Stack
 from resource_manager import GPUResourceManager
 
 
@@ -30,7 +32,7 @@ def test_an_error_while_the_stack_runs_leaves_no_folder(
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(home))
-    monkeypatch.setattr(demo, "Stack", nullcontext)
+    monkeypatch.setattr(demo, "Stack", lambda home, **options: nullcontext())
     with pytest.raises(OSError, match="no space is left"), demo._stack():
         raise OSError("no space is left")
     assert not home.exists()
@@ -39,7 +41,7 @@ def test_an_error_while_the_stack_runs_leaves_no_folder(
 def test_a_stack_that_does_not_start_keeps_its_folder_with_the_logs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fail(home: Path) -> None:
+    def fail(home: Path, **options: Any) -> None:
         raise demo.StackError("Redis did not start")
 
     monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
@@ -47,6 +49,35 @@ def test_a_stack_that_does_not_start_keeps_its_folder_with_the_logs(
     with pytest.raises(demo.StackError), demo._stack():
         pass
     assert tmp_path.exists()
+
+
+def test_one_gpu_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the form of the DAG submit_training offers; of the built-in servers it takes two at least."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "home"))
+    monkeypatch.setattr(demo.shutil, "rmtree", lambda home: None)
+    monkeypatch.setattr(demo, "Stack", lambda home, **options: nullcontext(given.update(options)))
+    with demo._stack():
+        pass
+    inventory = given["settings"]["GPU_MANAGER_INVENTORY"]
+    with GPUResourceManager.from_url("memory://", inventory=inventory) as manager:
+        assert manager.gpu_range() == (1, 8)
+        servers = manager.get_resource_summary()["servers"]
+    assert [(server["total_gpus"], server["total_cpus"]) for server in servers] == 4 * [(8, 64)]
+
+
+def test_a_stack_without_a_service_has_no_address_of_one(tmp_path: Path) -> None:
+    assert Stack(tmp_path).service_url is None
+    assert Stack(tmp_path, service_port=5000).service_url == "http://localhost:5000"
+
+
+def test_a_docker_engine_that_hangs_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nexec sleep 600\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(demo, "DOCKER_S", 0.1)
+    assert not demo._docker_answers()
 
 
 def test_a_taken_port_gives_way_to_the_next_free_one_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from demo.stack import REPOSITORY, Stack, answers, free_ports
+from resource_manager import __version__
 from tests.e2e.bench import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
@@ -30,7 +32,11 @@ def exported(script, folder):
 
 def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
     [inventory], [dag] = blocks("toml"), blocks("python")
-    exports, status, serve = blocks("sh")
+    install, exports, status, serve = blocks("sh")
+    [extras] = re.findall(r"^pip install '\.\[(.*)\]'$", install, re.MULTILINE)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert f"gpu_resource_manager-{__version__}-py3-none-any.whl[{extras}]" in PAGE
     (tmp_path / "servers.toml").write_text(
         re.sub(r"10\.0\.0\.1[12]:22", f"127.0.0.1:{ssh_server.port}", inventory)
     )
@@ -52,6 +58,10 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
         log = stack.api.log("first_gpu_job", run_id, "train")
         assert stack.api.run_state("first_gpu_job", run_id) == "success", log
         assert stack.api.xcom("first_gpu_job", run_id, "train") == "GPU 0 of gpu-a"
+        assert stack.api.call("GET", "/dags/first_gpu_job")["description"]
+        run_id = stack.api.trigger("gpu_reconcile")
+        wait_for(lambda: stack.api.run_state("gpu_reconcile", run_id) in ended, 300, "the reconciliation")
+        assert stack.api.run_state("gpu_reconcile", run_id) == "success"
         program = [sys.executable, "-m", "resource_manager.cli"]
         shown = subprocess.run(
             [*program, *status.split()[1:]],

@@ -196,6 +196,10 @@ def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
         ),
         (Demand("0.25"), "got '0.25'; that GPU fraction is gpus=1, gpu_milli=250$"),
         (Demand(2, gpu_type="H900"), "H900"),
+        (Demand(2, ttl=timedelta(0)), r"^ttl must be above 0, got 0\.0$"),
+        (Demand(2, expected_runtime=timedelta(-1)), "^expected_runtime must be a finite number above 0"),
+        (Demand(2, gpu_type="x" * 9000), "^gpu_type is too large"),
+        (Demand(2, gpu_milli=500), "^gpu_milli=500 goes with gpus=1, got gpus=2$"),
     ):
         with pytest.raises(AirflowFailException, match=words):
             demand.submit(manager, TASK)

@@ -142,10 +142,10 @@ def test_a_utility_survives_a_round_trip_through_json() -> None:
         ({"utility": 5.0, "expected_runtime_s": 10.0}, "utility needs target_s"),
         ({"utility": 5.0, "target_s": 10.0}, "needs expected_runtime_s"),
         ({"target_s": 5.0}, "need utility as well"),
-        ({"utility": -1.0, "target_s": 1.0, "expected_runtime_s": 1.0}, "priority must be a finite number"),
+        ({"utility": -1.0, "target_s": 1.0, "expected_runtime_s": 1.0}, "^utility must be a finite number"),
         (
             {"utility": math.nan, "target_s": 1.0, "expected_runtime_s": 1.0},
-            "priority must be a finite number",
+            "^utility must be a finite number",
         ),
     ],
 )

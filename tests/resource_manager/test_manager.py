@@ -310,7 +310,7 @@ class TestLeases:
     def test_fractions_of_one_gpu(self, manager: GPUResourceManager) -> None:
         shares = [manager.allocate_resources(f"s{i}", 1, 1, gpu_milli=300) for i in range(4)]
         assert [share and share["gpu_ids"] for share in shares] == [[0], [0], [0], [1]]
-        with pytest.raises(ValueError, match="GPU fraction"):
+        with pytest.raises(ValueError, match="gpu_milli=300 goes with gpus=1, got gpus=2"):
             manager.allocate_resources("bad", 2, 1, gpu_milli=300)
         whole = manager.allocate_resources("whole", 6, 1)
         assert whole is not None

@@ -176,6 +176,27 @@ class TestMessages:
         assert share_advice(0.5).endswith("gpus=1, gpu_milli=500")
         assert manager.submit("t", gpus=1, gpu_milli=500)["gpu_milli"] == 500
 
+    @pytest.mark.parametrize(
+        ("wrong", "field"),
+        [
+            ({"ttl_s": 0.0}, "ttl_s"),
+            ({"gpu_milli": 500}, "gpu_milli"),
+            ({"gpu_milli": 1001}, "gpu_milli"),
+            ({"resources": {"a": -1}}, "resources"),
+            ({"expected_runtime_s": -1.0}, "expected_runtime_s"),
+            ({"labels": {"a": "x" * 9000}}, "labels"),
+            ({"utility": -1.0, "target_s": 1.0, "expected_runtime_s": 1.0}, "utility"),
+            ({"utility": 1.0, "target_s": 1.0}, "expected_runtime_s"),
+        ],
+    )
+    def test_an_error_says_which_parameter_is_wrong(
+        self, manager: GPUResourceManager, wrong: dict[str, Any], field: str
+    ) -> None:
+        with pytest.raises(InvalidRequestError) as refused:
+            manager.submit("t", gpus=2, **wrong)
+        assert refused.value.field == field
+        assert field in str(refused.value)
+
     def test_two_values_of_one_option_are_refused(self, manager: GPUResourceManager) -> None:
         assert refusal(manager, "submit", "t", 2, required_gpus=4) == (
             "gpus=2 and required_gpus=4 are two values of one option: give one"

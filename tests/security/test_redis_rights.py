@@ -14,15 +14,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 import redis
 
-from resource_manager import GPUResourceManager, Settings
+from resource_manager import GPUResourceManager, Settings, bench
 from resource_manager.api import tokens
 from resource_manager.api.app import create_app
 from resource_manager.api.assemble import keeping, standalone, warn_of_rights
 from resource_manager.api.tokens import Role
+from resource_manager.cli import main
+from resource_manager.errors import StoreError
 from resource_manager.redis_client import RIGHTS, RedisClient
 from tests.resource_manager.conftest import EMBEDDED, RedisServer
 
@@ -156,6 +159,8 @@ def test_a_service_needs_no_more(server: RedisServer) -> None:
         (f"{OLD_RIGHTS} +acl", True),
         ("+@all", True),
         (f"{RIGHTS} +swapdb", True),
+        (f"{RIGHTS} +flushall", True),
+        (f"{RIGHTS} +flushdb", True),
         ("+ping", False),  # nothing is known
     ],
 )
@@ -175,6 +180,38 @@ def test_who_may_flush_is_told(
         assert message.isprintable()
     with server.client() as admin:
         assert admin.get("{other}:meta") == b"precious", "asking does not do it"
+
+
+BENCH_KEYS = "~{gpu_manager_bench_* ~gpu_manager_bench_lock"
+
+
+def bench_user(server: RedisServer, rights: str) -> str:
+    """The URL of a user who may use the benchmark's keys so."""
+    with server.client() as admin:
+        rules = ("reset", "on", ">secret", *BENCH_KEYS.split(), *rights.split())
+        admin.execute_command("ACL", "SETUSER", "bench", *rules)
+    return f"unix://bench:secret@{server.socket}"
+
+
+def test_the_benchmark_works_with_the_rights_its_help_names(server: RedisServer) -> None:
+    option = next(param for param in main.commands["bench"].params if param.name == "redis_url")
+    assert isinstance(option, click.Option)
+    for word in ("+scan", "+script|load", *BENCH_KEYS.split()):
+        assert word in str(option.help)
+    url = bench_user(server, f"{RIGHTS} +scan +script|load")
+    with bench.redis_server(url):
+        bench.lock_pair(url)()
+        bench.manager_pair(url, servers=4)()
+    with server.client() as admin:
+        assert sorted(admin.keys()) == [b"{other}:list", b"{other}:meta"]
+
+
+def test_what_the_benchmark_may_not_clean_up_is_told_and_hides_nothing(server: RedisServer) -> None:
+    url = bench_user(server, f"{RIGHTS} +script|load")
+    with pytest.raises(StoreError, match=r"\+scan"), bench.redis_server(url):
+        pass
+    with pytest.raises(ValueError, match="the first error"), bench.redis_server(url):
+        raise ValueError("the first error")
 
 
 def test_nothing_is_said_of_a_store_without_redis(caplog: pytest.LogCaptureFixture) -> None:

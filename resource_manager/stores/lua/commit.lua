@@ -119,20 +119,21 @@ end
 
 -- The oldest changes are trimmed a hundred at a time; with memory full and above ten thousand, as many as
 -- were added. The last hundred stay, whatever their size: they identify a commit that is sent again.
+-- A lowered limit is reached by a thousand changes a commit, since all clients of Redis wait meanwhile.
 local kept = redis.call('HINCRBY', meta, 'history_bytes', bytes)
 local length = redis.call('XLEN', changes)
-local least = added + 100
+local least, left = added + 100, added + 1000
 local most, step = tonumber(ARGV[8]) + 100, 100
 if full then
   step = math.max(added, 1)
   most = math.min(most, math.max(length - added, 10000) + 1)
 end
-while length > least and (length >= most or kept > tonumber(ARGV[9])) do
-  local oldest = redis.call('XRANGE', changes, '-', '+', 'COUNT', math.min(step, length - least))
+while length > least and left > 0 and (length >= most or kept > tonumber(ARGV[9])) do
+  local oldest = redis.call('XRANGE', changes, '-', '+', 'COUNT', math.min(step, length - least, left))
   for _, entry in ipairs(oldest) do
     kept = kept - stream_bytes(entry[2][2])
   end
-  length = length - #oldest
+  length, left = length - #oldest, left - #oldest
   redis.call('XTRIM', changes, 'MAXLEN', length)
   redis.call('HSET', meta, 'history_bytes', kept)
 end

@@ -8,6 +8,11 @@ if redis.acl_check_cmd then
   end
   return 0
 end
--- Before Redis 7 a script cannot check rights. Swapping databases that do not exist always fails; the error
--- names the index only if the user may swap databases.
-return string.find(redis.pcall('SWAPDB', 'none', 'none').err, 'DB index', 1, true) and 1 or 0
+-- Before Redis 7 a script cannot check rights. With these arguments none of the commands does anything, and
+-- only a user who may run the command is told what is wrong with them.
+for command, complaint in pairs({FLUSHALL = 'syntax error', FLUSHDB = 'syntax error', SWAPDB = 'DB index'}) do
+  if string.find(redis.pcall(command, 'none', 'none').err, complaint, 1, true) then
+    return 1
+  end
+end
+return 0

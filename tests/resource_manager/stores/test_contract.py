@@ -399,6 +399,29 @@ def test_a_later_process_learns_runtimes_from_the_history(
     assert len(learner.runtimes._runs["train_#"]) == 4, "only what is new was read"
 
 
+def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
+    open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(learning, "AT_FIRST", 3)
+    store = open_client()
+    cluster = started(store)
+    for number in range(4):
+        commit(store, cluster, lambda now, number=number: [granted(cluster, f"train_{number}", now)])
+        commit(
+            store,
+            cluster,
+            lambda now, number=number: [Released(f"train_{number}", cluster.fencing, now, "SUCCESS")],
+        )
+    commit(store, cluster, lambda now: [granted(cluster, "train_8", now)])
+    learner = RuntimeLearner(store)
+    learner.catch_up(cluster)
+    assert len(learner.runtimes._runs["train_#"]) == 1
+    learner.catch_up(cluster)
+    assert len(learner.runtimes._runs["train_#"]) == 4
+    assert learner.runtimes.live_count == 1
+
+
 def test_grants_are_not_suspended_without_a_restart(open_client: OpenStore) -> None:
     store = open_client()
     started(store)

@@ -23,7 +23,7 @@ from resource_manager.errors import (
     StoreUnavailableError,
 )
 from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Drained, InventoryChanged, Released
+from resource_manager.models import Drained, InventoryChanged, Released, Renewed
 from resource_manager.redis_client import RedisClient
 from resource_manager.settings import Settings
 from resource_manager.stores import RedisStore, open_store
@@ -353,6 +353,25 @@ def test_the_stream_is_trimmed_to_about_its_length(url: str, embedded_redis: Red
         cluster.apply(ended)
     length = embedded_redis.client().xlen(RedisClient.from_url(url).key("changes"))
     assert 200 <= length <= 300
+
+
+def test_a_lowered_limit_is_reached_by_a_thousand_a_commit(url: str, embedded_redis: RedisServer) -> None:
+    """Redis serves nobody while the script runs."""
+    before = RedisStore(RedisClient.from_url(url))
+    cluster = started(before)
+    add(before, cluster, "t")
+    held = [Renewed("t", cluster.fencing, 1e12, before.now())] * 3000
+    before.commit(cluster.version, held, now=before.now())
+    store = RedisStore(RedisClient.from_url(url), history_length=200)
+    replica = store.refresh(None)
+    assert replica is not None
+    lengths = []
+    for task_id in "abcd":
+        add(store, replica, task_id)
+        lengths.append(embedded_redis.client().xlen(RedisClient.from_url(url).key("changes")))
+    assert lengths[:2] == [2001, 1001]
+    assert 200 <= lengths[2] <= 300
+    assert lengths[3] == lengths[2] + 1
 
 
 @pytest.mark.parametrize("lost", [1, 2])

@@ -206,7 +206,7 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
         ("y,10,50", "y,nan,50", "jobs.csv:3: submit_s is nan, not a finite number of 0 or more"),
         ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node"),
         ("A100,blue", "H100,blue", "jobs.csv:3: no node has a GPU of type 'H100'; known are A100, T4"),
-        ("1,500", "2,500", "jobs.csv:5: a GPU fraction takes gpus=1"),
+        ("1,500", "2,500", "jobs.csv:5: gpu_milli=500 goes with gpus=1, got gpus=2"),
         ("y,10", "x,10", "jobs.csv:3: job 'x' appears twice"),
         ("blue,5", "blue,high", "jobs.csv:5: priority is 'high', not a whole number"),
         ("z,20,10,2", "z,20,10,two", "jobs.csv:4: gpus is 'two', not a whole number"),
