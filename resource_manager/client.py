@@ -1,4 +1,4 @@
-"""The manager's methods over HTTP: what a `GPUResourceManager` does, asked of a service."""
+"""Methods of `GPUResourceManager` over HTTP, executed by a service."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from resource_manager.redaction import redact
 from resource_manager.refusal import Refusal, RefusalKind
 
 TIMEOUT_S = 70.0
-"""Longer than a manager waits for its lock."""
+"""Timeout of a request, longer than the manager's wait for its lock."""
 
 RETRY_S = 0.1
 PAGE = 1000
 
 
 class ServiceError(ResourceManagerError):
-    """The service refused; `status` is HTTP's."""
+    """Refusal by the service; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,11 +39,11 @@ class ServiceError(ResourceManagerError):
 
 
 class ServiceUnavailableError(ServiceError):
-    """The service cannot be reached, or cannot reach its store."""
+    """Failure to reach the service, or of the service to reach its store."""
 
 
 class RefusedError(ServiceError):
-    """The service's manager refused for now, with this reason."""
+    """Refusal by the manager behind the service, with its reason; the request may fit later."""
 
     def __init__(self, status: int, refusal: Refusal) -> None:
         super().__init__(status, refusal.detail)
@@ -51,19 +51,25 @@ class RefusedError(ServiceError):
 
 
 class ServiceClient:
-    """Calls the service at `url`; `None`, `False` and errors as the manager's own methods have them.
+    """Client of the service at `url`; results and errors are those of the manager's own methods.
 
-    A connection that is refused is tried again for `patience_s` seconds.
+    A connection that is refused is tried again for `connect_timeout_s` seconds.
     """
 
     def __init__(
-        self, url: str, token: str | None = None, *, timeout_s: float = TIMEOUT_S, patience_s: float = 0.0
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = 0.0,
     ) -> None:
-        self._patience_s = patience_s
+        self._connect_timeout_s = connect_timeout_s
         if token and not (token.isascii() and token.isprintable() and token == token.strip()):
-            # httpx would name the header, token and all, in its error.
+            # The error of httpx would contain the token.
             raise InvalidRequestError(
-                "the token has a space, a line's end or another character that no token has", field="token"
+                "the token has a space, a line break or another character that tokens do not have",
+                field="token",
             )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = redact(url).rstrip("/")
@@ -71,7 +77,7 @@ class ServiceClient:
             self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout_s)
         except (httpx.InvalidURL, ValueError) as error:
             raise InvalidRequestError(
-                f"not a service's address: {redact(url)!r}: {error}", field="url"
+                f"not the address of a service: {redact(url)!r}: {error}", field="url"
             ) from error
 
     def allocate_resources(
@@ -82,7 +88,7 @@ class ServiceClient:
         prefer_server_id: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any] | None:
-        """A lease, or None if nothing fits."""
+        """Return a lease, or None if the request does not fit now."""
         demand = _given(
             task_id=task_id,
             required_gpus=required_gpus,
@@ -101,7 +107,7 @@ class ServiceClient:
         prefer_server: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any] | Refusal:
-        """A lease, or why there is none."""
+        """Return a lease, or the refusal with its reason."""
         return self._allocate(
             _given(task_id=task_id, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
         )
@@ -114,12 +120,12 @@ class ServiceClient:
         prefer_server: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """A lease (`state` RUNNING) or a place in the queue (WAITING)."""
+        """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
         demand = _given(task_id=task_id, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
         return self._post("/api/submit", demand)
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-        """One entry for each request, None where nothing fitted."""
+        """Return an entry for each request, None for one that does not fit now."""
         demands = [_given(**request) for request in requests]
         if not demands:
             return []
@@ -129,16 +135,16 @@ class ServiceClient:
         return results
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
-        """Whether there was such a lease to end."""
+        """End a lease; return False if there is no such lease."""
         body = {"task_id": task_id, "fencing_token": fencing_token, "outcome": outcome}
         return self._found("/api/release", body)
 
     def renew(self, task_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
-        """The lease with its new end; raises `LeaseNotFoundError`."""
+        """Return the lease with its new end; raise `LeaseNotFoundError`."""
         return self._post("/api/renew", {"task_id": task_id, "fencing_token": fencing_token})
 
     def cancel(self, task_id: str, *, reason: str = "") -> bool:
-        """Whether the task was waiting."""
+        """Remove a pending request; return False if the task has none."""
         return self._found("/api/cancel", {"task_id": task_id, "reason": reason})
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
@@ -164,7 +170,7 @@ class ServiceClient:
         return list(self._pages("/api/leases"))
 
     def queue(self) -> list[dict[str, Any]]:
-        """As the manager's, with `estimated_start`."""
+        """Return the manager's queue, each entry with `estimated_start`."""
         return list(self._pages("/api/queue"))
 
     def history(self, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]:
@@ -178,7 +184,7 @@ class ServiceClient:
         prefer_server: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """As the manager's, with `estimated_start`; the service needs no task id to explain."""
+        """Return the manager's explanation with `estimated_start`; the service itself needs no task id."""
         query = _given(gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
         query["resources"] = [f"{name}={amount}" for name, amount in query.get("resources", {}).items()]
         return {**self._get("/api/explain", query), "task_id": task_id}
@@ -222,8 +228,8 @@ class ServiceClient:
         return self._call("POST", path, json={key: value for key, value in body.items() if value is not None})
 
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
-        """The response; a connection that is refused, as by a service that starts, is tried again."""
-        deadline = time.monotonic() + self._patience_s
+        """Return the response; try again where the connection is refused, as while a service starts."""
+        deadline = time.monotonic() + self._connect_timeout_s
         while True:
             try:
                 return self._http.request(method, path, **content)
@@ -236,7 +242,7 @@ class ServiceClient:
         try:
             response = self._answer(method, path, **content)
         except httpx.UnsupportedProtocol as error:
-            raise InvalidRequestError(f"not a service's address: {self.url!r}", field="url") from error
+            raise InvalidRequestError(f"not the address of a service: {self.url!r}", field="url") from error
         except httpx.HTTPError as error:
             raise ServiceUnavailableError(503, f"no answer from {self.url}: {error}") from error
         except (TypeError, ValueError) as error:
@@ -256,7 +262,7 @@ class ServiceClient:
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Whether nobody listened: then the request was not sent."""
+    """Return True if no process listened on the address, so that the request was not sent."""
     while error is not None:
         if isinstance(error, ConnectionRefusedError):
             return True
@@ -265,12 +271,12 @@ def _is_refused(error: BaseException | None) -> bool:
 
 
 def _given(**demand: Any) -> dict[str, Any]:
-    """What was said of a demand; the service knows the rest."""
+    """Return the given parts of a demand; the service has the defaults."""
     return {key: value for key, value in demand.items() if value is not None}
 
 
 def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> ResourceManagerError:
-    """What the manager itself would have raised, in the service's words."""
+    """Return the error that the manager would have raised, with the service's message."""
     kind = str(problem.get("type", ""))
     error: ResourceManagerError
     field: str | None = None
@@ -279,7 +285,9 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
             field = first or None
     if status == 503 and problem.get("kind") in list(RefusalKind):
         refused = RefusalKind(problem["kind"])
-        known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()  # else any time will do
+        known = (
+            refused is RefusalKind.RECOVERING and retry_after.isdecimal()
+        )  # the other kinds have no known time
         detail = str(problem.get("detail", ""))
         return RefusedError(status, Refusal(refused, detail, float(retry_after) if known else None))
     if kind == UNKNOWN_SERVER:

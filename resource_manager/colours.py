@@ -1,8 +1,8 @@
-"""Colours of leases for people: no two alike among those shown together, none an alarm's, each for life.
+"""Colours of leases: all different among those shown together, none like an alarm, constant for life.
 
-A lease's colour follows from where it begins. Nobody else can hold that GPU meanwhile, so the colour is its
-own and stays while other leases come and go, in every process and on every page. Leases on part of a GPU,
-and those without any, take theirs from the fencing token, from a paler half of the colours.
+The server and the first GPU of a lease determine its colour. No other lease can have that GPU at the same
+time, so the colour is unique and constant while other leases start and end, in every process and on every
+page. Leases on a GPU fraction, and those without a GPU, get theirs from the fencing token, from a paler half.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from resource_manager.models import MILLI_PER_GPU
 HUES = 64
 LEVELS = 16
 HALF = HUES * LEVELS
-"""Colours of each half: for whole GPUs, enough for 128 servers of 8."""
+"""Number of colours in each half: for whole GPUs, enough for 128 servers of 8."""
 
 FIRST_HUE, LAST_HUE = 135.0, 325.0
-"""Degrees of OKLCH, from green over blue to purple. Red is near 29, orange 60, yellow 105."""
+"""Range of hues in degrees of OKLCH, green to purple. Alarms: red is near 29, orange 60, yellow 105."""
 DARKEST, LIGHTEST = 0.46, 0.82
 CHROMA, PALE_CHROMA = 0.09, 0.055
 MAX_DARK_LEVEL = 4
-"""The lightest level on which white text reads better than black."""
+"""Lightest level on which white text is more legible than black."""
 
 _SPREAD = (0, 4, 2, 6, 1, 5, 3, 7)
-"""The next server's colours lie in the middle between those of this one."""
+"""Offsets of hue that put the colours of the next server midway between those of the previous one."""
 _STEP = 389
-"""Where to look next if a colour is taken; odd, so that it comes past every one of a half."""
+"""Step to the next colour if one is taken; odd, so that it reaches every colour of a half."""
 
 
 class Holder(NamedTuple):
-    """The facts of a lease that its colour follows from."""
+    """Facts of a lease that determine its colour."""
 
     task_id: str
     server_id: int
@@ -44,7 +44,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A hue of `HUES`, a lightness of `LEVELS`, and whether it is of the paler half."""
+    """Colour: a hue of `HUES`, a lightness of `LEVELS`, and the half (pale or not)."""
 
     hue: int
     level: int
@@ -52,7 +52,7 @@ class Colour:
 
     @property
     def oklch(self) -> tuple[float, float, float]:
-        """Lightness from 0 to 1, chroma, hue in degrees."""
+        """Lightness from 0 to 1, chroma, and hue in degrees."""
         return (
             DARKEST + (LIGHTEST - DARKEST) * self.level / (LEVELS - 1),
             PALE_CHROMA if self.pale else CHROMA,
@@ -78,16 +78,16 @@ class Colour:
 
     @property
     def ink(self) -> str:
-        """The colour of text on it."""
+        """Colour of text on this one, as `#rrggbb`."""
         return "#ffffff" if self.level <= MAX_DARK_LEVEL else "#000000"
 
 
 def assign(holders: Iterable[Holder]) -> dict[str, Colour]:
-    """The colour of each lease by its task id, all different up to `2 * HALF` leases.
+    """Return the colour of each lease by task id, all different up to `2 * HALF` leases.
 
-    Where two would have the same (more than 128 servers, or parts of GPUs granted more than a thousand
-    grants apart), the one that was granted first keeps it. Beyond `2 * HALF` each has the colour it would
-    have alone.
+    If two leases have the same preferred colour (with more than 128 servers, or GPU fractions granted more
+    than a thousand grants apart), the lease granted first gets it. Beyond `2 * HALF` leases each gets its
+    preferred colour.
     """
     oldest_first = sorted(holders, key=lambda holder: holder.fencing_token)
     if len(oldest_first) > 2 * HALF:
@@ -114,9 +114,10 @@ def _preferred(holder: Holder) -> int:
 
 
 def _colour(slot: int) -> Colour:
-    """The GPUs of a server are an eighth of the hues apart, those of the next server between them.
+    """Return the colour of a slot.
 
-    The factors keep the closest two of four servers of 8 GPUs far apart, and the first GPUs of all most.
+    The GPUs of a server are an eighth of the hues apart; those of the next server lie between them. The
+    factors keep any two GPUs of four servers of 8 far apart, and the first GPUs of the servers farthest.
     """
     half, at = divmod(slot, HALF)
     server, place = divmod(at, 8)

@@ -1,1 +1,1 @@
-"""The HTTP face of the manager: one Flask blueprint, its console, and who may call what."""
+"""REST service of the manager: one Flask blueprint with the routes, the console and the roles."""

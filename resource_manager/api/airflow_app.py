@@ -1,4 +1,4 @@
-"""The service inside Airflow's API server: under /gpu, with Airflow's users in front of every route."""
+"""REST service inside Airflow's API server, under /gpu; Airflow authenticates the users of every route."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IDENTITY_KEY = "gpu_manager.identity"
 
 
 class AirflowAuthenticator:
-    """Whom the gate in front has let in."""
+    """Return the identity that `Gate` stored in the ASGI scope."""
 
     login = False
 
@@ -49,10 +49,11 @@ class AirflowAuthenticator:
 
 
 def role_of(user: Any) -> Role | None:
-    """Who sees Airflow sees GPUs, who runs DAGs allocates, who changes pools operates.
+    """Return the role of an Airflow user, None if they may not see Airflow.
 
-    `is_authorized_custom_view` alone would not do: the default auth manager gives it to every viewer,
-    whatever the method.
+    The right to edit pools gives operator, to trigger DAG runs user, to view Airflow reader.
+    `is_authorized_custom_view` alone is not enough: the default auth manager grants it to every viewer,
+    for any method.
     """
     manager = get_auth_manager()
     if manager.is_authorized_pool(method="PUT", user=user):
@@ -65,7 +66,7 @@ def role_of(user: Any) -> Role | None:
 
 
 class Gate:
-    """An ASGI app: finds out who calls, then hands over to the Flask app, which is made at first use."""
+    """ASGI app that authenticates the caller, then calls the Flask app, which is created at first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,10 +101,10 @@ class Gate:
             listener.cancel()
 
     def bridge(self) -> Any:
-        """The Flask app behind a WSGI bridge; raises if the store cannot be reached."""
+        """Return the Flask app behind a WSGI bridge; raise if the store cannot be reached."""
         with self._lock:
             if self._bridge is None:
-                instance = publish_instance()  # written now if it could not be at the start
+                instance = publish_instance()  # again, in case it failed at the start
                 manager = manager_of_tasks()
                 secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
                 service = build(
@@ -122,17 +123,17 @@ class Gate:
 
 
 def manager_of_tasks() -> GPUResourceManager:
-    """The manager that tasks use: of the default connection, else of the settings."""
+    """Return the manager that tasks use: of the default connection, else of the settings."""
     manager = GPUManagerHook().get_conn()
     if not isinstance(manager, GPUResourceManager):
         raise ResourceManagerError(
-            f"connection {DEFAULT_CONNECTION!r} names the service at {manager.url}: look at its console"
+            f"connection {DEFAULT_CONNECTION!r} names the service at {manager.url}: use the console there"
         )
     return manager
 
 
 async def _identify(request: Request) -> Identity:
-    """The caller with his role; raises `HTTPException` for a stranger."""
+    """Return the caller with their role; raise `HTTPException` for an unknown one or one without a role."""
     bearer = await HTTPBearer(auto_error=False)(request)
     user = await get_user(request, None, bearer)
     role = await run_in_threadpool(role_of, user)
@@ -142,7 +143,7 @@ async def _identify(request: Request) -> Identity:
 
 
 def _refuse(request: Request, error: HTTPException) -> Response:
-    """To the log-in for people, a problem document for programs."""
+    """Redirect a browser to the log-in page; answer a program with a problem document."""
     if (
         error.status_code == 401
         and request.method == "GET"

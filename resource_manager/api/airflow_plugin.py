@@ -1,6 +1,6 @@
-"""What the Airflow plugin registers: the service under /gpu, and its page in Airflow's navigation.
+"""Parts that the Airflow plugin registers: the service under /gpu and its entry in Airflow's navigation.
 
-Airflow loads plugins in every process, tasks included, so nothing heavy is imported before a request comes.
+Airflow loads plugins in every process, tasks included, so heavy imports wait for the first request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX = "/gpu"
 
 
 class LazyService:
-    """An ASGI app that becomes the service at the first request."""
+    """ASGI app that creates the service at the first request."""
 
     def __init__(self) -> None:
         self._gate: Any = None
@@ -31,15 +31,15 @@ class LazyService:
 
 
 def publish_at_start(app: Any) -> Any:
-    """Return the API server's app as it is, after this Airflow's instance id was written down for its tasks.
+    """Publish this Airflow's instance id for its tasks and return the API server's app unchanged.
 
-    The API server calls this once as it starts, before it answers anybody.
+    The API server calls this once as it starts, before it answers any request.
     """
     from resource_manager.airflow_instance import publish_instance
 
     try:
-        logger.info("this Airflow's GPU leases are those of instance %s", publish_instance())
-    except Exception as error:  # no reason for Airflow not to start
+        logger.info("GPU leases of this Airflow carry the instance id %s", publish_instance())
+    except Exception as error:  # Airflow must start all the same
         logger.error("this Airflow has no instance id, so tasks get no GPUs: %s", error)
     return app
 

@@ -1,4 +1,4 @@
-"""The Flask app: the blueprint with what surrounds every request."""
+"""Flask app: the blueprint, with metrics, logs, spans and security headers around every request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COOKIE = "gpu_manager_session"
 
 
 def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask:
-    """The service as a WSGI app; `secure_cookies` where it is reached by HTTPS only."""
+    """Create the WSGI app of a service; set `secure_cookies` if it is reached by HTTPS only."""
     app = flask.Flask("resource_manager.api", static_folder=None)
     app.secret_key = service.secret
     app.extensions[EXTENSION] = service
@@ -43,7 +43,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
 
 
 def create_blueprint() -> flask.Blueprint:
-    """All routes: the REST interface and the console."""
+    """Create the blueprint with all routes: the REST interface and the console."""
     blueprint = flask.Blueprint(
         "gpu", "resource_manager.api", template_folder="templates", static_folder="static"
     )
@@ -73,7 +73,7 @@ def _observe(app: flask.Flask, service: Service) -> None:
             service.metrics.requests.labels(method, rule, str(response.status_code)).observe(seconds)
         flask.g.span.set_attribute("http.response.status_code", response.status_code)
         identity = flask.g.get("identity")
-        path = quote(request.path)  # inside Airflow, the log's format is not ours
+        path = quote(request.path)  # escaped here: inside Airflow the log format is Airflow's
         logger.info(
             "%s %s %d",
             request.method,
@@ -98,7 +98,7 @@ def _observe(app: flask.Flask, service: Service) -> None:
 
 
 def _guard(response: flask.Response, service: Service) -> flask.Response:
-    """Headers that keep a browser from doing what no page of ours asks for."""
+    """Add the security headers: they forbid browsers all that the service's own pages do not need."""
     ancestors = "'self'" if service.embedded else "'none'"
     headers = response.headers
     headers.setdefault(

@@ -1,4 +1,4 @@
-"""Puts a service together from a manager: where tokens, replies and the secret are kept."""
+"""Assembly of a service from a manager, and the storage of its tokens, cached answers and secret."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where what is not state is kept: tokens and replies, and the secret that signs sessions."""
+    """Storage of all that is not cluster state: tokens, cached answers, the secret that signs sessions."""
 
     tokens: TokenStore
     replies: Replies
@@ -35,9 +35,9 @@ class Keeping:
 
 
 def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:
-    """In the store's Redis if it has one (then every service of the store shares it), else in files.
+    """Open the storage in the store's Redis, shared by every service of the store, else in files.
 
-    A token file that is named wins over Redis.
+    `tokens_file` takes precedence over Redis.
     """
     client = _redis_of(settings) if tokens_file is None else None
     if client is not None:
@@ -47,7 +47,7 @@ def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:
 
 
 def replies_for(settings: Settings) -> Replies:
-    """Where answers to idempotency keys are kept: in the store's Redis if it has one."""
+    """Return the cache of answers to idempotency keys: in the store's Redis if it has one, else in memory."""
     client = _redis_of(settings)
     store = MemoryReplies() if client is None else redis_keeping.RedisReplies(client)
     return Replies(store, settings.lock_timeout_s)
@@ -59,19 +59,19 @@ def _redis_of(settings: Settings) -> RedisClient | None:
 
 
 def warn_of_rights(settings: Settings) -> None:
-    """Logs a line if this service's own user of Redis could wipe every namespace there."""
+    """Log a warning if this service's Redis user has the right to delete every namespace there."""
     client = _redis_of(settings)
     if client is None:
         return
     try:
         may_flush = client.may_flush()
     except StoreUnavailableError:
-        return  # nothing is known, and what is wrong with the store shows in what needs it
+        return  # the rights are unknown; calls that need the store report its failure
     finally:
         client.close()
     if may_flush:
         logger.warning(
-            "%s: this service's user may run FLUSHALL or SWAPDB, which no namespace stops; "
+            "%s: this service's user may run FLUSHALL or SWAPDB, which affect every namespace; "
             "limit it: ACL SETUSER <name> %s (see docs/stores.md)",
             client.address,
             client.access_rule,
@@ -92,9 +92,9 @@ def standalone(
     airflow_url: str | None = None,
     max_streams: int = 64,
 ) -> Service:
-    """The service on its own: guarded by tokens, or, while there are none, open to `open_to`.
+    """Build the standalone service: protected by tokens, or open without them as `open_to` says.
 
-    `open_to` is `loopback`, `everyone` or empty for nobody.
+    `open_to` is `loopback`, `everyone`, or empty: every caller needs a token.
     """
     authenticator: Authenticator
     if open_to:
@@ -122,7 +122,7 @@ def build(
     rate: str = DEFAULT_RATE,
     **more: Any,
 ) -> Service:
-    """A service around that manager; its observer becomes the service's metrics."""
+    """Build a service around a manager and make the service's metrics the manager's observer."""
     warn_of_rights(manager.settings)
     watch = Watch(manager.store)
     metrics = Metrics(watch)
@@ -131,7 +131,7 @@ def build(
 
 
 def _file_secret(path: Path) -> str:
-    """The secret in that file, made at first use; one for this process only where it cannot be kept."""
+    """Return the secret in the file, created at first use; one of this process if it cannot be written."""
     try:
         return path.read_text(encoding="ascii").strip() or secrets.token_hex(32)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Who calls: tokens and sessions standalone, Airflow's users inside Airflow, and the CSRF guard."""
+"""Authentication of callers by token or session, authorisation by role, and the CSRF check."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
 CSRF_LIFE_S = 12 * 3600
 TOKEN_CACHE_S = 2.0
-"""How long a revoked token may still work; saves a read of the token store for each request."""
+"""Longest time that a revoked token still works; saves a read of the token store for each request."""
 
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller: a name that owns leases, a role, and whether the browser sent the proof by itself.
+    """Caller of a request: the name that owns leases, and the role.
 
-    `ambient` is true for cookies and for a service open to everyone on this machine: a page of
-    another site could use either, so every change then needs a CSRF token.
+    `ambient` is true if the browser sends the credentials by itself: for cookies, and for a service open to
+    everyone on this machine. A page of another site could use either, so every change then needs a CSRF
+    token.
     """
 
     name: str
@@ -42,19 +43,19 @@ class Identity:
 
 
 class Authenticator(Protocol):
-    """Finds out who calls."""
+    """Interface that identifies the caller of a request."""
 
     login: bool
-    """Whether the console has a page to log in at."""
+    """True if the console has a log-in page."""
 
     def identify(self, request: flask.Request) -> Identity | None: ...
 
 
 class OpenAuthenticator:
-    """Everyone is an operator: for a service that only this machine, or a trusted network, can reach.
+    """Authenticator that makes every caller an operator, for this machine or a trusted network only.
 
-    A browser's page from elsewhere cannot use it: the Host must be this machine's (no DNS rebinding)
-    and an Origin, where there is one, must be the service itself.
+    A page of another site cannot use it: the Host must be this machine's (against DNS rebinding), and an
+    Origin, if there is one, must be the service itself.
     """
 
     login = False
@@ -65,7 +66,7 @@ class OpenAuthenticator:
     def identify(self, request: flask.Request) -> Identity | None:
         if self._loopback_only and (urlsplit(f"//{request.host}").hostname or "") not in LOOPBACK_NAMES:
             raise ProblemError(
-                403, f"this service has no tokens and answers only as localhost, not {request.host}"
+                403, f"this service has no tokens and answers only to the host localhost, not {request.host}"
             )
         origin = request.headers.get("Origin")
         foreign = origin is not None and urlsplit(origin).netloc != request.host
@@ -76,7 +77,7 @@ class OpenAuthenticator:
 
 
 class TokenAuthenticator:
-    """A bearer token, or the session cookie of somebody who logged in with one."""
+    """Authenticator by bearer token, or by the session cookie of a log-in with one."""
 
     login = True
 
@@ -95,7 +96,7 @@ class TokenAuthenticator:
         return None if token is None else Identity(token.name, Role.named(token.role), ambient=True)
 
     def find(self, text: str) -> Token | None:
-        """The token of that text; looks again at the store before it says no."""
+        """Return the token with this text; read the store again before answering None."""
         return tokens.find(self.known(), text) or tokens.find(self.known(fresh=True), text)
 
     def known(self, *, fresh: bool = False) -> dict[str, Token]:
@@ -106,7 +107,7 @@ class TokenAuthenticator:
 
 
 def authorise(identity: Identity | None, role: Role | None) -> Identity | None:
-    """The caller, if the role allows it; raises 401 for a stranger, 403 for too low a role."""
+    """Return the caller if their role allows it; raise 401 for an unknown caller, 403 for too low a role."""
     if role is None:
         return identity
     if identity is None:
@@ -114,17 +115,17 @@ def authorise(identity: Identity | None, role: Role | None) -> Identity | None:
             401, "a bearer token is needed: gpu-manager token create", headers={"WWW-Authenticate": "Bearer"}
         )
     if identity.role < role:
-        raise ProblemError(403, f"{identity.name} is {identity.role}; this needs {role}")
+        raise ProblemError(403, f"{identity.name} has the role {identity.role}; this needs {role}")
     return identity
 
 
 def csrf_token(secret: str, identity: Identity) -> str:
-    """A token for the forms of this caller; it lives `CSRF_LIFE_S`."""
+    """Return a token for the forms of this caller, valid for `CSRF_LIFE_S` seconds."""
     return _csrf(secret).dumps(identity.name)
 
 
 def check_csrf(secret: str, identity: Identity, request: Any) -> None:
-    """Raises 403 unless a change by cookie shows the token of its caller."""
+    """Raise 403 if a change with ambient credentials lacks the CSRF token of its caller."""
     if not identity.ambient or request.method in SAFE_METHODS:
         return
     text = request.headers.get(CSRF_HEADER) or (

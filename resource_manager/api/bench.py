@@ -1,4 +1,4 @@
-"""The benchmark behind `gpu-manager bench --http`: a real service on a real Redis, called over HTTP."""
+"""Benchmark of `gpu-manager bench --http`: a real service on a real Redis, called over HTTP."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ cpus = 64
 
 
 class BenchError(ResourceManagerError):
-    """The service under test did not start or answered with an error."""
+    """Failure of the service under test to start, or an error in its answer."""
 
 
 def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]:
-    """Latency and throughput of the service at 4 servers, and its heaviest pages at 1,000.
+    """Measure latency and throughput of the service at 4 servers, and its slowest pages at 1,000.
 
-    Latencies are what a client on this machine sees, in milliseconds, its own work included. Needs no
-    browser, but says how fast the console paints where Chromium and Playwright are there.
+    Latencies are those of a client on this machine, in milliseconds, its own work included. The first paint
+    of the console is measured if Chromium and Playwright are installed.
     """
     results: dict[str, Any] = {}
     with redis_server(redis_url) as redis:
@@ -57,10 +57,10 @@ def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]
 
 
 def one_client(url: str, token: str, seconds: float) -> dict[str, Any]:
-    """`POST /api/allocate`, each followed by a release that is not counted."""
+    """Measure `POST /api/allocate`; the release after each call is not counted."""
     latencies: list[float] = []
     with caller(url, token) as call:
-        for i in range(30):  # connections, imports and the first snapshot are not what is measured
+        for i in range(30):  # connections, imports and the first snapshot are not to be measured
             _pair(call, f"warm-up-{i}")
         ends = time.perf_counter() + seconds
         while time.perf_counter() < ends:
@@ -69,7 +69,7 @@ def one_client(url: str, token: str, seconds: float) -> dict[str, Any]:
 
 
 def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
-    """Each with a token and a connection of its own, allocating and releasing a quarter of a GPU."""
+    """Measure clients with a token and a connection each that allocate and release a quarter of a GPU."""
     latencies: list[float] = []
     errors: list[str] = []
     guard = threading.Lock()
@@ -111,7 +111,7 @@ def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
 
 
 def many_servers(url: str, token: str) -> dict[str, Any]:
-    """The summary and the console of a full house of `MANY_SERVERS`."""
+    """Measure the summary and the console with all GPUs of `MANY_SERVERS` servers allocated."""
     with caller(url, token) as call:
         return _many_servers(call, first_paint=lambda: first_paint_ms(url, token))
 
@@ -140,14 +140,14 @@ def _many_servers(call: Call, first_paint: Callable[[], float | None]) -> dict[s
     }
 
 
-# Waits in the page itself: Playwright's own waiting evaluates text, which the pages' policy forbids.
+# The page itself waits: Playwright's own waiting evaluates text, which the pages' content policy forbids.
 FIRST_PAINT = """() => new Promise(done => new PerformanceObserver(list => {
     for (const entry of list.getEntriesByName('first-contentful-paint')) done(entry.startTime);
 }).observe({type: 'paint', buffered: true}))"""
 
 
 def first_paint_ms(url: str, token: str) -> float | None:
-    """Of the servers' page in headless Chromium, the median of five visits; None without one."""
+    """Return the first paint of the servers' page, the median of five visits; None without Chromium."""
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     try:
         from playwright.sync_api import sync_playwright
@@ -168,7 +168,7 @@ def first_paint_ms(url: str, token: str) -> float | None:
 
 @contextmanager
 def caller(url: str, token: str) -> Iterator[Call]:
-    """call(method, path, body) on one kept connection; raises `BenchError` unless it is 200."""
+    """Yield `call(method, path, body)` on one open connection; it raises `BenchError` unless it gets 200."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -189,7 +189,7 @@ def caller(url: str, token: str) -> Iterator[Call]:
 
 @contextmanager
 def serving(redis: str, servers: int) -> Iterator[tuple[str, list[str]]]:
-    """`gpu-manager serve` as a user starts it, in a namespace of its own: its address, and tokens."""
+    """Run `gpu-manager serve` as a user starts it, in its own namespace; yield its address and tokens."""
     separator = "&" if "?" in redis else "?"
     store = f"{redis}{separator}namespace={NAMESPACE}_http_{servers}"
     with tempfile.TemporaryDirectory(prefix="gpu-manager-bench-") as folder:
@@ -235,7 +235,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Any) -> None:
 
 
 def _pair(call: Call, task_id: str) -> float:
-    """Seconds of one allocation; the release after it is not counted."""
+    """Return the seconds of one allocation; the release after it is not counted."""
     wish = {"task_id": task_id, "required_gpus": 4, "required_cpus": 32}
     seconds = _timed(lambda: call("POST", "/api/allocate", wish))
     call("POST", "/api/release", {"task_id": task_id})

@@ -1,4 +1,4 @@
-"""What the console shows of servers, leases and the queue, as plain values for templates."""
+"""Servers, leases and totals as plain values for the templates of the console."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CELLS_PER_LINE = 8
 
 @dataclass(slots=True)
 class Cell:
-    """One GPU, or neighbours of one lease: css classes, the text inside, and what it says when asked."""
+    """Cell of one GPU, or of `span` neighbours of one lease: CSS classes, text and tooltip."""
 
     classes: str
     text: str
@@ -65,7 +65,7 @@ class LeaseRow:
 
 
 def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
-    """The colours of the leases to show: among all leases, or among these where there are too many."""
+    """Return the colours of leases, unique among all leases, or among `shown` if there are too many."""
     few = len(cluster.leases) <= 2 * colours.HALF
     return colours.assign(
         Holder(
@@ -80,7 +80,7 @@ def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colou
 
 
 def css_classes(colour: Colour) -> str:
-    """The console's own; its content policy allows no styles in the page."""
+    """Return the console's CSS classes of a colour; its content policy allows no inline styles."""
     return f"held h{colour.hue} v{colour.level}" + (" pale" if colour.pale else "")
 
 
@@ -108,7 +108,7 @@ def _server_row(state: NodeState, found: dict[str, Colour]) -> ServerRow:
 
 
 def _cells(state: NodeState, found: dict[str, Colour]) -> list[Cell]:
-    """A cell for each GPU, those side by side that one lease holds whole joined to a bar."""
+    """Return a cell for each GPU; neighbours allocated whole to one lease are joined to one bar."""
     holders: dict[int, list[Lease]] = {}
     for lease in state.leases.values():
         for gpu_id in lease.placement.gpu_ids:
@@ -146,12 +146,12 @@ def _cell(
     if any(lease.quarantined for lease in leases):
         classes += " quarantined"
         text = f"⚠ {text}"
-        who += "; in quarantine"
+        who += "; quarantined"
     return Cell(classes, text, f"GPU {gpu_id}: {who}", first.task_id)
 
 
 def level(state: NodeState) -> int:
-    """How full a server is: 0 (free) to `LEVELS` (full), for the map of all servers."""
+    """Return the allocated part of a server for the map: from 0 (free) to `LEVELS` (full)."""
     total = MILLI_PER_GPU * len(state.gpu_free)
     return math.ceil(LEVELS * (total - state.free_milli) / total) if total else LEVELS
 
@@ -177,12 +177,12 @@ def lease_row(lease: Lease, colour: Colour, caller: Identity, here: Service) -> 
 
 
 def task_link(request: Request, here: Service) -> str | None:
-    """The page of the Airflow task that holds the lease, where it can be known."""
+    """Return the URL of the request's task in Airflow; None if it is unknown."""
     labels = request.labels
     if here.airflow_url is None or not all(labels.get(key) for key in ("dag_id", "run_id", "task_id")):
         return None
     if here.instance is not None and labels.get("instance", here.instance) != here.instance:
-        return None  # another Airflow's, whose pages are elsewhere
+        return None  # the task of another Airflow, whose address is unknown
     dag, run, task = (quote(labels[key], safe="") for key in ("dag_id", "run_id", "task_id"))
     mapped = labels.get("map_index", "-1")
     suffix = f"/mapped/{quote(mapped)}" if mapped not in ("", "-1") else ""
@@ -190,7 +190,7 @@ def task_link(request: Request, here: Service) -> str | None:
 
 
 def totals(cluster: ClusterState) -> dict[str, Any]:
-    """The figures at the head of the page."""
+    """Return the figures at the top of the page."""
     return {
         "servers": len(cluster.nodes),
         "closed": sum(not state.is_open for state in cluster.nodes),
@@ -212,7 +212,7 @@ def _sum(usages: Iterable[Usage]) -> Usage:
 
 
 def matching(states: Iterable[NodeState], text: str, wanted: str) -> list[NodeState]:
-    """Servers whose name or a holder contains the text, in the wanted state."""
+    """Return the servers in a state whose name, or the task id of a lease on them, contains the text."""
     text = text.casefold()
     found = []
     for state in states:

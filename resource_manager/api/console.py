@@ -1,4 +1,4 @@
-"""The console: pages for looking and acting, and the events that keep them live."""
+"""Console: pages that show and change the cluster, and the events that keep them current."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PER_PAGE = 100
 
 
 class ServersQuery(Body):
-    """Which servers to show."""
+    """Filter of the servers to show."""
 
     q: Text = ""
     state: Literal["", "IDLE", "PARTIAL", "FULL", "ERROR", "DRAINED"] = ""
@@ -47,26 +47,26 @@ class ServersQuery(Body):
 
 
 class RowsQuery(Body):
-    """Rows of these servers."""
+    """Ids of the servers whose rows are asked for."""
 
     ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2 * PER_PAGE)
 
 
 class ListQuery(Body):
-    """A page of leases or of the queue."""
+    """One page of the leases or the queue, filtered by a text."""
 
     q: Annotated[str, Field(max_length=1000)] = ""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 
 class EventsQuery(Body):
-    """News after that version."""
+    """Events after a version of the state."""
 
     after: Annotated[int, Field(ge=0, le=2**53)] = 0
 
 
 class TaskForm(Body):
-    """The task of a button."""
+    """Task that a button acts on."""
 
     task_id: TaskId
     fencing_token: int | None = None
@@ -100,7 +100,7 @@ def server_rows(here: Service, caller: Identity, query: RowsQuery) -> Any:
     return _page("server_rows.html", here, caller, rows=here.watch.look(look))
 
 
-@routes.add("GET", "/fragments/totals", Role.READER, "The figures at the head", page=True)
+@routes.add("GET", "/fragments/totals", Role.READER, "The figures at the top", page=True)
 def totals(here: Service, caller: Identity) -> Any:
     return _page(
         "totals.html", here, caller, totals=here.watch.look(lambda cluster, now: cells.totals(cluster))
@@ -140,12 +140,12 @@ def queue(here: Service, caller: Identity, query: ListQuery) -> Any:
     return _page("queue.html", here, caller, query=query, **here.watch.look(look))
 
 
-@routes.add("GET", "/charts", Role.READER, "Utilisation and waiting", page=True)
+@routes.add("GET", "/charts", Role.READER, "Utilisation, waits and queue", page=True)
 def charts(here: Service, caller: Identity) -> Any:
     return _page("charts.html", here, caller)
 
 
-@routes.add("GET", "/what-if", Role.READER, "Would this request fit", page=True)
+@routes.add("GET", "/what-if", Role.READER, "Explain a request without making it", page=True)
 def what_if(here: Service, caller: Identity) -> Any:
     given = {key: value for key, value in flask.request.args.items() if value}
     answer, error = None, ""
@@ -163,16 +163,16 @@ def what_if(here: Service, caller: Identity) -> Any:
     return _page("what_if.html", here, caller, given=shown, gpus=(min(least, 1), most), **answered)
 
 
-@routes.add("GET", "/docs", Role.READER, "The REST interface, to read and try", page=True)
+@routes.add(
+    "GET", "/docs", Role.READER, "Documentation of the REST interface, with forms to call it", page=True
+)
 def docs(here: Service, caller: Identity) -> Any:
     described = document(rest.routes.all, here.manager.gpu_range(), flask.request.script_root)
     roles = {(route.method.lower(), route.handler.__name__): route.role for route in rest.routes.all}
     return _page("docs.html", here, caller, document=described, roles=roles, pretty=_pretty)
 
 
-@routes.add(
-    "GET", "/events", Role.READER, "What changed, as server-sent events", query=EventsQuery, page=True
-)
+@routes.add("GET", "/events", Role.READER, "Changes as server-sent events", query=EventsQuery, page=True)
 def events(here: Service, caller: Identity, query: EventsQuery) -> Any:
     last = flask.request.headers.get("Last-Event-ID", "")
     after = int(last) if last.isdecimal() and len(last) < 16 else query.after
@@ -200,7 +200,9 @@ def act_restore(here: Service, caller: Identity, server_id: int) -> Any:
 @routes.add("POST", "/act/release", Role.USER, "Release", page=True)
 def act_release(here: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
-    body = ReleaseBody(task_id=form.task_id, fencing_token=form.fencing_token, outcome="released by hand")
+    body = ReleaseBody(
+        task_id=form.task_id, fencing_token=form.fencing_token, outcome="released in the console"
+    )
     rest.release(here, caller, body)
     return _back("gpu.page_leases", f"{form.task_id} is released.")
 
@@ -209,7 +211,7 @@ def act_release(here: Service, caller: Identity) -> Any:
 def act_cancel(here: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
     rest.cancel(here, caller, CancelBody(task_id=form.task_id))
-    return _back("gpu.page_queue", f"{form.task_id} does not wait any more.")
+    return _back("gpu.page_queue", f"{form.task_id} is no longer in the queue.")
 
 
 @routes.add("GET", "/login", None, "The page to log in", page=True)
@@ -223,13 +225,11 @@ def do_login(here: Service, caller: Identity | None) -> Any:
     if not isinstance(authenticator, TokenAuthenticator):
         raise ProblemError(404, "this service has no log-in of its own")
     if flask.request.headers.get("Sec-Fetch-Site") == "cross-site":
-        raise ProblemError(403, "a page of another site may not log anybody in")
+        raise ProblemError(403, "a page of another site may not log in")
     token = authenticator.find(flask.request.form.get("token", "").strip())
     if token is None:
         here.limits.count_failure(flask.request.remote_addr or "?")
-        page = flask.render_template(
-            "login.html", service=here, caller=None, error="This token is not known."
-        )
+        page = flask.render_template("login.html", service=here, caller=None, error="Unknown token.")
         return flask.Response(page, status=401)
     flask.session.clear()
     flask.session["token_id"] = token.token_id
@@ -282,7 +282,7 @@ def _waiting(entry: dict[str, Any], cluster: ClusterState, caller: Identity, her
 
 
 def _plain(wrong: Exception) -> str:
-    """One sentence of what is wrong with a form."""
+    """Return the error of a form in one sentence."""
     return from_validation(wrong).detail if isinstance(wrong, ValidationError) else str(wrong)
 
 

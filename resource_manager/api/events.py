@@ -1,4 +1,4 @@
-"""Server-sent events: what changed, told to every open page for as long as it stays open."""
+"""Server-sent events that report changes to every open page."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from resource_manager.api.problems import ProblemError
 from resource_manager.api.service import Service
 
 CLIENT_GONE = "gpu_manager.client_disconnected"
-"""Key of an ASGI scope for a function that says whether the browser has left."""
+"""Key in an ASGI scope of a function that returns True once the client has disconnected."""
 
 HEARTBEAT_S = 10.0
 STREAM_LIFE_S = 300.0
-"""A browser opens a new stream when one ends, so a caller whose token was revoked is gone by then."""
+"""Longest life of a stream. The browser then opens a new one, which is refused if the token was revoked."""
 
 _places = threading.Lock()
 
 
 class EventStream:
-    """The events of one page; gives its place back when it is closed, however it ends.
+    """Stream of events for one page; it counts against `max_streams` until it is closed.
 
-    `gone` says whether the browser has left. Raises `ProblemError` where too many pages follow already.
+    `gone` returns True once the client has disconnected. Raises `ProblemError` if too many streams are open.
     """
 
     def __init__(self, here: Service, after: int, gone: Callable[[], bool]) -> None:
         with _places:
             if here.metrics.open_streams >= here.max_streams:
-                raise ProblemError(503, "too many open pages follow events", headers={"Retry-After": "30"})
+                raise ProblemError(
+                    503,
+                    "too many pages follow events: close one, or try again later",
+                    headers={"Retry-After": "30"},
+                )
             here.metrics.open_streams += 1
         self._here = here
         self._lines = self._follow(after, gone)
@@ -39,7 +43,7 @@ class EventStream:
         return self._lines
 
     def close(self) -> None:
-        """Called by the server at the end of the answer."""
+        """Stop counting the stream as open; the WSGI server calls this at the end of the answer."""
         if not self._closed:
             self._closed = True
             with _places:

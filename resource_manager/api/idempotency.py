@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a change that is sent twice happens once, and answers the same both times."""
+"""`Idempotency-Key`: a change that is sent twice is made once and gets the same answer twice."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ KEEP_REFUSAL_S = 60
 IN_FLIGHT_S = 120
 MAX_KEY_LENGTH = 255
 MAX_BODY_BYTES = 4096
-"""An answer above this is kept as its status and hash."""
+"""Largest answer kept whole; of a larger one the status and the hash are kept."""
 MAX_KEPT = 2000
-"""Answers kept of one caller, and refusals as many; beyond them its own oldest go, never another's."""
+"""Answers kept for one caller, and as many refusals; more push out the caller's oldest, never another's."""
 
 
 class ReplyStore(Protocol):
-    """Remembers short texts of each caller for a while.
+    """Storage of short texts of each caller, each for a limited time.
 
-    Of each caller up to `MAX_KEPT` claims and refusals are kept, and as many other answers: neither displaces
-    the other, nor anything of another caller. A claim that was displaced, ran out or was taken by a later
-    request is no longer its maker's: `put` and `drop` leave it alone.
+    Up to `MAX_KEPT` claims and refusals of each caller are kept, and as many other answers: neither
+    displaces the other, nor anything of another caller. `put` and `drop` do nothing if the claim was
+    displaced, expired, or replaced by the claim of a later request.
     """
 
     def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
-        """Write the value unless there is one; return what was there."""
+        """Write the value if there is none and return None, else return the present value."""
 
     def put(self, caller: str, key: str, claimed: str, value: str, keep_s: int) -> None:
-        """Replace what was claimed by the value, for long if `keep_s` is `KEEP_S`."""
+        """Replace the claim by the value: an answer if `keep_s` is `KEEP_S`, else a refusal."""
 
     def drop(self, caller: str, key: str, claimed: str) -> None:
-        """Forget what was claimed."""
+        """Remove the claim."""
 
 
 class MemoryReplies:
-    """Replies of one process."""
+    """`ReplyStore` in the memory of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,23 +93,23 @@ class MemoryReplies:
 
 
 class Replies:
-    """Answers to keys seen before.
+    """Cache of answers by caller and idempotency key.
 
-    A refusal (4xx) is an answer, kept for `KEEP_REFUSAL_S`. A failure of the service (5xx) is not kept: the
-    caller should be able to try again with the same key.
+    A refusal (4xx) is an answer and kept for `KEEP_REFUSAL_S`. A failure of the service (5xx) is not kept, so
+    that the caller can try again with the same key.
     """
 
     def __init__(self, store: ReplyStore, lock_timeout_s: float = 60.0) -> None:
         self._store = store
-        # A request that still runs keeps its claim; it may wait for the lock twice.
+        # The claim must outlive its request, which may wait for the lock twice.
         self._in_flight_s = math.ceil(max(IN_FLIGHT_S, 2 * lock_timeout_s + 60))
 
     def once(
         self, caller: str, key: str, operation: str, body: bytes, run: Callable[[], flask.Response]
     ) -> flask.Response:
-        """Runs the change, or repeats its answer; raises 409 while it runs, 422 for another body."""
+        """Run the change or repeat its answer; raise 409 while it runs, 422 for another request."""
         if not 0 < len(key) <= MAX_KEY_LENGTH:
-            raise ProblemError(400, f"Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters")
+            raise ProblemError(400, f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters")
         place = (_hash(caller.encode("utf-8", "replace")), _hash(key.encode("utf-8", "replace")))
         fingerprint = _hash(operation.encode() + b"\0" + body)
         claimed = json.dumps({"print": fingerprint, "claim": secrets.token_hex(8)})
@@ -144,25 +144,27 @@ class Replies:
         try:
             # The body stands behind the JSON: within it, quotes could make it twice as long.
             self._store.put(*place, claimed, f"{json.dumps(kept)}\n{body_kept}", keep_s)
-        except StoreError as error:  # the change was made, and its caller should hear of it
+        except StoreError as error:  # the change was made, so the caller must get its answer
             logger.error("the answer to an Idempotency-Key is not kept: %s", error)
         return response
 
     def _forget(self, caller: str, key: str, claimed: str) -> None:
         try:
             self._store.drop(caller, key, claimed)
-        except StoreError as error:  # what went wrong before matters more
-            logger.error("a claim on an Idempotency-Key stays until it runs out: %s", error)
+        except StoreError as error:  # the first error must reach the caller
+            logger.error("the claim of an Idempotency-Key is not removed before it expires: %s", error)
 
     @staticmethod
     def _repeat(found: str, fingerprint: str) -> flask.Response:
         head, _, body = found.partition("\n")
         kept = json.loads(head)
         if kept["print"] != fingerprint:
-            raise ProblemError(422, "this Idempotency-Key was used for another request")
+            raise ProblemError(422, "this Idempotency-Key was used for another request: use a new key")
         if "status" not in kept:
             raise ProblemError(
-                409, "the first request with this key still runs", headers={"Retry-After": "1"}
+                409,
+                "the first request with this key is still running: try again later",
+                headers={"Retry-After": "1"},
             )
         if "sha256" not in kept:
             answer = flask.Response(body, kept["status"], content_type=kept["type"])
@@ -173,14 +175,14 @@ class Replies:
 
 
 def _without_body(kept: dict[str, Any]) -> flask.Response:
-    """The status of an answer that was too large to keep, and its hash."""
+    """Return the status and the hash of an answer that was too large to keep."""
     size = f"its answer of {kept['bytes']:,} bytes was not kept (the limit is {MAX_BODY_BYTES:,})"
     hints = {"replayed": "status", "sha256": kept["sha256"]}
     if kept["status"] >= 400:
         detail = f"the first request with this key was refused; {size}: send it with another key"
         return ProblemError(kept["status"], detail, **hints).response()
-    detail = f"this was done once, for the first request with this key; {size}: GET /api/task tells what a "
-    answer = flask.jsonify(detail=f"{detail}task holds or waits for", **hints)
+    detail = f"the first request with this key was done, and this one changed nothing; {size}: "
+    answer = flask.jsonify(detail=f"{detail}GET /api/task shows the lease or pending request", **hints)
     answer.status_code = kept["status"]
     return answer
 

@@ -1,4 +1,4 @@
-"""How often a caller may call, and how often an address may guess a token."""
+"""Rate limits of calls by caller and of failed log-ins by address."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PERIODS_S = {"second": 1, "minute": 60, "hour": 3600}
 
 
 class FixedWindow:
-    """Counts hits of each key in windows of equal length; `rate` is such as `1000/second`.
+    """Counter of hits by key in windows of equal length; `rate` reads like `1000/second`.
 
-    The counters of a window are dropped when the next one begins, without a thread of their own: what
-    libraries do to expire them cost a fifth of an allocation.
+    The counters of a window are dropped when the next one begins. This needs no thread: the expiry of
+    counters in libraries took a fifth of the time of an allocation.
     """
 
     def __init__(self, rate: str, clock: Callable[[], float] = time.monotonic) -> None:
         found = re.fullmatch(r"([1-9]\d{0,8})\s*(?:/|per)\s*(second|minute|hour)", rate.strip())
         if found is None:
             raise SettingsError(
-                f"a rate is a number per second, minute or hour, as in 1000/second, not {rate!r}"
+                f"a rate must be a number per second, minute or hour, as in 1000/second, got {rate!r}"
             )
         self.rate = rate
         self._most = int(found[1])
@@ -39,7 +39,7 @@ class FixedWindow:
         self._counts: dict[str, int] = {}
 
     def hit(self, key: str) -> None:
-        """Counts; raises 429 above the rate."""
+        """Count a hit of the key; raise 429 above the rate."""
         with self._lock:
             self._turn()
             count = self._counts[key] = self._counts.get(key, 0) + 1
@@ -47,7 +47,7 @@ class FixedWindow:
             raise self._too_many()
 
     def check(self, key: str) -> None:
-        """Raises 429 if the rate is used up; counts nothing."""
+        """Raise 429 if the rate of the key is used up; count nothing."""
         with self._lock:
             self._turn()
             count = self._counts.get(key, 0)
@@ -63,25 +63,27 @@ class FixedWindow:
     def _too_many(self) -> ProblemError:
         wait_s = math.ceil((self._window + 1) * self._period_s - self._clock())
         return ProblemError(
-            429, f"more than {self.rate}; wait and try again", headers={"Retry-After": str(max(wait_s, 1))}
+            429,
+            f"the limit of {self.rate} is exceeded: wait and try again",
+            headers={"Retry-After": str(max(wait_s, 1))},
         )
 
 
 class Limits:
-    """Counts in this process, by caller; the strictest place for them is the proxy in front."""
+    """Limits of one process; a limit over all processes belongs in the proxy in front."""
 
     def __init__(self, rate: str = DEFAULT_RATE) -> None:
         self._calls = FixedWindow(rate)
         self._failures = FixedWindow(FAILURES)
 
     def count(self, caller: str) -> None:
-        """Raises 429 if the caller is over the limit."""
+        """Count a call; raise 429 if the caller is over the limit."""
         self._calls.hit(caller)
 
     def count_failure(self, address: str) -> None:
-        """Notes a wrong token; raises 429 for an address with too many."""
+        """Count a wrong token; raise 429 for an address with too many."""
         self._failures.hit(address)
 
     def check_failures(self, address: str) -> None:
-        """Raises 429 for an address that guessed too often."""
+        """Raise 429 for an address with too many wrong tokens; count nothing."""
         self._failures.check(address)

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, or plain text for a terminal."""
+"""Structured logs: one JSON object per line, or plain text for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 
 
 class JsonFormatter(logging.Formatter):
-    """Time, level, logger, message, and whatever `extra` brought."""
+    """Formatter of time, level, logger, message and the fields of `extra` as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people, whatever is in the message; only an exception takes more."""
+    """Formatter of one line for people, unprintable characters escaped; only an exception adds lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -42,7 +42,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(style: str, level: str) -> None:
-    """Logs of the whole process to standard error, as `json` or `text`."""
+    """Send the logs of the whole process to standard error, as `json` or `text`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)

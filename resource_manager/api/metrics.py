@@ -1,4 +1,4 @@
-"""Prometheus metrics in base units: counters from the history, gauges from the state as it is."""
+"""Prometheus metrics in base units: counters from the history, gauges from the current state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DURATION_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 
 
 
 class ManagerMetrics:
-    """What the manager of this process tells its observer: waits for the lock, commits, conflicts."""
+    """Observer of the manager of this process: waits for the lock, commits, conflicts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock_wait = Histogram(
@@ -38,12 +38,12 @@ class ManagerMetrics:
         )
         self._conflicts = Counter(
             "gpu_manager_commit_conflicts",
-            "Commits refused because somebody else was faster.",
+            "Commits refused because another writer committed first.",
             registry=registry,
         )
 
     def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
-        """Nothing: changes are counted from the history, which has those of other processes too."""
+        """Do nothing: changes are counted from the history, which includes those of other processes."""
 
     def measured(self, name: str, value: float) -> None:
         if name == "lock_wait_s":
@@ -55,7 +55,7 @@ class ManagerMetrics:
 
 
 class Metrics:
-    """All metrics of one service, in a registry of their own."""
+    """All metrics of one service, in their own registry."""
 
     def __init__(self, watch: Watch) -> None:
         self.registry = registry = CollectorRegistry()
@@ -69,7 +69,7 @@ class Metrics:
         )
         self.in_progress = Gauge(
             "gpu_manager_http_requests_in_progress",
-            "Requests being answered, streams aside.",
+            "Requests being answered, without event streams.",
             registry=registry,
         )
         self.open_streams = 0
@@ -86,7 +86,10 @@ class Metrics:
         )
         self._releases = Counter("gpu_manager_releases", "Leases released.", registry=registry)
         self._expirations = Counter(
-            "gpu_manager_expirations", "Leases nobody renewed.", ("quarantined",), registry=registry
+            "gpu_manager_expirations",
+            "Leases that were not renewed in time.",
+            ("quarantined",),
+            registry=registry,
         )
         self._waits = Histogram(
             "gpu_manager_wait_seconds",
@@ -111,7 +114,7 @@ class Metrics:
         GCCollector(registry=registry)
 
     def text(self) -> bytes:
-        """The exposition format, with everything counted up to now."""
+        """Return the metrics in the exposition format, with all changes up to now counted."""
         self._watch.look(lambda cluster, now: self._forget(cluster))
         return generate_latest(self.registry)
 
@@ -132,7 +135,7 @@ class Metrics:
                 self._expirations.labels("true").inc()
 
     def _forget(self, cluster: ClusterState) -> None:
-        """Drops what a reset dropped, which the history does not tell."""
+        """Forget leases that a reset ended, which the history does not record."""
         if len(self._leases) != len(cluster.leases):
             self._leases = dict(cluster.leases)
 
@@ -143,7 +146,7 @@ class Metrics:
 
 
 class _State:
-    """Gauges read from the state at the moment of the scrape."""
+    """Collector of gauges from the state at the time of the scrape."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -157,13 +160,15 @@ class _State:
     @staticmethod
     def _families(cluster: ClusterState, now: float) -> list[Metric]:
         labels = ("server", "gpu_type")
-        free = GaugeMetricFamily("gpu_manager_gpus_free", "Free GPUs, shares counted as such.", labels=labels)
-        held = GaugeMetricFamily("gpu_manager_gpus_held", "Held GPUs, shares counted as such.", labels=labels)
+        free = GaugeMetricFamily("gpu_manager_gpus_free", "Free GPUs, GPU fractions included.", labels=labels)
+        held = GaugeMetricFamily(
+            "gpu_manager_gpus_held", "Allocated GPUs, GPU fractions included.", labels=labels
+        )
         closed = GaugeMetricFamily(
             "gpu_manager_gpus_closed", "Unused GPUs of servers that take no new leases.", labels=labels
         )
         cpus_free = GaugeMetricFamily("gpu_manager_cpus_free", "Free CPUs.", labels=("server",))
-        cpus_held = GaugeMetricFamily("gpu_manager_cpus_held", "Held CPUs.", labels=("server",))
+        cpus_held = GaugeMetricFamily("gpu_manager_cpus_held", "Allocated CPUs.", labels=("server",))
         cpus_closed = GaugeMetricFamily(
             "gpu_manager_cpus_closed", "Unused CPUs of servers that take no new leases.", labels=("server",)
         )
@@ -191,17 +196,17 @@ class _State:
             cpus_closed,
             is_open,
             GaugeMetricFamily("gpu_manager_leases", "Live leases.", len(cluster.leases)),
-            GaugeMetricFamily("gpu_manager_queue_length", "Waiting requests.", len(cluster.waiting)),
+            GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.waiting)),
             GaugeMetricFamily(
                 "gpu_manager_queue_oldest_seconds",
-                "Age of the oldest waiting request.",
+                "Age of the oldest pending request.",
                 max(now - oldest, 0.0),
             ),
         ]
 
 
 def _milli_by_type(state: NodeState) -> dict[str, tuple[int, int]]:
-    """GPU type -> (unused, total) milli."""
+    """Return GPU type -> (unused, total) in thousandths of a GPU."""
     by_type: dict[str, tuple[int, int]] = {}
     for gpu in state.node.gpus:
         free, total = by_type.get(gpu.gpu_type, (0, 0))

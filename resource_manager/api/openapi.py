@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the routes and their pydantic models."""
+"""OpenAPI document, generated from the routes and their pydantic models."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ REFERENCE = "#/components/schemas/{model}"
 
 
 def document(routes: Sequence[Route], gpus: tuple[int, int], prefix: str = "") -> dict[str, Any]:
-    """OpenAPI 3.1 of all routes that are not pages.
+    """Return the OpenAPI 3.1 document of all routes that are not pages.
 
-    `gpus` are the fewest and the most whole ones that a task may ask for; `prefix` is where the service is
-    mounted.
+    `gpus` is the least and the greatest number of whole GPUs that a task may request; `prefix` is the path
+    at which the service is mounted.
     """
     routes = [route for route in routes if not route.page]
     models = {model for route in routes for model in (route.body, route.answer) if model is not None}
@@ -68,8 +68,8 @@ def _operation(route: Route) -> dict[str, Any]:
                 "name": "Idempotency-Key",
                 "in": "header",
                 "required": False,
-                "description": "Sent again with the same body, the change happens once; of an answer above "
-                "4 KiB only the status is repeated.",
+                "description": "A request sent again with the same key and body changes nothing and gets the "
+                "first answer; of an answer above 4 KiB only the status.",
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             }
         )
@@ -83,7 +83,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _state_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
-    """Says in the schemas of `gpus` how many they may be; one may always be asked for a share of it."""
+    """State the allowed range in the schemas of `gpus`; 1 is always in it, for a GPU fraction."""
     least, most = gpus
     for name in ("gpus", "required_gpus"):
         if name in properties:
@@ -125,7 +125,7 @@ def _success(route: Route) -> dict[str, Any]:
 
 
 def _failures(route: Route) -> dict[str, Any]:
-    """What any operation of this kind may answer with, and what this one says of itself."""
+    """Return the failures of every operation of this kind, and those declared by this one."""
     statuses = {*route.failures, 429, 503}
     if route.role is not None:
         statuses |= {401, 403}

@@ -1,4 +1,4 @@
-"""A caller may touch what is his; an operator may touch everything."""
+"""Owner checks: a caller may change their own leases and requests, an operator all of them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from resource_manager.errors import LeaseNotFoundError
 
 
 def arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
-    """The manager's arguments; the caller owns what he asks for, unless an operator names another."""
+    """Return the manager's arguments; the caller is the owner unless an operator names another."""
     arguments = body.model_dump(exclude_none=True)
     if body.owner not in ("", caller.name) and not caller.is_operator:
-        raise ProblemError(403, f"{caller.name} may not allocate in the name of {body.owner}")
+        raise ProblemError(
+            403, f"owner must be {caller.name}, got {body.owner}: only an operator may name another"
+        )
     arguments["owner"] = body.owner or caller.name
     return arguments
 
 
 def own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
-    """The view, unless the task id already was somebody else's."""
+    """Return the view; raise 409 if the task id belongs to another owner."""
     if not caller.is_operator and owner_of(view) != caller.name:
         raise _taken(view["task_id"])
     return view
 
 
 def refuse_taken(here: Service, caller: Identity, task_ids: Sequence[str]) -> None:
-    """Refuses a batch with somebody else's lease in it before any of its requests is granted."""
+    """Raise 409 if a task id of a batch has another owner's lease, before any of its requests is granted."""
     if caller.is_operator:
         return
 
@@ -43,18 +45,18 @@ def refuse_taken(here: Service, caller: Identity, task_ids: Sequence[str]) -> No
 
 
 def _taken(task_id: str) -> ProblemError:
-    return ProblemError(409, f"task {task_id!r} belongs to somebody else")
+    return ProblemError(409, f"task {task_id!r} belongs to another owner: use another task_id")
 
 
 def refuse_foreign(view: dict[str, Any], caller: Identity) -> None:
     if not caller.is_operator and owner_of(view) != caller.name:
         raise ProblemError(
-            403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'nobody'}, not to {caller.name}"
+            403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'no owner'}, not to {caller.name}"
         )
 
 
 def held_by(here: Service, caller: Identity, task_id: str, fencing_token: int | None) -> int:
-    """The fencing token of the caller's lease, so that it cannot become another's before we act."""
+    """Return the fencing token of the caller's lease, so that a change cannot hit a later lease."""
     view = here.manager.status_of(task_id)
     if view is None or view["state"] == "WAITING":
         raise LeaseNotFoundError(task_id, fencing_token)

@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457) that also carry the original design's `error`."""
+"""Errors as problem documents (RFC 9457), with the original design's `error` added."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 MISSING_PARAMETERS = "Missing required parameters"
 ALLOCATION_FAILED = "Resource allocation failed"
-"""Both texts are the original design's, section 7.2.1."""
+"""Texts of the original design, section 7.2.1."""
 
 TITLES = {
     400: "Bad request",
@@ -55,14 +55,14 @@ TITLES = {
 
 
 def refusal_type(kind: RefusalKind) -> str:
-    """The problem type of a kind of refusal: `urn:gpu-manager:no-capacity`."""
+    """Return the problem type of a kind of refusal, such as `urn:gpu-manager:no-capacity`."""
     return f"urn:gpu-manager:{kind.replace('_', '-')}"
 
 
 class ProblemError(Exception):
-    """An answer that is not a success: status, what is wrong, and what to do about it.
+    """Problem document raised as an error: the status, the fault and its remedy.
 
-    `refused` makes it a refusal of that kind: its type, and the member `kind`.
+    `refused` makes it a refusal of that kind: it sets the type and the member `kind`.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class ProblemError(Exception):
 
 
 def shortened(text: str, most: int = 500) -> str:
-    """The text, cut in its middle if it is longer: a refusal does not send back what it refuses."""
+    """Return the text, cut in its middle if longer than `most`: a refusal must not repeat a large request."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
 
 MAX_COMPLAINTS = 20
-"""A body can be wrong in a hundred thousand ways at once; the answer names the first of them."""
+"""Errors named in one answer: a body can contain a hundred thousand."""
 
 
 def from_validation(error: ValidationError) -> ProblemError:
-    """400 with the first complaints; `Missing required parameters` if that is one of them."""
+    """Return a 400 with the first errors; `Missing required parameters` if a field is missing."""
     complaints: list[dict[str, str]] = []
     missing: list[str] = []
     for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
@@ -133,7 +133,7 @@ def from_validation(error: ValidationError) -> ProblemError:
 
 
 def from_manager(error: ResourceManagerError) -> ProblemError:
-    """The status of each error of the tree; what the caller cannot mend is 503 with Retry-After."""
+    """Return the problem of a manager's error; one that the caller cannot fix is a 503 with Retry-After."""
     detail = str(error)
     match error:
         case UnknownNodeError():
@@ -154,7 +154,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
         case StateUnconfirmedError():
             return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.rest_s))
         case LockTimeoutError():
-            logger.error("the lock was busy: %s", detail)
+            logger.error("the lock could not be taken: %s", detail)
             return from_refusal(Refusal(RefusalKind.LOCK_BUSY, detail))
         case StoreFullError():
             logger.error("the store is full: %s", detail)
@@ -168,14 +168,14 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             logger.error("the stored state cannot be used: %s", detail)
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
     logger.error("unexpected error of the manager: %s", detail)
-    return ProblemError(500, "the manager failed; its log says why")
+    return ProblemError(500, "the manager failed: see the log of the service")
 
 
 RETRY_AFTER_S = 5
 
 
 def from_refusal(refusal: Refusal) -> ProblemError:
-    """503 with the original's `error`, the kind, and when to ask again, unless that never helps."""
+    """Return a 503 with the original design's `error`, the kind, and Retry-After unless it can never fit."""
     headers = {}
     if refusal.kind is not RefusalKind.NEVER_FITS:
         wait_s = RETRY_AFTER_S if refusal.retry_after_s is None else refusal.retry_after_s
@@ -190,7 +190,7 @@ def from_refusal(refusal: Refusal) -> ProblemError:
 
 
 def install(app: flask.Flask) -> None:
-    """Makes every error of the app a problem document, unknown paths and crashes included."""
+    """Turn every error of the app into a problem document, unknown paths and crashes included."""
 
     @app.errorhandler(ProblemError)
     def on_problem(error: ProblemError) -> flask.Response:
@@ -213,4 +213,4 @@ def install(app: flask.Flask) -> None:
     @app.errorhandler(Exception)
     def on_crash(error: Exception) -> flask.Response:
         logger.exception("unhandled error at %r", flask.request.path)
-        return ProblemError(500, "an internal error; the log says more").response()
+        return ProblemError(500, "internal error: see the log of the service").response()

@@ -1,4 +1,4 @@
-"""Tokens, replies and the session secret in Redis, shared by all services of one store."""
+"""Tokens, cached answers and the session secret in Redis, shared by all services of one store."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from resource_manager.redis_client import RedisClient, load_script
 
 
 def secret(client: RedisClient) -> str:
-    """What signs sessions, made by whoever comes first."""
+    """Return the secret that signs sessions; the first service to ask creates it."""
     key = client.key("session-secret")
     with client.reporting():
-        found = client.driver.get(key)  # the rule: with its memory full Redis refuses even to set it in vain
+        # Read first: with full memory Redis refuses even a SET NX that would do nothing.
+        found = client.driver.get(key)
         if found is None:
             client.driver.set(key, secrets.token_hex(32), nx=True)
             found = client.driver.get(key)
@@ -24,7 +25,7 @@ def secret(client: RedisClient) -> str:
 
 
 class TokenRedis:
-    """Hashes in one Redis hash; raises `StoreUnavailableError`."""
+    """`TokenStore` in one Redis hash; its methods raise `StoreUnavailableError`."""
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
@@ -45,7 +46,7 @@ class TokenRedis:
 
 
 class RedisReplies:
-    """Answers to keys seen before; raises `StoreUnavailableError`."""
+    """`ReplyStore` in Redis; its methods raise `StoreUnavailableError`."""
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client

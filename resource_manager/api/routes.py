@@ -1,4 +1,4 @@
-"""The REST routes; who may call each is said in its declaration."""
+"""REST routes; each declaration names the role it needs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
     "POST",
     "/api/submit",
     Role.USER,
-    "Grant GPUs, or wait in the queue for them",
+    "Grant GPUs now, or queue the request",
     body=AllocateBody,
     answer=Submission,
     tags=("queue",),
@@ -107,7 +107,7 @@ def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
     "POST",
     "/api/release",
     Role.USER,
-    "End a lease; one's own, unless an operator asks",
+    "End a lease; of another owner as operator only",
     body=ReleaseBody,
     answer=Done,
     failures=(404,),
@@ -116,7 +116,7 @@ def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
 def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
     token = held_by(here, caller, body.task_id, body.fencing_token)
     if not here.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
-        held_by(here, caller, body.task_id, token)  # it may be over; where it is not, the lock was not free
+        held_by(here, caller, body.task_id, token)  # raises if the lease is over; else the lock was not free
         raise LockTimeoutError("of the store", here.manager.settings.lock_timeout_s)
     return {"success": True, "task_id": body.task_id}
 
@@ -125,7 +125,7 @@ def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
     "POST",
     "/api/renew",
     Role.USER,
-    "Count a lease's life anew from now",
+    "Renew a lease: its TTL starts again now",
     body=LeaseBody,
     answer=Allocation,
     failures=(404,),
@@ -140,7 +140,7 @@ def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
     "POST",
     "/api/cancel",
     Role.USER,
-    "Take a waiting request out of the queue",
+    "Remove a pending request from the queue",
     body=CancelBody,
     answer=Done,
     failures=(404,),
@@ -149,10 +149,10 @@ def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
 def cancel(here: Service, caller: Identity, body: CancelBody) -> Any:
     status = here.manager.status_of(body.task_id)
     if status is None or status["state"] != "WAITING":
-        raise ProblemError(404, f"task {body.task_id!r} does not wait", kind=NO_LEASE)
+        raise ProblemError(404, f"task {body.task_id!r} has no pending request", kind=NO_LEASE)
     refuse_foreign(status, caller)
     if not here.manager.cancel(body.task_id, reason=body.reason):
-        raise ProblemError(404, f"task {body.task_id!r} does not wait any more", kind=NO_LEASE)
+        raise ProblemError(404, f"task {body.task_id!r} is no longer in the queue", kind=NO_LEASE)
     return {"success": True, "task_id": body.task_id}
 
 
@@ -160,7 +160,7 @@ def cancel(here: Service, caller: Identity, body: CancelBody) -> Any:
     "POST",
     "/api/servers/<int:server_id>/drain",
     Role.OPERATOR,
-    "Give a server no new leases",
+    "Drain a server: it takes no new leases",
     body=DrainBody,
     answer=ServerSummary,
     failures=(404,),
@@ -174,7 +174,7 @@ def drain(here: Service, caller: Identity, body: DrainBody, server_id: int) -> A
     "POST",
     "/api/servers/<int:server_id>/restore",
     Role.OPERATOR,
-    "Let a drained server take leases again",
+    "Restore a drained server: it takes new leases again",
     body=NoBody,
     answer=ServerSummary,
     failures=(404,),
@@ -203,7 +203,7 @@ def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
     "GET",
     "/api/status",
     Role.READER,
-    "What is free and held on every server",
+    "Free and allocated capacity of every server",
     query=StatusQuery,
     answer=Status,
     tags=("servers",),
@@ -222,7 +222,7 @@ def status(here: Service, caller: Identity, query: StatusQuery) -> Any:
     "GET",
     "/api/leases",
     Role.READER,
-    "Live leases, the oldest first",
+    "Live leases, oldest first",
     query=PageQuery,
     answer=Page,
     tags=("leases",),
@@ -237,7 +237,7 @@ def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
     "GET",
     "/api/task",
     Role.READER,
-    "What one task holds or waits for",
+    "Lease or pending request of a task",
     query=TaskQuery,
     answer=Submission,
     failures=(404,),
@@ -246,7 +246,9 @@ def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
 def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
     found = here.manager.status_of(query.task_id)
     if found is None:
-        raise ProblemError(404, f"task {query.task_id!r} neither holds nor waits for anything", kind=NO_LEASE)
+        raise ProblemError(
+            404, f"task {query.task_id!r} has neither a lease nor a pending request", kind=NO_LEASE
+        )
     return found
 
 
@@ -254,7 +256,7 @@ def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
     "GET",
     "/api/queue",
     Role.READER,
-    "Waiting requests in the order of service, with their estimated start",
+    "Pending requests in queue order, with their estimated start",
     query=PageQuery,
     answer=Page,
     tags=("queue",),
@@ -270,7 +272,7 @@ def queue(here: Service, caller: Identity, query: PageQuery) -> Any:
     "GET",
     "/api/history",
     Role.READER,
-    "The changes that are kept, the oldest first",
+    "Changes in the history, oldest first",
     query=PageQuery,
     answer=Page,
     tags=("history",),
@@ -284,7 +286,7 @@ def history(here: Service, caller: Identity, query: PageQuery) -> Any:
     "GET",
     "/api/explain",
     Role.READER,
-    "What if: would this request fit now, where, why not, and when",
+    "Explain a request without making it: does it fit now, where, why not, and when",
     query=ExplainQuery,
     answer=Explanation,
     tags=("queue",),
@@ -306,14 +308,14 @@ def trends(here: Service, caller: Identity, query: TrendsQuery) -> Any:
     return here.watch.look(lambda cluster, now: here.watch.trends.series(query.hours, now))
 
 
-@routes.add("GET", "/healthz", None, "Whether the service reaches its store", answer=Health)
+@routes.add("GET", "/healthz", None, "Check that the service reaches its store", answer=Health)
 def healthz(here: Service, caller: Identity | None) -> Any:
     try:
         here.watch.look(lambda cluster, now: None)
-    except ResourceManagerError as error:  # where the store is, and why, is not for strangers
+    except ResourceManagerError as error:  # callers without a token must not learn the address or the error
         logger.error("not healthy: %s", error)
         raise ProblemError(
-            503, "the store does not answer; the log says why", headers={"Retry-After": "5"}
+            503, "the store does not answer: see the log of the service", headers={"Retry-After": "5"}
         ) from error
     return {"status": "ok"}
 
@@ -323,7 +325,7 @@ def metrics(here: Service, caller: Identity) -> Any:
     return flask.Response(here.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@routes.add("GET", "/openapi.json", Role.READER, "This interface, as OpenAPI 3.1")
+@routes.add("GET", "/openapi.json", Role.READER, "This interface as an OpenAPI 3.1 document")
 def openapi(here: Service, caller: Identity) -> Any:
     return document(routes.all, here.manager.gpu_range(), flask.request.script_root)
 

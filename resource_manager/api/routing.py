@@ -1,4 +1,4 @@
-"""A route as one value: path, who may call it, what goes in and out; everything else reads this table."""
+"""Routes as values: path, role, body, query and answer. The app, the documents and the tests read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ H = TypeVar("H", bound=Handler)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation: `role` None lets strangers in; `failures` are statuses that not all of its kind have."""
+    """One operation; `role` None admits callers without a token; `failures` adds to the usual statuses."""
 
     method: str
     path: str
@@ -37,7 +37,7 @@ class Route:
     answer: type[BaseModel] | None = None
     failures: tuple[int, ...] = ()
     page: bool = False
-    """Whether it answers with HTML, for people."""
+    """True if the answer is HTML for people."""
     tags: tuple[str, ...] = ()
 
     @property
@@ -46,13 +46,13 @@ class Route:
 
 
 class Routes:
-    """The routes of a blueprint, in the order of their declaration."""
+    """Routes of a blueprint in the order of their declaration."""
 
     def __init__(self) -> None:
         self.all: list[Route] = []
 
     def add(self, method: str, path: str, role: Role | None, summary: str, **more: Any) -> Callable[[H], H]:
-        """Declares the function below as the handler of this operation."""
+        """Return a decorator that declares a function as the handler of this operation."""
 
         def declare(handler: H) -> H:
             self.all.append(Route(method, path, role, handler, summary, **more))
@@ -72,7 +72,7 @@ class Routes:
 
 
 def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
-    """Everything that happens before a handler: who calls, how often, with what."""
+    """Return the view of a route: role, rate limit, CSRF, validation and idempotency, then the handler."""
 
     def answer(**path: Any) -> flask.Response:
         here = service()
@@ -113,7 +113,7 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
 
 
 def _error_page(problem: ProblemError) -> flask.Response:
-    """The problem for people; a stranger is sent to the log-in, where there is one."""
+    """Return a page with the problem; redirect an unknown caller to the log-in page if there is one."""
     here = service()
     if problem.status == 401 and here.authenticator.login and "Authorization" not in flask.request.headers:
         return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login"), 303))
@@ -123,7 +123,7 @@ def _error_page(problem: ProblemError) -> flask.Response:
 
 
 def admit(here: Service, role: Role | None) -> Identity | None:
-    """The caller, if he may come in; counts him against his limit."""
+    """Count the call against the caller's limit and return the caller, None if unknown on an open route."""
     request = flask.request
     address = request.remote_addr or "?"
     here.limits.check_failures(address)
@@ -162,5 +162,5 @@ def _respond(answer: Any) -> flask.Response:
         return cast(flask.Response, answer)
     if isinstance(answer, str):
         return flask.Response(answer, content_type="text/html; charset=utf-8")
-    # Several times as fast as the standard library's encoder, which shows at a thousand servers.
+    # Several times as fast as the standard library's encoder, which is noticeable at a thousand servers.
     return flask.Response(to_json(answer, inf_nan_mode="null"), content_type="application/json")

@@ -1,4 +1,4 @@
-"""Bodies, queries and answers of the REST service; the OpenAPI document is made from these."""
+"""Bodies, queries and answers of the REST service; the OpenAPI document is generated from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISMATCHES = {
     PRINTABLE: "has a control or an invisible character",
     NAMED_AMOUNT: "is not NAME=AMOUNT, the amount a number from 0",
 }
-"""Pattern -> what is wrong with a text that does not match it."""
+"""Pattern -> error message for a text that does not match it."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=PRINTABLE)]
 TaskId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=PRINTABLE)]
@@ -39,35 +39,35 @@ Quantity = (
 _DIGITS = re.compile("[0-9]{1,9}")
 
 OTHER_NAME = {"gpus": "required_gpus", "required_cpus": "cpus", "prefer_server": "prefer_server_id"}
-"""Of each pair of names of one thing: the one that `Sizes` declares later, and the other."""
+"""Pairs of names of one value: the one that `Sizes` declares later, and the other."""
 
 
 class Body(BaseModel):
-    """What a caller sends: unknown keys are refused, so that a typing error is not a wish ignored."""
+    """Input from a caller; unknown keys are refused, so that a misspelt option is not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Sizes(Body):
-    """How much of one server, and which, in today's names or the original's."""
+    """GPUs and CPUs of one server, and the server, under the current names or the original design's."""
 
-    required_gpus: Count | None = Field(default=None, description="The original's name of `gpus`.")
+    required_gpus: Count | None = Field(default=None, description="Name of `gpus` in the original design.")
     gpus: Count | None = Field(
         default=None,
         validate_default=True,
-        description="Whole GPUs of one server, or 1 with a share gpu_milli.",
+        description="Whole GPUs of one server, or 1 with a GPU fraction gpu_milli.",
     )
-    cpus: Count | None = Field(default=None, description="CPUs of the same server; 1 if not said.")
+    cpus: Count | None = Field(default=None, description="CPUs of the same server; 1 if omitted.")
     required_cpus: Count | None = Field(
         default=None,
         validate_default=True,
-        description="The original's name of `cpus`; goes with required_gpus.",
+        description="Name of `cpus` in the original design; required with required_gpus.",
     )
     prefer_server_id: ServerRef | None = Field(
-        default=None, description="The original's name of `prefer_server`."
+        default=None, description="Name of `prefer_server` in the original design."
     )
     prefer_server: ServerRef | None = Field(default=None, description="Server to try first: name or id.")
-    server: ServerRef | None = Field(default=None, description="The only server that will do: name or id.")
+    server: ServerRef | None = Field(default=None, description="The only server allowed: name or id.")
 
     @field_validator("gpus", "required_gpus", mode="before")
     @classmethod
@@ -83,10 +83,10 @@ class Sizes(Body):
     @field_validator("gpus", "required_cpus", "prefer_server")
     @classmethod
     def _in_one_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """Looks at the later field of each pair, when the other one is known."""
+        """Compare the later field of a pair with the other, which is validated by then."""
         name, data = info.field_name, info.data
         other = OTHER_NAME[name or ""]
-        if other not in data:  # it is wrong, which is complaint enough
+        if other not in data:  # the other is invalid and has its own error
             return value
         if value is None and data[other] is None:
             originals = data.get("gpus", 0) is None and data.get("required_gpus") is not None
@@ -102,22 +102,28 @@ class Sizes(Body):
 
 
 class Demand(Sizes):
-    """What is asked of one server."""
+    """Demand on one server."""
 
     gpu_milli: Annotated[int, Field(strict=True, ge=1, le=1000)] = Field(
         default=1000, description="Thousandths of one GPU; below 1000 gpus must be 1."
     )
-    gpu_types: list[Name] = Field(default=[], max_length=50, description="Types that will do; none: any.")
+    gpu_types: list[Name] = Field(default=[], max_length=50, description="Types allowed; empty: any.")
     vendor: Text = Field(default="", description="Vendor of the GPUs; empty: any.")
     resources: dict[Name, Quantity] = Field(
         default={}, max_length=50, description="Further amounts by name, such as memory_mib."
     )
-    expected_runtime_s: Seconds | None = Field(default=None, description="How long the task should run.")
-    utility: Worth | None = Field(
-        default=None, description="What finishing in good time is worth; counts under admission by price."
+    expected_runtime_s: Seconds | None = Field(
+        default=None, description="Expected runtime of the task, in seconds."
     )
-    target_s: Seconds | None = Field(default=None, description="At this age the utility has halved.")
-    sensitivity_per_s: Worth = Field(default=0.0, description="How fast the utility falls around the target.")
+    utility: Worth | None = Field(
+        default=None, description="Value of finishing in time; used by admission by price."
+    )
+    target_s: Seconds | None = Field(
+        default=None, description="Age at which the utility has halved, in seconds."
+    )
+    sensitivity_per_s: Worth = Field(
+        default=0.0, description="Steepness of the utility's fall around target_s, per second."
+    )
 
     @field_validator("resources")
     @classmethod
@@ -135,13 +141,15 @@ class AllocateBody(Demand):
         json_schema_extra={"example": {"task_id": "test_001", "gpus": 4, "cpus": 32}},
     )
 
-    task_id: TaskId = Field(description="Names the lease; the same id and shape again gives the same lease.")
+    task_id: TaskId = Field(description="Id of the lease; the same id and shape again gives the same lease.")
     priority: Annotated[int, Field(strict=True, ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     team: Text = ""
-    owner: Text = Field(default="", description="Only an operator may name another owner than himself.")
-    ttl_s: Seconds | None = Field(default=None, description="Life of the lease without renewal.")
+    owner: Text = Field(
+        default="", description="Owner of the lease; only an operator may name another than themselves."
+    )
+    ttl_s: Seconds | None = Field(default=None, description="Life of the lease without renewal, in seconds.")
     quarantine: bool = Field(
-        default=False, description="Keep the GPUs held after expiry until somebody says the job is gone."
+        default=False, description="Keep the GPUs allocated after expiry until the job is known to be gone."
     )
     labels: dict[Name, Text] = Field(default={}, max_length=50)
 
@@ -157,49 +165,53 @@ class LeaseBody(Body):
 
     task_id: TaskId
     fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = Field(
-        default=None, description="Act only if the lease still is this very one."
+        default=None, description="Act only on the lease with this fencing token."
     )
 
 
 class ReleaseBody(LeaseBody):
     """`POST /api/release`."""
 
-    outcome: Text = Field(default="", description="How the task ended, for the history.")
+    outcome: Text = Field(default="", description="Outcome of the task, for the history.")
 
 
 class CancelBody(Body):
     """`POST /api/cancel`."""
 
     task_id: TaskId
-    reason: Text = Field(default="", description="Why, for the history.")
+    reason: Text = Field(default="", description="Reason, for the history.")
 
 
 class DrainBody(Body):
     """`POST /api/servers/<id>/drain`."""
 
     reason: Text = ""
-    failed: bool = Field(default=False, description="The server is broken, not only closed.")
+    failed: bool = Field(
+        default=False, description="Mark the server as failed (state ERROR), not only drained."
+    )
 
 
 class NoBody(Body):
-    """A change that takes no arguments: an empty object, or no body."""
+    """Body of a change without arguments: an empty object, or no body."""
 
 
 class ResetBody(Body):
-    """`POST /api/reset`: ends every lease and every wait."""
+    """`POST /api/reset`: ends every lease and removes every pending request."""
 
     confirm: Literal[True] = Field(description="Must be true: all leases and the queue are lost.")
 
 
 class PageQuery(Body):
-    """One page of a list."""
+    """Limits of one page of a list."""
 
     limit: Annotated[int, Field(ge=1, le=PAGE_LIMIT)] = 100
-    after: Annotated[int, Field(ge=0, le=2**53)] = Field(default=0, description="`next` of the page before.")
+    after: Annotated[int, Field(ge=0, le=2**53)] = Field(
+        default=0, description="`next` of the previous page."
+    )
 
 
 class StatusQuery(Body):
-    """All servers, unless a page is asked for."""
+    """`GET /api/status`: all servers, or one page of them."""
 
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     after: Annotated[int, Field(ge=0, le=2**53)] = 0
@@ -214,7 +226,7 @@ class TaskQuery(Body):
 class ExplainQuery(Sizes):
     """`GET /api/explain`; in a query, lists repeat their key: `gpu_types=A100&gpu_types=H100`.
 
-    What makes no difference to the answer (an owner, labels, a time to live) is not asked for.
+    It has no fields that do not affect the answer (owner, labels, TTL).
     """
 
     gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
@@ -246,7 +258,7 @@ class ExplainQuery(Sizes):
         return value
 
     def demand(self) -> dict[str, Any]:
-        """The manager's arguments."""
+        """Return the manager's arguments."""
         pairs = (item.partition("=") for item in self.resources)
         amounts = {name: float(amount) if "." in amount else int(amount) for name, _, amount in pairs}
         return {**self.model_dump(exclude_none=True), "resources": amounts}
@@ -259,23 +271,23 @@ class TrendsQuery(Body):
 
 
 class Trend(BaseModel):
-    """Columns of equal length; null where nothing is known."""
+    """Columns of equal length; null for a time without data."""
 
     time: list[int] = Field(description="Starts of the steps, seconds since the epoch.")
-    held: list[float | None] = Field(description="Percent of all GPUs held.")
+    held: list[float | None] = Field(description="Allocated part of all GPUs, in percent.")
     queue: list[float | None] = Field(description="Mean length of the queue.")
-    wait: list[float | None] = Field(description="Mean wait of those granted, seconds.")
+    wait: list[float | None] = Field(description="Mean wait of the requests granted, seconds.")
     longest: list[float | None] = Field(description="Longest of these waits, seconds.")
 
 
 class Answer(BaseModel):
-    """What the service sends; further keys may appear, a client must not stumble over them."""
+    """Output of the service; clients must ignore unknown keys."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class Allocation(Answer):
-    """A lease, with the original design's six keys first."""
+    """Lease, with the original design's six keys first."""
 
     server_id: int
     server_name: str
@@ -286,20 +298,20 @@ class Allocation(Answer):
 
 
 class Submission(Answer):
-    """An allocation (`state` RUNNING), or a place in the queue (WAITING) and why: `kind`, `reason`."""
+    """Lease (`state` RUNNING) or pending request (WAITING), the latter with the reason: `kind`, `reason`."""
 
     task_id: str
     state: str
 
 
 class BatchAnswer(Answer):
-    """One entry for each request, in order; null where nothing fitted."""
+    """Answers to a batch: an entry for each request, in order; null for one that did not fit."""
 
     results: list[Allocation | None]
 
 
 class Done(Answer):
-    """A change that was made."""
+    """Confirmation of a change."""
 
     success: bool
 
@@ -328,28 +340,28 @@ class Status(Answer):
 
 
 class Page(Answer):
-    """A page of a list; `next` is null on the last one."""
+    """One page of a list; `next` is null on the last one."""
 
     items: list[dict[str, Any]]
     next: int | None
 
 
 class Explanation(Answer):
-    """Whether and where a request fits now, and why not and when it should if not."""
+    """Explanation of a request: the place where it fits now, or the reason and the expected start."""
 
     fits: bool
-    kind: str | None = Field(description="What stands in the way; null where nothing does.")
-    reason: str = Field(description="The same in one sentence.")
+    kind: str | None = Field(description="Kind of the obstacle; null if there is none.")
+    reason: str = Field(description="The obstacle in one sentence.")
 
 
 class Health(Answer):
-    """Whether the service reaches its store."""
+    """Health of the service: `ok` if it reaches its store."""
 
     status: str
 
 
 class Problem(Answer):
-    """RFC 9457; `error` is the original design's. A refusal also has its `kind`, such as `no_capacity`."""
+    """Problem (RFC 9457); `error` is the original design's. A refusal has a `kind`, such as `no_capacity`."""
 
     type: str
     title: str

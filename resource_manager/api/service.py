@@ -1,4 +1,4 @@
-"""What the routes of one app share."""
+"""Service object shared by the routes of one app."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EXTENSION = "gpu_manager"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The manager and everything around it; `secret` signs sessions and CSRF tokens.
+    """Manager with the parts that serve it over HTTP; `secret` signs sessions and CSRF tokens.
 
-    `airflow_url` is where Airflow's pages are, for links to tasks: None if unknown, empty if they are on
-    this very server. `instance` is the id of that Airflow, or None if unknown. `embedded` says that the
-    console is shown inside Airflow's frame.
+    `airflow_url` is the address of Airflow's pages, for links to tasks: None if unknown, empty if they are on
+    the same server. `instance` is the id of that Airflow, None if unknown. `embedded` is true if the console
+    is shown in a frame of Airflow.
     """
 
     manager: GPUResourceManager
@@ -40,7 +40,7 @@ class Service:
 
 
 def service() -> Service:
-    """The service of the app that handles this request."""
+    """Return the service of the app that handles this request."""
     return cast(Service, flask.current_app.extensions[EXTENSION])
 
 

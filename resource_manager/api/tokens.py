@@ -1,4 +1,4 @@
-"""Bearer tokens of the standalone service: made here, kept only as hashes, in a file or in Redis."""
+"""Bearer tokens of the standalone service; only their hashes are stored, in a file or in Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = "gpm"
 
 
 class Role(IntEnum):
-    """Who may call what; each role may do all that those before it may."""
+    """Role of a caller; each includes the rights of those before it."""
 
     READER = 1
     USER = 2
@@ -37,14 +37,14 @@ class Role(IntEnum):
 
 
 class TokenError(ResourceManagerError, ValueError):
-    """A token file that cannot be read, or a token name that cannot be used."""
+    """Error of an unreadable token file or an invalid token name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of a token: its holder's name, the role, and the SHA-256 of its secret.
+    """Stored part of a token: the name of its holder, the role, and the SHA-256 of its secret.
 
-    The secret has 256 random bits, so a plain hash is as hard to turn back as a slow one.
+    The secret has 256 random bits, so a plain hash is as hard to invert as a slow one.
     """
 
     token_id: str
@@ -55,7 +55,7 @@ class Token:
 
 
 class TokenStore(Protocol):
-    """Where the hashes are."""
+    """Storage of the tokens' hashes."""
 
     def read(self) -> dict[str, Token]: ...
 
@@ -65,7 +65,7 @@ class TokenStore(Protocol):
 
 
 class TokenFile:
-    """Hashes in a JSON file that only its owner may read."""
+    """`TokenStore` in a JSON file that only its owner may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,7 +96,7 @@ class TokenFile:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One writer at a time, so that no new token brings back one that was just revoked."""
+        """Exclude other writers, so that a concurrent write cannot restore a revoked token."""
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -116,16 +116,16 @@ class TokenFile:
 
 
 def create(store: TokenStore, name: str, role: Role, *, now: Callable[[], float] = time.time) -> str:
-    """A new token for that holder; its text is returned once and kept nowhere."""
+    """Create a token for a holder and return its text, which is not stored."""
     if not name or len(name) > 100 or not name.isprintable():
-        raise TokenError(f"a token's name has 1 to 100 printable characters, got {name!r}")
+        raise TokenError(f"a token's name must have 1 to 100 printable characters, got {name!r}")
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     store.put(Token(token_id, name, str(role), _digest(secret), now()))
     return f"{PREFIX}_{token_id}_{secret}"
 
 
 def find(tokens: dict[str, Token], text: str) -> Token | None:
-    """The token that this text is, or None; takes the same time for any wrong secret."""
+    """Return the token with this text, or None; take the same time for any wrong secret."""
     prefix, _, rest = text.partition("_")
     token_id, _, secret = rest.partition("_")
     token = tokens.get(token_id)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests, where its API is installed; an SDK decides where they go."""
+"""OpenTelemetry spans of requests, if its API is installed; the SDK decides on their export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Span(Protocol):
 
 class _NoSpan:
     def set_attribute(self, key: str, value: Any) -> None:
-        """Goes nowhere."""
+        """Do nothing."""
 
 
 try:
@@ -22,13 +22,13 @@ try:
 except ModuleNotFoundError:
 
     def request_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
-        """A span that goes nowhere."""
+        """Return a span that is not recorded."""
         return contextlib.nullcontext(_NoSpan())
 
 else:
 
     def request_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
-        """A server span around one request, a child of the caller's where he sent `traceparent`."""
+        """Return a server span for one request, a child of the caller's span if they sent `traceparent`."""
         carrier = {key.lower(): value for key, value in headers.items()}
         return trace.get_tracer("gpu-resource-manager").start_as_current_span(
             name, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER

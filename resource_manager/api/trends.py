@@ -1,4 +1,4 @@
-"""Utilisation and waiting over minutes, hours and days: a fold of history."""
+"""Utilisation, queue and waits over minutes, hours and days, computed from the history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_POINTS = 360
 
 @dataclass(slots=True)
 class Bin:
-    """One minute: GPU-milli seconds held and there, queue seconds, and the waits that ended in it."""
+    """One minute: GPU-milli seconds allocated and installed, queue seconds, and waits that ended in it."""
 
     held_milli_s: float = 0.0
     capacity_milli_s: float = 0.0
@@ -38,7 +38,7 @@ class Bin:
 
 
 class Trends:
-    """The fold; feed it every change in order, at most once."""
+    """Usage by minute; `add` takes every change once, in order."""
 
     def __init__(self, capacity_milli: int = 0) -> None:
         self.bins: OrderedDict[int, Bin] = OrderedDict()
@@ -49,7 +49,7 @@ class Trends:
         self._leases: dict[str, Lease] = {}
 
     def start_from(self, leases: Iterable[Lease], waiting: Iterable[str], capacity_milli: int) -> None:
-        """Takes up what was there before the first change that is still kept."""
+        """Set the leases, pending requests and GPUs from before the first change in the history."""
         self._leases = {lease.task_id: lease for lease in leases}
         self._held = sum(_milli(lease) for lease in self._leases.values())
         self._waiting = set(waiting)
@@ -70,7 +70,7 @@ class Trends:
                 self._capacity = MILLI_PER_GPU * sum(len(node.gpus) for node in nodes)
 
     def advance(self, now: float) -> None:
-        """Counts the time up to now with what is held since the last change."""
+        """Count the time since the last change with the leases and the queue of then."""
         at = now if self._at is None else max(self._at, now - KEEP_S)
         while at < now:
             end = min((at // BIN_S + 1) * BIN_S, now)
@@ -84,9 +84,9 @@ class Trends:
             self.bins.popitem(last=False)
 
     def series(self, hours: float, now: float) -> dict[str, list[Any]]:
-        """At most `MAX_POINTS` points: time, % of GPUs held, queue length, mean and longest wait, in seconds.
+        """Return up to `MAX_POINTS` points: time, queue length, mean and longest wait, all times in seconds.
 
-        None where nothing is known.
+        `held` is the percentage of GPUs allocated. A value is None for a time without data.
         """
         self.advance(now)
         step = max(1, int(-(-hours * 3600 // (BIN_S * MAX_POINTS))))
@@ -112,10 +112,10 @@ class Trends:
         self._leases[lease.task_id] = lease
         self._held += _milli(lease)
         wait_s = 0.0 if lease.queued_at is None else max(lease.granted_at - lease.queued_at, 0.0)
-        here = self._bin(at)
-        here.waits += 1
-        here.wait_s += wait_s
-        here.longest_wait_s = max(here.longest_wait_s, wait_s)
+        minute = self._bin(at)
+        minute.waits += 1
+        minute.wait_s += wait_s
+        minute.longest_wait_s = max(minute.longest_wait_s, wait_s)
 
     def _ended(self, change: Released | Expired) -> None:
         lease = self._leases.pop(change.task_id, None)

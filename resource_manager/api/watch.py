@@ -1,4 +1,4 @@
-"""Follows the store: a replica for readers, trends from the history, and news for open pages."""
+"""Follower of the store: a replica for readers, trends from the history, change notices for open pages."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ Listener = Callable[[Change], None]
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What differs since a version: ids of the servers (None: look at all), up to the version now."""
+    """Notice of changes up to `version`: the ids of the changed servers, None if all may have changed."""
 
     version: int
     server_ids: frozenset[int] | None
 
 
 class Watch:
-    """Reads the store at most every `interval_s` while somebody looks, and tells what changed.
+    """Follower of a store: reads it every `interval_s` while pages are open and reports changes.
 
-    Its replica is its own, so that a slow page never holds up an allocation.
+    It has its own replica, so that a slow page does not delay an allocation.
     """
 
     def __init__(self, store: Store, *, interval_s: float = INTERVAL_S) -> None:
@@ -56,21 +56,21 @@ class Watch:
         self._stop = threading.Event()
 
     def look(self, reader: Callable[[ClusterState, float], T]) -> T:
-        """What the reader makes of the newest state and the store's time; it must not change the state."""
+        """Return the reader's result for the newest state, which it must not change, and the store's time."""
         with self._lock:
             cluster = self._refresh()
             return reader(cluster, self._store.now())
 
     def on_change(self, listener: Listener) -> None:
-        """Calls the listener with every change made from now on, by whomever; it must be quick."""
+        """Call the listener with every change from now on, of any process; it must be quick."""
         with self._lock:
             self._refresh()
             self._listeners.append(listener)
 
     def wait(self, after: int, timeout_s: float) -> News | None:
-        """What changed after that version, as soon as something did; None after `timeout_s` of quiet.
+        """Wait for a change after a version and return the notice; None after `timeout_s` without one.
 
-        A version ahead of this watch's is that of another state, as a store in memory had before a restart.
+        A version ahead of the replica's is that of another state, as of a store in memory before a restart.
         """
         self._start()
         with self._changed:
@@ -139,14 +139,14 @@ class Watch:
             ids = frozenset(cluster.nodes[position].node.server_id for position in positions)
             self._news.append(News(cluster.version, ids))
         self._fold(cluster)
-        if cluster is not before:  # after a reset the history does not tell what became of the leases
+        if cluster is not before:  # the history does not record the leases that a reset ended
             self.trends.start_from(cluster.leases.values(), cluster.waiting, _capacity_milli(cluster))
         with self._changed:
             self._changed.notify_all()
         return cluster
 
     def _fold(self, cluster: ClusterState) -> None:
-        """Brings the trends up to the replica's version from the history."""
+        """Bring the trends to the replica's version with the changes of the history."""
         first = not self._folded
         while self._folded < cluster.version:
             page = self._store.history(self._folded, HISTORY_PAGE)
@@ -165,7 +165,7 @@ class Watch:
         self._folded = max(self._folded, cluster.version)
 
     def _begin(self, cluster: ClusterState, first_version: int) -> None:
-        """What stood before the first change that is kept: what is there now, less what came since."""
+        """Start the trends before the first change in the history: the state now, without what came since."""
         began_later: set[str] = set()
         queued_later: set[str] = set()
         after = first_version - 1

@@ -1,4 +1,4 @@
-"""What would become of a request."""
+"""Explanation of a request that is not made."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from resource_manager.task_identity import probe_id
 
 
 def what_if(here: Service, demand: dict[str, Any]) -> dict[str, Any]:
-    """The manager's explanation, of the service's own reading of the state."""
+    """Return the manager's explanation of a request, on the service's own replica of the state."""
     request = here.manager.build_request(probe_id(), **demand)
     return here.watch.look(lambda cluster, now: here.manager.explanation_in(cluster, now, request))

@@ -77,7 +77,7 @@ class Target:
             if self.url:
                 from resource_manager.client import ServiceClient
 
-                self._opened = ServiceClient(self.url, self.token, patience_s=PATIENCE_S)
+                self._opened = ServiceClient(self.url, self.token, connect_timeout_s=PATIENCE_S)
             else:
                 self._opened = _open(self.settings())
         return self._opened

@@ -1,4 +1,4 @@
-"""A service on a store in memory, and clients that call it as each role."""
+"""Fixtures: a service on a memory store, and clients that call it in each role."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def service(manager: GPUResourceManager, kept: Keeping) -> Iterator[Service]:
 
 @pytest.fixture
 def open_client(manager: GPUResourceManager, kept: Keeping) -> Iterator[FlaskClient]:
-    """Of a service without tokens, as one starts on a laptop."""
+    """Yield a client of a service without tokens, as started on a laptop."""
     service = standalone(manager, kept, open_to="loopback")
     yield create_app(service).test_client()
     service.watch.close()
@@ -44,7 +44,7 @@ def open_client(manager: GPUResourceManager, kept: Keeping) -> Iterator[FlaskCli
 
 @pytest.fixture
 def as_role(service: Service, kept: Keeping) -> Callable[..., FlaskClient]:
-    """as_role(Role.USER, name="ada") -> a client that sends that caller's token; None: a stranger."""
+    """Return as_role(Role.USER, name="ada"): a client that sends a token of ada; with None, no token."""
     app = create_app(service)
 
     def client(role: Role | None, name: str = "") -> FlaskClient:

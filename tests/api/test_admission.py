@@ -1,4 +1,4 @@
-"""Admission by price over HTTP: what a task is worth goes in, price and worth come out."""
+"""Admission by price over HTTP: a request states its utility, the answer its utility and price."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def priced_client(kept: Keeping) -> Iterator[FlaskClient]:
         service.watch.close()
 
 
-def test_a_task_waits_for_its_price_and_explain_tells_it(priced_client: FlaskClient) -> None:
+def test_a_request_below_its_price_is_pending_and_explain_shows_the_price(priced_client: FlaskClient) -> None:
     for server in range(4):
         body = {"task_id": f"half-{server}", "required_gpus": 4, "required_cpus": 32}
         assert (
@@ -44,7 +44,7 @@ def test_a_task_waits_for_its_price_and_explain_tells_it(priced_client: FlaskCli
     assert "utility 8 does not exceed the price 10 on gpu-server-0" in page.text
 
 
-def test_half_a_utility_is_refused(priced_client: FlaskClient) -> None:
+def test_a_utility_without_a_target_is_refused(priced_client: FlaskClient) -> None:
     task = {"task_id": "wrong", "required_gpus": 4, "required_cpus": 32, "utility": 5.0}
     answer = priced_client.post("/api/submit", json=task)
     assert answer.status_code == 400

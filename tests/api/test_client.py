@@ -1,4 +1,4 @@
-"""`ServiceClient` says what the manager's own methods say, asked of a service."""
+"""`ServiceClient` has the results and errors of the manager's own methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def client(open_client: FlaskClient) -> Iterator[ServiceClient]:
     client.close()
 
 
-def test_the_server_to_try_first_goes_by_its_number_or_its_name(client: ServiceClient) -> None:
+def test_a_preferred_server_is_named_by_id_or_name(client: ServiceClient) -> None:
     for task_id, server in (("a", 2), ("b", "gpu-server-3")):
         lease = client.allocate_resources(task_id, 2, 1, server)
         assert lease is not None
@@ -35,7 +35,7 @@ def test_the_server_to_try_first_goes_by_its_number_or_its_name(client: ServiceC
         client.submit("e", 2, 1, "nowhere")
 
 
-def test_what_matters_to_an_explanation_is_asked_for(
+def test_explain_sends_every_option_that_affects_the_answer(
     client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wish = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
@@ -57,7 +57,7 @@ def test_what_matters_to_an_explanation_is_asked_for(
             client._get("/api/explain", {"required_gpus": 2, "required_cpus": 1, "resources": wrong})
 
 
-def test_lists_are_read_to_their_end(client: ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_read_to_the_last_page(client: ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource_manager.client.PAGE", 3)
     for number in range(16):
         client.allocate_resources(f"t{number}", 2, 1)
@@ -67,7 +67,7 @@ def test_lists_are_read_to_their_end(client: ServiceClient, monkeypatch: pytest.
     assert [entry["task_id"] for entry in client.queue()] == [f"w{number}" for number in range(4)]
 
 
-def test_what_is_not_there_is_none_or_false(client: ServiceClient) -> None:
+def test_a_missing_lease_or_request_is_none_or_false(client: ServiceClient) -> None:
     assert client.status_of("t") is None
     assert client.release_resources("t") is False
     assert client.cancel("t") is False
@@ -79,7 +79,7 @@ def test_what_is_not_there_is_none_or_false(client: ServiceClient) -> None:
 
 SMALL = {"required_gpus": 2, "required_cpus": 1}
 TIMES = {"granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "owner"}
-"""What differs between two moments, or between a service's caller and nobody."""
+"""Keys whose values differ between two calls, or between a named caller and none."""
 
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("allocate_resources", ("t", 2, 1, "gpu-server-2"), {}),
@@ -140,7 +140,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "args", "options"), CALLS)
-def test_a_call_ends_as_on_the_store(
+def test_a_call_has_the_same_outcome_as_on_the_manager(
     client: ServiceClient, method: str, args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     with GPUResourceManager.from_url("memory://") as manager:
@@ -168,13 +168,13 @@ def timeless(value: Any) -> Any:
     return value
 
 
-def test_what_json_cannot_say_is_a_wrong_request(client: ServiceClient) -> None:
+def test_an_option_that_json_cannot_express_is_an_invalid_request(client: ServiceClient) -> None:
     for wrong in ({"ttl_s": float("inf")}, {"team": "\ud800"}, {"labels": {"a": object()}}):
         with pytest.raises(InvalidRequestError, match="cannot be sent to a service"):
             client.submit("t", 2, 1, **wrong)
 
 
-def test_an_address_beside_the_service_does_not_say_that_there_is_no_lease(client: ServiceClient) -> None:
+def test_a_wrong_path_of_the_service_is_not_reported_as_a_missing_lease(client: ServiceClient) -> None:
     client.allocate_resources("t", 2, 1)
     client._http.base_url = "http://localhost/elsewhere"
     for call in (client.status_of, client.release_resources, client.cancel, client.renew):

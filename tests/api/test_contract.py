@@ -1,4 +1,4 @@
-"""The service against its own OpenAPI document, and against nonsense."""
+"""Service against its own OpenAPI document and against malformed requests."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def state(manager: GPUResourceManager) -> dict[str, Any]:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(CHANGES), body=st.dictionaries(keys | st.text(max_size=5), values, max_size=5))
-def test_wrong_bodies_change_nothing(
+def test_invalid_bodies_change_nothing(
     open_client: FlaskClient, manager: GPUResourceManager, path: str, body: dict[str, Any]
 ) -> None:
     before = state(manager)
     response = open_client.post(path, json=body)
-    if response.status_code == 200:  # by luck a right one: undo it
+    if response.status_code == 200:  # a valid body by chance: undo it
         manager.reset_resources()
         manager.restore(0)
         return
@@ -71,7 +71,7 @@ def test_wrong_bodies_change_nothing(
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(CHANGES), raw=st.binary(min_size=1, max_size=200))
-def test_bytes_that_are_no_json_are_400(
+def test_bytes_that_are_not_json_are_400(
     open_client: FlaskClient, manager: GPUResourceManager, path: str, raw: bytes
 ) -> None:
     before = state(manager)
@@ -105,7 +105,7 @@ def test_bytes_that_are_no_json_are_400(
         ),
     ],
 )
-def test_odd_requests(
+def test_malformed_requests_are_refused_and_change_nothing(
     open_client: FlaskClient, manager: GPUResourceManager, content_type: str, raw: bytes, status: int
 ) -> None:
     before = state(manager)
@@ -113,7 +113,7 @@ def test_odd_requests(
     assert state(manager) == before
 
 
-def test_a_wrong_text_is_told_in_words(open_client: FlaskClient) -> None:
+def test_an_invalid_text_is_reported_in_plain_words(open_client: FlaskClient) -> None:
     wish = {"task_id": "a\nb", "required_gpus": 2, "required_cpus": 1}
     problem = open_client.post("/api/allocate", json=wish).get_json()
     assert problem["detail"] == "task_id: has a control or an invisible character"
@@ -122,7 +122,9 @@ def test_a_wrong_text_is_told_in_words(open_client: FlaskClient) -> None:
     assert problem["detail"] == "resources.0: is not NAME=AMOUNT, the amount a number from 0"
 
 
-def test_odd_headers_and_methods(open_client: FlaskClient, manager: GPUResourceManager) -> None:
+def test_random_headers_and_methods_cause_no_server_error(
+    open_client: FlaskClient, manager: GPUResourceManager
+) -> None:
     before = state(manager)
     draw = random.Random(7)
     for _ in range(100):
@@ -144,7 +146,7 @@ def test_schemathesis_finds_no_server_error(
         from schemathesis.checks import not_a_server_error
         from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-    monkeypatch.setattr(limits, "FAILURES", "100000/second")  # it tries wrong tokens, too
+    monkeypatch.setattr(limits, "FAILURES", "100000/second")  # schemathesis also tries wrong tokens
     service = standalone(manager, kept, rate="100000/second")
     app = create_app(service)
     headers = {"Authorization": f"Bearer {create(kept.tokens, 'tester', Role.OPERATOR)}"}
@@ -159,10 +161,12 @@ def test_schemathesis_finds_no_server_error(
             case = data.draw(operation.as_strategy())
             seen.add(operation.label)
             response = case.call(headers=headers)
-            # What fits is up to the inventory and the settings, which a schema does not know.
+            # The inventory and the settings, which a schema does not contain, decide on what fits.
             excluded: list[Any] = [positive_data_acceptance]
             if response.status_code == 503 and "kind" in response.json():
-                excluded.append(not_a_server_error)  # the original design's answer when nothing fits
+                excluded.append(
+                    not_a_server_error
+                )  # the original design's answer to a request that does not fit
             case.validate_response(response, headers=headers, excluded_checks=excluded)
 
     explore()

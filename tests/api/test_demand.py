@@ -1,4 +1,4 @@
-"""What a request may say, in today's names and the original's, and how a wrong one is told."""
+"""Requests under the current and the original design's names, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.models import Gpu, Node
 
 
-def test_a_request_in_todays_names(open_client: FlaskClient) -> None:
+def test_a_request_under_the_current_names(open_client: FlaskClient) -> None:
     wish = {"task_id": "t", "gpus": 2, "prefer_server": "gpu-server-2"}
     lease = open_client.post("/api/allocate", json=wish).get_json()
     assert (lease["server_id"], lease["cpu_count"]) == (2, 1)
@@ -53,7 +53,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "detail"), WRONG)
-def test_a_wrong_request_is_told_in_the_words_it_used(
+def test_an_invalid_request_is_reported_under_the_names_it_used(
     open_client: FlaskClient, body: dict[str, Any], detail: str
 ) -> None:
     wish = {"task_id": "t", **body}
@@ -64,7 +64,7 @@ def test_a_wrong_request_is_told_in_the_words_it_used(
     assert (problem.status_code, detail in problem.get_json()["detail"]) == (400, True)
 
 
-def test_a_wrong_query_is_told_in_the_words_it_used(open_client: FlaskClient) -> None:
+def test_an_invalid_query_is_reported_under_the_names_it_used(open_client: FlaskClient) -> None:
     for query, words in (
         ("gpus=9", "gpus must be between 2 and 8"),
         ("required_gpus=9&required_cpus=1", "required_gpus must be between 2 and 8"),
@@ -78,7 +78,7 @@ def test_a_wrong_query_is_told_in_the_words_it_used(open_client: FlaskClient) ->
         assert (problem.status_code, problem.get_json()["detail"][: len(words)]) == (400, words)
 
 
-def test_the_range_is_told_by_the_stored_inventory(
+def test_the_stored_inventory_sets_the_range_of_gpus(
     open_client: FlaskClient, manager: GPUResourceManager
 ) -> None:
     def told() -> tuple[str, str]:
@@ -104,7 +104,7 @@ def test_the_range_is_told_by_the_stored_inventory(
     assert open_client.post("/api/allocate", json={"task_id": "t", "gpus": 1}).status_code == 200
 
 
-def test_the_form_of_what_if_answers_in_its_own_names(open_client: FlaskClient) -> None:
+def test_the_what_if_form_reports_errors_under_its_own_names(open_client: FlaskClient) -> None:
     page = open_client.get("/what-if?gpus=2&cpus=4").get_data(as_text=True)
     assert "<strong>Yes, now</strong>" in page
     page = open_client.get("/what-if?gpus=0.5&cpus=4").get_data(as_text=True)

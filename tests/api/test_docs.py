@@ -1,4 +1,4 @@
-"""The table of roles in the documentation is the code's own."""
+"""Table of roles in the documentation, compared with the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def role_table() -> list[str]:
     return rows
 
 
-def test_the_table_of_roles_is_right() -> None:
+def test_the_documented_roles_equal_the_declared_ones() -> None:
     text = PAGE.read_text(encoding="utf-8")
     written = re.search(r"<!-- roles.*?-->\n(.*?)<!-- /roles -->", text, re.DOTALL)
     assert written is not None

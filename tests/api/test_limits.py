@@ -1,4 +1,4 @@
-"""The limiter on a clock of the test's own."""
+"""Rate limiter on a fake clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resource_manager.api.problems import ProblemError
 from resource_manager.errors import SettingsError
 
 
-def test_a_window_ends_and_another_begins() -> None:
+def test_a_new_window_resets_the_counts() -> None:
     now = [0.0]
     window = FixedWindow("2/minute", lambda: now[0])
     window.hit("ada")
@@ -32,6 +32,6 @@ def test_a_window_ends_and_another_begins() -> None:
 @pytest.mark.parametrize(
     "rate", ["", "many", "0/second", "-1/second", "1/fortnight", "1000", "1/second/second"]
 )
-def test_a_rate_that_is_none_is_refused(rate: str) -> None:
+def test_an_invalid_rate_is_refused(rate: str) -> None:
     with pytest.raises(SettingsError, match="1000/second"):
         FixedWindow(rate)

@@ -1,4 +1,4 @@
-"""Dashboard and alert rules name only metrics that the service really has."""
+"""Dashboard and alert rules: they use only metrics that the service exposes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def test_every_expression_uses_metrics_that_exist(open_client: FlaskClient) -> N
         assert set(used) <= exposed, where
 
 
-def test_the_original_thresholds_are_there() -> None:
+def test_the_original_thresholds_are_kept() -> None:
     found = expressions()
     assert found["alert GpuAllocationSlow"].endswith("> 0.5")
     assert found["alert GpuLockWaitLong"].endswith("> 5")
     assert found["alert GpuManyConcurrentRequests"].endswith("> 50")
 
 
-def test_services_of_one_store_are_not_added_up_nor_gpu_types_dropped() -> None:
-    """Each service tells the whole store's leases and GPUs; a server may have GPUs of several types."""
+def test_services_of_one_store_are_not_summed_and_gpu_types_are_kept() -> None:
+    """Sums are wrong: each service exports the whole store, and a server may have several GPU types."""
     found = expressions()
     assert found["alert GpuLeasesExpire"].startswith("max by (quarantined) (increase(")
     for where, expression in found.items():

@@ -1,4 +1,4 @@
-"""Structured logs, and spans where the SDK is installed."""
+"""Structured logs, and spans if the SDK is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_log_line_is_one_json_object(caplog: pytest.LogCaptureFixture, open_cl
     assert line["duration_ms"] > 0
 
 
-def test_an_exception_stays_on_its_line() -> None:
+def test_an_exception_is_logged_in_one_line() -> None:
     try:
         raise ValueError("two\nlines")
     except ValueError as error:

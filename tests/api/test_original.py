@@ -1,4 +1,4 @@
-"""`POST /api/allocate` as the original design says (section 7.2)."""
+"""`POST /api/allocate` as specified in the original design (section 7.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flask.testing import FlaskClient
 REQUEST = {"task_id": "test_001", "required_gpus": 4, "required_cpus": 32}
 
 
-def test_success(open_client: FlaskClient) -> None:
+def test_an_allocation_has_the_original_keys(open_client: FlaskClient) -> None:
     response = open_client.post("/api/allocate", json=REQUEST)
     assert response.status_code == 200
     expected = {
@@ -22,7 +22,7 @@ def test_success(open_client: FlaskClient) -> None:
     assert {key: response.json[key] for key in expected} == expected
 
 
-def test_missing_parameters(open_client: FlaskClient) -> None:
+def test_missing_parameters_are_400_with_the_original_text(open_client: FlaskClient) -> None:
     for body in ({}, {"task_id": "a"}, {**REQUEST, "required_cpus": None}):
         response = open_client.post("/api/allocate", json=body)
         assert response.status_code == 400
@@ -32,7 +32,7 @@ def test_missing_parameters(open_client: FlaskClient) -> None:
     assert open_client.post("/api/allocate").json["error"] == "Missing required parameters"  # type: ignore[index]
 
 
-def test_no_room(open_client: FlaskClient) -> None:
+def test_a_full_cluster_is_503_with_the_original_text(open_client: FlaskClient) -> None:
     for i in range(4):
         body = {"task_id": f"t{i}", "required_gpus": 8, "required_cpus": 64}
         assert open_client.post("/api/allocate", json=body).status_code == 200
@@ -55,7 +55,7 @@ def test_same_task_again_gets_the_same_lease(open_client: FlaskClient) -> None:
     assert open_client.post("/api/allocate", json={**REQUEST, "required_gpus": 2}).status_code == 409
 
 
-def test_one_spelling_of_the_original_without_the_other_is_missing_too(open_client: FlaskClient) -> None:
+def test_an_original_name_without_its_partner_is_a_missing_parameter(open_client: FlaskClient) -> None:
     for body in ({"required_gpus": 4}, {"required_cpus": 32}, {"cpus": 32}, {"gpu_milli": 500}):
         response = open_client.post("/api/allocate", json={"task_id": "t", **body})
         assert (response.status_code, response.json["error"]) == (400, "Missing required parameters")  # type: ignore[index]

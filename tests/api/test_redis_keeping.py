@@ -1,4 +1,4 @@
-"""Tokens, answers and the session secret in a real Redis, shared by the services of one store."""
+"""Tokens, cached answers and the session secret in a real Redis, shared by the services of one store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def services(url: str) -> Iterator[list[Any]]:
-    """Two services on one store, as two machines would run them."""
+    """Yield clients of two services on one store, as on two machines."""
     with GPUResourceManager.from_url(url) as first, GPUResourceManager.from_url(url) as second:
         first.reset_resources()
         made = [standalone(manager, keeping(manager.settings)) for manager in (first, second)]
@@ -55,6 +55,6 @@ def test_services_share_tokens_sessions_and_answers(services: list[Any], url: st
     assert kept.read() == {}
 
 
-def test_a_redis_that_is_out_is_said_so() -> None:
+def test_an_unreachable_redis_is_reported() -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be reached"):
         keeping(Settings(store="redis://127.0.0.1:1"))

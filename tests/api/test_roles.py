@@ -1,4 +1,4 @@
-"""Who may call what: every route, as a stranger, a reader, a user and an operator."""
+"""Roles: every route, called without a token and as reader, user and operator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(client: FlaskClient, route: Route) -> int:
 
 
 @pytest.mark.parametrize("route", ALL, ids=lambda route: f"{route.method} {route.path}")
-def test_every_route_as_everybody(route: Route, as_role: AsRole) -> None:
+def test_every_route_admits_exactly_the_roles_it_declares(route: Route, as_role: AsRole) -> None:
     stranger = call(as_role(None), route)
     if (route.method, route.path) in OPEN_TO_STRANGERS:
         assert route.role is None
@@ -61,7 +61,9 @@ def test_a_lower_role_changes_nothing(as_role: AsRole, manager: GPUResourceManag
     assert manager.get_resource_summary()["version"] == version
 
 
-def test_a_batch_with_a_foreign_lease_grants_nothing(as_role: AsRole, manager: GPUResourceManager) -> None:
+def test_a_batch_with_a_lease_of_another_owner_grants_nothing(
+    as_role: AsRole, manager: GPUResourceManager
+) -> None:
     shape = {"required_gpus": 2, "required_cpus": 1}
     batch = {"requests": [{"task_id": "fresh", **shape}, {"task_id": "adas", **shape}]}
     as_role(Role.USER, "ada").post("/api/allocate", json={"task_id": "adas", **shape})
@@ -86,7 +88,7 @@ def test_only_the_owner_or_an_operator_ends_a_lease(as_role: AsRole) -> None:
     assert operator.post("/api/release", json={"task_id": "t"}).status_code == 200
 
 
-def test_only_the_owner_or_an_operator_cancels_a_wait(as_role: AsRole) -> None:
+def test_only_the_owner_or_an_operator_cancels_a_pending_request(as_role: AsRole) -> None:
     ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
     for i in range(4):
         ada.post("/api/allocate", json={"task_id": f"t{i}", "required_gpus": 8, "required_cpus": 1})
@@ -97,7 +99,7 @@ def test_only_the_owner_or_an_operator_cancels_a_wait(as_role: AsRole) -> None:
     assert ada.post("/api/cancel", json={"task_id": "w"}).status_code == 200
 
 
-def test_wrong_and_revoked_tokens_are_strangers(
+def test_wrong_and_revoked_tokens_are_refused(
     as_role: AsRole, kept: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = as_role(Role.READER)
@@ -113,10 +115,12 @@ def test_wrong_and_revoked_tokens_are_strangers(
     assert client.get("/api/status").status_code == 401
 
 
-def test_guessing_is_limited_by_address(
+def test_wrong_tokens_are_limited_by_address(
     manager: GPUResourceManager, kept: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "FAILURES", limits.FAILURES.replace("minute", "hour"))  # none ends meanwhile
+    monkeypatch.setattr(
+        limits, "FAILURES", limits.FAILURES.replace("minute", "hour")
+    )  # no window ends during the test
     service = standalone(manager, kept)
     client = create_app(service).test_client()
     client.environ_base["HTTP_AUTHORIZATION"] = "Bearer gpm_1_2"
@@ -125,7 +129,7 @@ def test_guessing_is_limited_by_address(
     assert statuses == [401] * 20 + [429] * 5
 
 
-def test_rate_limit(manager: GPUResourceManager, kept: Keeping) -> None:
+def test_calls_above_the_rate_limit_are_refused(manager: GPUResourceManager, kept: Keeping) -> None:
     service = standalone(manager, kept, open_to="loopback", rate="3/hour")
     client = create_app(service).test_client()
     responses = [client.get("/healthz") for _ in range(4)]
@@ -165,7 +169,7 @@ def test_a_change_by_cookie_needs_a_csrf_token(as_role: AsRole, kept: Keeping) -
     assert client.get("/api/status").status_code == 401
 
 
-def test_another_site_cannot_log_anybody_in(as_role: AsRole, kept: Keeping) -> None:
+def test_a_page_of_another_site_cannot_log_in(as_role: AsRole, kept: Keeping) -> None:
     text = create(kept.tokens, "mallory", Role.READER)
     client = as_role(None)
     headers = {"Sec-Fetch-Site": "cross-site"}
@@ -173,7 +177,7 @@ def test_another_site_cannot_log_anybody_in(as_role: AsRole, kept: Keeping) -> N
     assert client.get("/").status_code == 303
 
 
-def test_a_reader_finds_no_buttons(as_role: AsRole, kept: Keeping) -> None:
+def test_a_reader_sees_no_action_buttons(as_role: AsRole, kept: Keeping) -> None:
     as_role(Role.USER, "ada").post(
         "/api/allocate", json={"task_id": "t", "required_gpus": 2, "required_cpus": 1}
     )
@@ -194,7 +198,7 @@ def test_an_open_service_answers_only_this_machine(open_client: FlaskClient) -> 
     assert open_client.post("/api/allocate", json=wish).status_code == 200
 
 
-def test_headers_guard_every_page(open_client: FlaskClient) -> None:
+def test_every_page_has_security_headers(open_client: FlaskClient) -> None:
     for path in ("/", "/leases", "/nope", "/api/status", "/static/console.js"):
         response = open_client.get(path)
         headers = response.headers
@@ -220,7 +224,7 @@ def test_pages_have_no_inline_script_or_style(open_client: FlaskClient) -> None:
         assert "http" not in re.sub(r'xmlns="[^"]*"', "", page).replace("http://localhost", ""), path
 
 
-def test_what_people_type_is_escaped(open_client: FlaskClient) -> None:
+def test_user_input_is_escaped_in_pages(open_client: FlaskClient) -> None:
     evil = "<script>alert(1)</script>\"'"
     wish = {"task_id": evil, "required_gpus": 2, "required_cpus": 1, "team": evil, "owner": evil}
     assert open_client.post("/api/allocate", json=wish).status_code == 200

@@ -32,7 +32,7 @@ def fill(client: FlaskClient, count: int = 4, gpus: int = 8) -> None:
     assert client.post("/api/allocate/batch", json={"requests": requests}).status_code == 200
 
 
-def test_batch_answers_each(open_client: FlaskClient) -> None:
+def test_a_batch_has_an_answer_for_each_request(open_client: FlaskClient) -> None:
     requests = [{**WISH, "task_id": f"t{i}", "required_gpus": 8} for i in range(5)]
     results = open_client.post("/api/allocate/batch", json={"requests": requests}).json["results"]  # type: ignore[index]
     assert [result and result["server_id"] for result in results] == [0, 1, 2, 3, None]
@@ -67,7 +67,7 @@ def test_lists_come_in_pages(open_client: FlaskClient) -> None:
         assert open_client.get(f"/api/leases?{query}").status_code == 400
 
 
-def test_a_key_sent_twice_changes_once(open_client: FlaskClient) -> None:
+def test_a_change_sent_twice_with_one_key_is_made_once(open_client: FlaskClient) -> None:
     headers = {"Idempotency-Key": "k1"}
     first = open_client.post("/api/allocate", json=WISH, headers=headers)
     open_client.post("/api/release", json={"task_id": "t"})
@@ -100,7 +100,7 @@ def test_an_answer_is_kept_as_long_as_it_is(
     assert len(kept[0].encode()) < len(first.data) + 200
 
 
-def test_a_refusal_is_kept_under_its_key(open_client: FlaskClient) -> None:
+def test_a_refusal_is_repeated_for_its_key(open_client: FlaskClient) -> None:
     for path, body, status in (
         ("/api/release", {"task_id": "t"}, 404),
         ("/api/allocate", {**WISH, "required_gpus": 9}, 400),
@@ -114,7 +114,7 @@ def test_a_refusal_is_kept_under_its_key(open_client: FlaskClient) -> None:
         assert again.headers["Idempotent-Replay"] == "true"
 
 
-def test_what_found_no_room_is_not_kept_under_its_key(open_client: FlaskClient) -> None:
+def test_a_request_that_did_not_fit_can_be_retried_with_its_key(open_client: FlaskClient) -> None:
     fill(open_client)
     headers = {"Idempotency-Key": "k1"}
     assert open_client.post("/api/allocate", json=WISH, headers=headers).status_code == 503
@@ -122,14 +122,14 @@ def test_what_found_no_room_is_not_kept_under_its_key(open_client: FlaskClient) 
     assert open_client.post("/api/allocate", json=WISH, headers=headers).status_code == 200
 
 
-def test_keys_of_two_callers_do_not_meet(as_role: Any) -> None:
+def test_keys_of_different_callers_are_independent(as_role: Any) -> None:
     headers = {"Idempotency-Key": "k1"}
     ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
     assert ada.post("/api/allocate", json=WISH, headers=headers).status_code == 200
     assert bob.post("/api/allocate", json={**WISH, "task_id": "u"}, headers=headers).status_code == 200
 
 
-def test_estimates_rest_on_what_is_known(open_client: FlaskClient) -> None:
+def test_estimated_starts_follow_from_stated_runtimes(open_client: FlaskClient) -> None:
     for i in range(4):
         wish = {
             "task_id": f"t{i}",
@@ -162,7 +162,7 @@ def metrics(client: FlaskClient) -> dict[str, float]:
     return values
 
 
-def test_metrics_count_what_happened(open_client: FlaskClient) -> None:
+def test_metrics_count_changes_and_requests(open_client: FlaskClient) -> None:
     fill(open_client)
     open_client.post("/api/submit", json=WISH)
     seen = metrics(open_client)
@@ -184,7 +184,7 @@ def test_metrics_count_what_happened(open_client: FlaskClient) -> None:
     )
 
 
-def test_metrics_count_nothing_of_a_closed_server_as_free(open_client: FlaskClient) -> None:
+def test_metrics_count_no_capacity_of_a_closed_server_as_free(open_client: FlaskClient) -> None:
     open_client.post("/api/allocate", json={"task_id": "a", "required_gpus": 2, "required_cpus": 8})
     open_client.post("/api/servers/0/drain", json={"failed": True})
     seen = metrics(open_client)
@@ -195,7 +195,7 @@ def test_metrics_count_nothing_of_a_closed_server_as_free(open_client: FlaskClie
         assert tuple(seen[f"gpu_manager_cpus_{kind}{{{where}}}"] for kind in kinds) == cpus
 
 
-def test_the_console_counts_nothing_of_a_closed_server_as_free(open_client: FlaskClient) -> None:
+def test_the_console_counts_no_capacity_of_a_closed_server_as_free(open_client: FlaskClient) -> None:
     open_client.post("/api/allocate", json={"task_id": "a/b/job", "required_gpus": 2, "required_cpus": 8})
     open_client.post("/api/servers/0/drain", json={"reason": "fan"})
     page = open_client.get("/").get_data(as_text=True)
@@ -211,7 +211,7 @@ def test_the_console_counts_nothing_of_a_closed_server_as_free(open_client: Flas
     assert [server["closed_gpus"] for server in servers] == [6, 0, 0, 0]
 
 
-def test_a_lease_has_one_colour_on_every_page(open_client: FlaskClient) -> None:
+def test_a_lease_has_the_same_colour_on_every_page(open_client: FlaskClient) -> None:
     for name, gpus in (("a", 2), ("b", 4), ("c", 8)):
         open_client.post("/api/allocate", json={"task_id": name, "required_gpus": gpus, "required_cpus": 1})
     open_client.post(
@@ -247,12 +247,14 @@ def test_unknown_paths_are_problems(open_client: FlaskClient, path: str) -> None
 
 
 @pytest.mark.parametrize("field", ["prefer_server_id", "server"])
-def test_an_unknown_server_is_told_by_the_field_that_named_it(open_client: FlaskClient, field: str) -> None:
+def test_an_unknown_server_is_reported_under_the_field_that_named_it(
+    open_client: FlaskClient, field: str
+) -> None:
     answer = open_client.post("/api/allocate", json={**WISH, field: 77})
     assert (answer.status_code, answer.get_json()["errors"][0]["field"]) == (400, field)
 
 
-def test_no_room_is_told_from_a_store_that_is_out(open_client: FlaskClient) -> None:
+def test_a_full_cluster_is_a_refusal_with_its_kind_and_reason(open_client: FlaskClient) -> None:
     for task_id in ("one", "two", "three", "four"):
         assert (
             open_client.post(
@@ -288,7 +290,7 @@ def test_no_room_is_told_from_a_store_that_is_out(open_client: FlaskClient) -> N
     ],
 )
 @pytest.mark.parametrize("path", ["/api/allocate", "/api/submit"])
-def test_trouble_of_the_store_is_not_a_lack_of_room(
+def test_a_store_failure_is_not_reported_as_missing_capacity(
     open_client: FlaskClient,
     manager: GPUResourceManager,
     monkeypatch: pytest.MonkeyPatch,
@@ -309,7 +311,7 @@ def test_trouble_of_the_store_is_not_a_lack_of_room(
     assert answer.headers["Retry-After"] == retry_after
 
 
-def test_a_store_that_is_out_is_503(
+def test_an_unreachable_store_is_503(
     open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out(*_: object, **__: object) -> None:
@@ -339,7 +341,7 @@ def test_a_store_that_is_out_is_503(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_the_caller_cannot_mend_is_503(
+def test_an_error_that_the_caller_cannot_fix_is_503(
     open_client: FlaskClient,
     manager: GPUResourceManager,
     monkeypatch: pytest.MonkeyPatch,
@@ -355,7 +357,7 @@ def test_what_the_caller_cannot_mend_is_503(
     assert int(response.headers["Retry-After"]) > 0
 
 
-def test_a_lease_that_is_held_is_not_said_to_be_gone_while_the_lock_is_taken(
+def test_a_busy_lock_is_not_reported_as_a_missing_lease(
     open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert open_client.post("/api/allocate", json=WISH).status_code == 200
@@ -369,7 +371,7 @@ def test_a_lease_that_is_held_is_not_said_to_be_gone_while_the_lock_is_taken(
     assert open_client.post("/api/release", json={"task_id": "t"}).status_code == 200
 
 
-def test_a_reset_leaves_nothing_behind_in_the_metrics(manager: GPUResourceManager) -> None:
+def test_a_reset_removes_its_leases_from_the_metrics(manager: GPUResourceManager) -> None:
     watch = Watch(manager.store)
     metrics = Metrics(watch)
     manager.allocate_resources("dropped", 2, 1)
@@ -381,7 +383,7 @@ def test_a_reset_leaves_nothing_behind_in_the_metrics(manager: GPUResourceManage
     watch.close()
 
 
-def test_events_tell_which_servers_changed(open_client: FlaskClient) -> None:
+def test_events_name_the_changed_servers(open_client: FlaskClient) -> None:
     response = open_client.get("/events?after=0", buffered=False)
     lines = response.iter_encoded()
     assert next(lines) == b"retry: 2000\n\n"

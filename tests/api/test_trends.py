@@ -1,4 +1,4 @@
-"""Trends from a history whose every moment is known."""
+"""Trends of histories with known times, and the follower that feeds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lease(task_id: str, gpus: int, at: float, queued_at: float | None = None, to
     return Lease(request, placement, token, at, at + 1e6, queued_at)
 
 
-def test_utilisation_is_the_share_of_time_held() -> None:
+def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
     trends = Trends(capacity_milli=8000)
     trends.add(Granted(lease("a", 4, START), START))
     trends.add(Released("a", 1, START + 90))
@@ -30,7 +30,7 @@ def test_utilisation_is_the_share_of_time_held() -> None:
     assert known == [(0, 50.0), (60, 25.0), (120, 0.0)]
 
 
-def test_waits_are_counted_where_they_end() -> None:
+def test_waits_are_counted_in_the_minute_in_which_they_end() -> None:
     trends = Trends(capacity_milli=8000)
     for i, wait_s in enumerate((10.0, 30.0)):
         trends.add(Queued(Request(f"t{i}", gpus=2), START - wait_s))
@@ -42,7 +42,7 @@ def test_waits_are_counted_where_they_end() -> None:
     assert max(value for value in series["queue"] if value is not None) > 0
 
 
-def test_a_watch_follows_what_others_do_and_survives_a_reset() -> None:
+def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
     store = MemoryStore()
     with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
         watch = Watch(store)
@@ -55,7 +55,9 @@ def test_a_watch_follows_what_others_do_and_survives_a_reset() -> None:
         assert news is not None
         assert news.server_ids == {3}
         assert watch.wait(version, 0.05) is None
-        ahead = watch.wait(version + 5, 0.05)  # a page of a service that was restarted on an empty store
+        ahead = watch.wait(
+            version + 5, 0.05
+        )  # as of a page from before the service restarted on an empty store
         assert ahead is not None
         assert (ahead.version, ahead.server_ids) == (version, None)
         manager.reset_resources()

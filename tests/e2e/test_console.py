@@ -128,7 +128,7 @@ def test_the_queue_says_when(page: Any, service: b.Service) -> None:
     page.get_by_role("link", name="Queue").click()
     page.get_by_text("Cancel…").click()
     page.get_by_role("button", name="Cancel late").click()
-    page.get_by_text("late does not wait any more.").wait_for()
+    page.get_by_text("late is no longer in the queue.").wait_for()
 
 
 def test_the_keyboard_alone_is_enough(page: Any, service: b.Service) -> None:

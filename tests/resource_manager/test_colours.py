@@ -1,4 +1,4 @@
-"""Colours of leases: different, for life, and never an alarm's."""
+"""Colours of leases: distinct, constant, and never like an alarm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def channels(colour: Colour) -> tuple[int, int, int]:
 
 
 def cluster(random: Random, servers: int) -> list[Holder]:
-    """Leases side by side on the GPUs of servers, as they may live together: tokens differ, GPUs too."""
+    """Return leases that may exist at the same time: with distinct tokens and distinct GPUs."""
     found: list[Holder] = []
     tokens = random.sample(range(10**6), 8 * servers)
     for server_id in random.sample(range(servers), random.randint(0, servers)):
@@ -42,7 +42,7 @@ def cluster(random: Random, servers: int) -> list[Holder]:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
-def test_whatever_comes_and_goes_a_lease_keeps_its_colour(seed: int) -> None:
+def test_a_lease_keeps_its_colour_while_others_start_and_end(seed: int) -> None:
     random = Random(seed)
     leases = cluster(random, servers=128)
     all_of_them = assign(leases)
@@ -53,10 +53,10 @@ def test_whatever_comes_and_goes_a_lease_keeps_its_colour(seed: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 40), st.booleans()), max_size=300), st.data())
 @settings(max_examples=30, deadline=None)
-def test_no_two_are_alike_and_the_younger_never_change_the_older(
+def test_colours_are_distinct_and_a_later_lease_never_changes_an_earlier_one(
     places: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
-    """Any ids of servers and GPUs, parts of GPUs among them, and no GPU at all."""
+    """Leases with any server and GPU ids, GPU fractions among them, or no GPU."""
     leases = [
         Holder(f"t{token}", server, (gpu,) if gpu else (), 500 if part else 1000, token * 211)
         for token, (server, gpu, part) in enumerate(places)
@@ -67,25 +67,25 @@ def test_no_two_are_alike_and_the_younger_never_change_the_older(
     assert assign(older) == {lease.task_id: found[lease.task_id] for lease in older}
 
 
-def test_as_many_as_there_are_colours_are_all_different_and_more_are_answered() -> None:
+def test_as_many_leases_as_colours_are_distinct_and_more_still_get_one() -> None:
     leases = [Holder(f"t{i}", i, (0,), 1000, i) for i in range(2 * HALF)]
     assert len(set(assign(leases).values())) == 2 * HALF
     assert len(assign([*leases, Holder("one more", 0, (1,), 1000, 9999)])) == 2 * HALF + 1
 
 
-def test_every_colour_is_another_on_the_screen() -> None:
+def test_every_colour_has_its_own_rgb_value() -> None:
     assert len({colour.rgb for colour in EVERY}) == 2 * HALF
 
 
-def test_none_looks_like_an_alarm() -> None:
-    """Neither by OKLCH nor by the wheel of HSV: nothing from red over orange to yellow."""
+def test_no_colour_is_near_that_of_an_alarm() -> None:
+    """Neither OKLCH nor HSV gives any colour a hue from red over orange to yellow."""
     for colour in EVERY:
         assert 130 <= colour.oklch[2] <= 330
         hue, saturation, _ = colorsys.rgb_to_hsv(*(part / 255 for part in channels(colour)))
         assert 80 <= 360 * hue <= 320 or saturation < 0.25, (colour, colour.rgb)
 
 
-def test_text_reads_on_every_colour() -> None:
+def test_text_has_enough_contrast_on_every_colour() -> None:
     for colour in EVERY:
         linear = [
             part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
@@ -96,20 +96,20 @@ def test_text_reads_on_every_colour() -> None:
         assert (white if colour.ink == "#ffffff" else black) >= 4.5, (colour, white, black)
 
 
-def test_leases_of_a_small_cluster_differ_by_far() -> None:
+def test_leases_of_a_small_cluster_differ_clearly() -> None:
     seats = assign(Holder(f"{s}/{gpu}", s, (gpu,), 1000, 8 * s + gpu) for s in range(4) for gpu in range(8))
     assert min(distance(one, other) for one, other in combinations(seats.values(), 2)) >= 0.045
     starts = [seats[f"{s}/0"] for s in range(4)]
     assert min(distance(one, other) for one, other in combinations(starts, 2)) >= 0.1
 
 
-def test_leases_of_a_server_differ_by_far() -> None:
-    """Also to an eye that tells no red from green: by lightness or by how blue they are."""
+def test_leases_of_one_server_differ_clearly() -> None:
+    """Differences in lightness or blue serve people with red-green colour blindness too."""
     for server in range(128):
         row = assign(Holder(f"{server}/{gpu}", server, (gpu,), 1000, gpu) for gpu in range(8))
         for one, other in combinations(row.values(), 2):
             assert distance(one, other) >= 0.035, (server, one, other)
-        for gpu in range(7):  # side by side
+        for gpu in range(7):  # neighbours
             assert distance(row[f"{server}/{gpu}"], row[f"{server}/{gpu + 1}"]) >= 0.1
 
 

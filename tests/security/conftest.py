@@ -1,4 +1,4 @@
-"""The service of the API's tests, to be attacked."""
+"""Fixtures of the API's tests, for the service under attack."""
 
 from tests.api.conftest import as_role, kept, manager, open_client, service
 

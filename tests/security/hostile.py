@@ -1,4 +1,4 @@
-"""Names that attack whatever they are put into."""
+"""Names that attack the places they are put into."""
 
 PATHS = ("../../etc/cron.d/x", "/etc/passwd", "..", ".", "a/../../b", "~root/x", "C:\\x", "%2e%2e%2fx")
 SHELL = (
@@ -39,4 +39,4 @@ UNPRINTABLE = (
     "a\u200bb",
     "a\ufeffb",
 )
-"""What must be refused: it could forge a line, steer a terminal, or look like another name."""
+"""Names to refuse: they could forge a line, control a terminal, or look like another name."""

@@ -1,4 +1,4 @@
-"""What somebody who may only ask for leases can make the service or the reconciler connect to."""
+"""Addresses: a caller with the role user cannot make the service or the reconciler connect to any."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_request_makes_the_service_connect_anywhere(as_role: AsRole, no_conne
     assert no_connections == []
 
 
-def test_where_a_job_is_looked_for_comes_from_the_inventory() -> None:
+def test_the_address_of_a_job_comes_from_the_inventory() -> None:
     labels = {"launcher": "ssh", "address": "evil", "host": "evil", "root": "/"}
     lease = {"task_id": "t", "fencing_token": 1, "labels": labels, "address": "gpu-1.example"}
     job = RunningJob.of(lease)
@@ -64,10 +64,10 @@ def test_where_a_job_is_looked_for_comes_from_the_inventory() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "docker"])
-def test_a_label_cannot_send_the_credentials_of_another_system(
+def test_a_label_cannot_use_the_credentials_of_another_system(
     launcher: str, monkeypatch: pytest.MonkeyPatch, no_connections: list[object]
 ) -> None:
-    """The connection is named by the lease's labels, so its type is checked before it is used."""
+    """Labels of the lease name the connection, so its type is checked before it is used."""
     monkeypatch.setenv(
         "AIRFLOW_CONN_BILLING",
         # pragma: allowlist nextline secret
@@ -82,7 +82,7 @@ def test_a_label_cannot_send_the_credentials_of_another_system(
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "docker"])
-def test_a_label_names_only_connections_that_are_allowed(
+def test_a_label_can_only_name_allowed_connections(
     launcher: str, monkeypatch: pytest.MonkeyPatch, no_connections: list[object]
 ) -> None:
     monkeypatch.setenv("GPU_MANAGER_LAUNCHER_CONNECTIONS", "gpu_servers, registry")
@@ -93,13 +93,15 @@ def test_a_label_names_only_connections_that_are_allowed(
             open_launcher(launcher, "server.example", "bastion")
         monkeypatch.setenv("GPU_MANAGER_LAUNCHER_CONNECTIONS", "gpu_servers, bastion")
         monkeypatch.setenv("AIRFLOW_CONN_BASTION", '{"conn_type": "http", "host": "bastion"}')
-        with pytest.raises(LauncherError, match="is of type http"):  # allowed, and its type still counts
+        with pytest.raises(
+            LauncherError, match="is of type http"
+        ):  # an allowed connection needs the right type too
             open_launcher(launcher, "server.example", "bastion")
     assert no_connections == []
 
 
 @pytest.mark.parametrize("name", ["../local", "LOCAL", "os.system", "", "local\n"])
-def test_a_label_names_only_known_launchers(name: str) -> None:
+def test_a_label_can_only_name_known_launchers(name: str) -> None:
     with pytest.raises(LauncherError, match="unknown launcher"):
         open_launcher(name)
 
@@ -125,7 +127,7 @@ def redirecting() -> Iterator[str]:
         thread.join()
 
 
-def test_the_client_carries_its_token_to_no_other_address(redirecting: str) -> None:
+def test_the_client_sends_its_token_to_no_other_address(redirecting: str) -> None:
     client = ServiceClient(redirecting, "gpm_1_secret")
     with pytest.raises(ResourceManagerError, match="is not a GPU manager: POST /api/allocate gave 307") as e:
         client.allocate_resources("t", 2, 1)
@@ -134,7 +136,7 @@ def test_the_client_carries_its_token_to_no_other_address(redirecting: str) -> N
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "gopher://x", "http:///x", "http://[::1", "x"])
-def test_only_http_is_a_service(url: str) -> None:
+def test_only_http_urls_are_accepted_as_a_service(url: str) -> None:
     def call() -> None:
         client = ServiceClient(url)
         try:

@@ -1,4 +1,4 @@
-"""A real browser on pages full of hostile names: none of them runs, and the pages still work."""
+"""Pages with hostile names in a real browser: no name runs as script, and the pages still work."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_no_name_runs_as_script(chromium: Any, service: b.Service) -> None:
     assert [text for text in complaints if "400" not in text] == []
 
 
-def test_the_names_are_shown_as_they_are(chromium: Any, service: b.Service) -> None:
+def test_the_names_are_shown_unchanged(chromium: Any, service: b.Service) -> None:
     context = chromium.new_context()
     page = context.new_page()
     b.log_in(page, service, "vera")

@@ -1,4 +1,4 @@
-"""Files from elsewhere: bombs, patterns that take forever, loads that run code, names that are paths."""
+"""Files from outside: bombs, slow patterns, loaders that run code, names that are paths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CODE = [
 ]
 RUNS = {"eval", "exec", "yaml.load", "marshal.loads", "os.system", "os.popen", "pickle.load", "pickle.loads"}
 ALLOWED = {
-    ("simulator/serverless/env.py", "pickle.loads"),  # snapshots within one process, which say so
+    ("simulator/serverless/env.py", "pickle.loads"),  # snapshots within one process, as documented there
     ("simulator/serverless/raw_env.py", "pickle.loads"),
     ("resource_manager/direct_init.py", "exec"),  # of a class's own field names, as `dataclasses` does
 }
@@ -61,7 +61,7 @@ def refused(read: Callable[[Path], object], path: Path, content: bytes | str) ->
 
 
 @pytest.mark.usefixtures("quickly")
-def test_a_bomb_of_yaml_goes_nowhere(tmp_path: Path) -> None:
+def test_a_yaml_bomb_is_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     path = tmp_path / "c.yaml"
@@ -89,14 +89,14 @@ NESTED = [
 
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(("read", "name", "content"), NESTED, ids=lambda value: str(value)[:12])
-def test_what_is_nested_deeply_is_refused(
+def test_deep_nesting_is_refused(
     read: Callable[[Path], object], name: str, content: str, tmp_path: Path
 ) -> None:
     refused(read, tmp_path / name, content)
 
 
 @pytest.mark.usefixtures("quickly")
-def test_a_bomb_of_gzip_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "MAX_UNPACKED_BYTES", 10_000_000)
     assert "unpacks to more than" in refused(
         read_json, tmp_path / "w.json.gz", gzip.compress(b" " * 40_000_000)
@@ -106,7 +106,7 @@ def test_a_bomb_of_gzip_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("quickly")
-def test_entities_of_xml_are_not_expanded(tmp_path: Path) -> None:
+def test_xml_entities_are_not_expanded(tmp_path: Path) -> None:
     entities = '<!ENTITY a0 "aaaaaaaaaa">' + "".join(
         f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12)
     )
@@ -117,20 +117,20 @@ def test_entities_of_xml_are_not_expanded(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("runtime", ["1" * 300_000 + "!", "1" + " " * 300_000 + "!", " " * 300_000, "1e" * 9])
-def test_no_pattern_takes_forever(runtime: str, tmp_path: Path) -> None:
+def test_no_pattern_takes_unbounded_time(runtime: str, tmp_path: Path) -> None:
     refused(read_dax, tmp_path / "w.dax", f'<adag><job id="a" runtime="{runtime}"/></adag>')
 
 
 @pytest.mark.usefixtures("quickly")
-def test_an_inventory_does_not_name_more_than_there_can_be(tmp_path: Path) -> None:
+def test_an_inventory_above_the_limits_is_refused(tmp_path: Path) -> None:
     servers = '[[servers]]\nname = "s-{id}"\ncount = 100000\ncpus = 1\ngpus = 1024\n'
     assert "GPUs" in refused(load_inventory, tmp_path / "i.toml", servers)
     many = "".join(servers.replace("s-", f"s{i}-").replace("1024", "0") for i in range(20))
     assert "servers" in refused(load_inventory, tmp_path / "j.toml", many)
 
 
-def test_nothing_is_loaded_that_could_run() -> None:
-    """No pickle, marshal, eval, exec, unsafe YAML or shell, but where it is said why."""
+def test_no_file_is_loaded_in_a_way_that_could_run_code() -> None:
+    """Find pickle, marshal, eval, exec, unsafe YAML and shells only where `ALLOWED` gives a reason."""
     found = []
     for path in CODE:
         name = path.relative_to(ROOT).as_posix()
@@ -147,7 +147,7 @@ def test_nothing_is_loaded_that_could_run() -> None:
     assert found == []
 
 
-def test_a_history_is_written_where_it_was_asked_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_history_is_written_only_to_the_given_path(tmp_path: Path) -> None:
     with GPUResourceManager.from_url("memory://") as manager:
         manager.allocate_resources("../../../tmp/x", 2, 1)
         folder = tmp_path / "out"
@@ -162,8 +162,8 @@ def test_a_history_is_written_where_it_was_asked_and_nowhere_else(tmp_path: Path
     assert (folder / "h.jsonl").read_bytes() == (folder / "link.jsonl").read_bytes()
 
 
-def test_names_in_an_instance_name_no_files(tmp_path: Path) -> None:
-    """`--save-instances` and every report call their files by numbers and fixed words."""
+def test_names_in_an_instance_do_not_become_file_names(tmp_path: Path) -> None:
+    """`--save-instances` and every report name their files by numbers and fixed words."""
     out, saved = tmp_path / "out", tmp_path / "saved"
     arguments = [
         "oasis",
@@ -193,7 +193,7 @@ def test_names_in_an_instance_name_no_files(tmp_path: Path) -> None:
     assert {path.parent for path in set(tmp_path.rglob("*")) - before} <= {out}
 
 
-def test_an_error_about_a_file_is_one_line_whatever_the_file_says(tmp_path: Path) -> None:
+def test_an_error_about_a_file_is_one_printable_line(tmp_path: Path) -> None:
     path = tmp_path / "w.csv"
     path.write_text('job,submit_s,runtime_s,gpus\n"a\n\x1b[31mb",x,1,1\n')
     nodes = tmp_path / "n.csv"

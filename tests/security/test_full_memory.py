@@ -1,4 +1,4 @@
-"""A caller who fills the memory of Redis: what it costs, and that leases are renewed and end all the same."""
+"""Full memory of Redis: the cost of filling it, and leases that can still be renewed and released."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WISH = {"required_gpus": 8, "required_cpus": 1}
 
 @pytest.fixture(params=["embedded_redis", "system_redis"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis of this test's own, of 6.2 and of the release on PATH."""
+    """Yield a Redis for this test only: of release 6.2, and of the release on PATH."""
     executable = EMBEDDED if request.param == "embedded_redis" else shutil.which("redis-server")
     if executable is None:
         pytest.skip("no redis-server on PATH")
@@ -47,7 +47,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServ
 
 
 def fill(server: RedisServer) -> None:
-    """Makes what the server holds more than it may."""
+    """Set the server's memory limit below its use."""
     with server.client() as admin:
         admin.config_set("maxmemory", 1)
 
@@ -65,7 +65,7 @@ def all_keys(server: RedisServer) -> dict[bytes, Any]:
 # ---- the store ----
 
 
-def test_leases_and_the_queue_go_on_with_memory_full(server: RedisServer) -> None:
+def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> None:
     with GPUResourceManager.from_url(server.url) as manager:
         held = [manager.allocate_resources(f"t{number}", 8, 1, ttl_s=600) for number in range(4)]
         assert all(held)
@@ -80,11 +80,11 @@ def test_leases_and_the_queue_go_on_with_memory_full(server: RedisServer) -> Non
             with pytest.raises(StoreFullError, match=r"memory is full.*raise maxmemory") as caught:
                 step()
             assert "\n" not in str(caught.value)
-        assert all_keys(server) == before, "nothing half written"
+        assert all_keys(server) == before, "nothing is written in part"
         for _ in range(300):
             renewed = manager.renew("t0")
         assert renewed["expires_at"] > held[0]["expires_at"]  # type: ignore[index]
-        assert manager.release_resources("t1"), "and the first that waits gets what is free"
+        assert manager.release_resources("t1"), "and the first pending request gets the free GPUs"
         assert manager.status_of("w1")["state"] == "RUNNING"  # type: ignore[index]
         assert manager.cancel("w2")
         assert manager.release_resources("t2")
@@ -98,8 +98,8 @@ def test_leases_and_the_queue_go_on_with_memory_full(server: RedisServer) -> Non
         assert {lease["task_id"] for lease in manager.leases()} == {"t0", "t3", "w1", "new"}
 
 
-def test_a_lost_race_and_a_restart_with_memory_full(server: RedisServer) -> None:
-    """The lock, and the first look at a Redis that came back, write too."""
+def test_a_lock_hand_off_and_a_restart_work_with_full_memory(server: RedisServer) -> None:
+    """Even the lock writes, and so does the first read of a Redis after its restart."""
     with GPUResourceManager.from_url(server.url, reconfirm_s=0) as manager:
         manager.allocate_resources("t", 8, 1)
         fill(server)
@@ -108,7 +108,7 @@ def test_a_lost_race_and_a_restart_with_memory_full(server: RedisServer) -> None
         waiter = threading.Thread(target=manager.renew, args=("t",))
         waiter.start()
         waiter.join(0.3)
-        assert waiter.is_alive(), "it waits for the lock"
+        assert waiter.is_alive(), "the renewal waits for the lock"
         lock.release()
         waiter.join(30)
         assert not waiter.is_alive()
@@ -120,8 +120,8 @@ def test_a_lost_race_and_a_restart_with_memory_full(server: RedisServer) -> None
         assert manager.release_resources("t")
 
 
-def test_in_a_group_only_what_needs_memory_is_refused(server: RedisServer) -> None:
-    """Threads that come together are decided and committed together."""
+def test_in_a_group_commit_only_operations_that_need_memory_are_refused(server: RedisServer) -> None:
+    """Concurrent threads share one commit."""
     with GPUResourceManager.from_url(server.url) as manager:
         for name in ("t0", "t1"):
             manager.allocate_resources(name, 8, 1)
@@ -141,7 +141,7 @@ def test_in_a_group_only_what_needs_memory_is_refused(server: RedisServer) -> No
             "release": lambda: manager.release_resources("t1"),
         }
         threads = [threading.Thread(target=note, args=item) for item in steps.items()]
-        with manager._state._mutex:  # until all stand in line
+        with manager._state._mutex:  # until all are queued
             for thread in threads:
                 thread.start()
             wait_for(lambda: len(manager._state._line) == len(threads))
@@ -153,8 +153,8 @@ def test_in_a_group_only_what_needs_memory_is_refused(server: RedisServer) -> No
         assert [lease["task_id"] for lease in manager.leases()] == ["t0"]
 
 
-def test_with_memory_full_a_change_takes_the_place_of_the_oldest(server: RedisServer) -> None:
-    """Of a history that is worth it; a short one is kept whole."""
+def test_with_full_memory_a_change_displaces_the_oldest_of_the_history(server: RedisServer) -> None:
+    """Fill a long history first: a short one is kept whole."""
     store = RedisStore(RedisClient.from_url(server.url))
     cluster = started(store)
     for full in (False, False, True, True):
@@ -174,8 +174,8 @@ def test_with_memory_full_a_change_takes_the_place_of_the_oldest(server: RedisSe
             assert len(store.history(limit=100_000)) == cluster.version
 
 
-def test_a_renewal_is_a_change_as_any_other(server: RedisServer) -> None:
-    """With memory full its place in the history is kept, and other clients learn of it."""
+def test_a_renewal_with_full_memory_is_in_the_history_and_seen_by_other_clients(server: RedisServer) -> None:
+    """Keep its change in the history, or other clients would miss the renewal."""
     with GPUResourceManager.from_url(server.url) as mine, GPUResourceManager.from_url(server.url) as other:
         mine.allocate_resources("t", 8, 1)
         assert other.status_of("t") is not None
@@ -219,8 +219,8 @@ def test_the_bytes_of_the_history_are_a_setting(server: RedisServer) -> None:
     assert Settings.load({"GPU_MANAGER_HISTORY_BYTES": str(8 * MIB)}).history_bytes == 8 * MIB
 
 
-def test_the_lock_of_a_variable_works_with_memory_full(server: RedisServer) -> None:
-    """And so does what it remembers."""
+def test_the_lock_of_a_variable_store_works_with_full_memory(server: RedisServer) -> None:
+    """Check the lock, and the high-water mark of the stored version."""
     client = RedisClient.from_url(server.url)
     fill(server)
     lock = RedisLock(client, "lock:gpu_resource_status")
@@ -243,7 +243,7 @@ def test_the_lock_of_a_variable_works_with_memory_full(server: RedisServer) -> N
         ("owner", "o" * 9000),
     ],
 )
-def test_a_request_is_bounded_as_a_whole(field: str, value: Any) -> None:
+def test_the_size_of_a_whole_request_is_limited(field: str, value: Any) -> None:
     with GPUResourceManager.from_url("memory://") as manager:
         for step in (manager.allocate_resources, manager.submit, manager.explain):
             with pytest.raises(
@@ -263,7 +263,7 @@ def test_a_request_is_bounded_as_a_whole(field: str, value: Any) -> None:
 
 @pytest.fixture
 def service(server: RedisServer) -> Iterator[Callable[[str], Any]]:
-    """service("ada") -> a client of a service on that Redis with a token of that name."""
+    """Yield service("ada"): a client of a service on that Redis, with a token of ada."""
     with GPUResourceManager.from_url(server.url) as manager:
         kept = keeping(Settings(store=server.url))
         made = standalone(manager, kept, rate="100000/second")
@@ -293,7 +293,7 @@ def keyed(client: Any, key: str, body: Any, path: str = "/api/submit") -> Any:
     ],
     ids=["key", "vendor", "labels", "keys"],
 )
-def test_a_refusal_neither_repeats_the_demand_nor_fills_redis(
+def test_a_refusal_neither_repeats_the_request_nor_fills_redis(
     server: RedisServer, service: Callable[[str], Any], body: Any
 ) -> None:
     ada = service("ada")
@@ -306,7 +306,7 @@ def test_a_refusal_neither_repeats_the_demand_nor_fills_redis(
     assert used(server) - before < 200_000
     with server.client() as admin:
         lives = [admin.ttl(key) for key in admin.scan_iter("*:reply:*")]
-    assert len(lives) in (0, 21), "a body that is no request at all is refused before"
+    assert len(lives) in (0, 21), "a body that is not a request is refused before it gets a key"
     assert all(0 < life <= 60 for life in lives)
 
 
@@ -338,7 +338,7 @@ def test_a_large_answer_is_kept_as_its_status(server: RedisServer, service: Call
 
 
 def replies_in(place: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> idempotency.ReplyStore:
-    """A store of replies that keeps 50 of each caller."""
+    """Return a store of answers that keeps 50 of each caller."""
     for module in (idempotency, redis_keeping):
         monkeypatch.setattr(module, "MAX_KEPT", 50)
     if place == "memory":
@@ -347,7 +347,7 @@ def replies_in(place: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("place", ["memory", "redis"])
-def test_a_caller_pushes_out_its_own_answers_only(
+def test_a_caller_displaces_only_its_own_answers(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = replies_in(place, server, monkeypatch)
@@ -357,7 +357,7 @@ def test_a_caller_pushes_out_its_own_answers_only(
     for number in range(150, 200):
         assert replies.claim("ada", f"k{number}", "again", 100) == str(number)
     assert replies.claim("bob", "k", "again", 100) == "bob's"
-    assert replies.claim("ada", "k149", "anew", 100) is None
+    assert replies.claim("ada", "k149", "again", 100) is None
     replies.put("ada", "k150", "150", "too late", idempotency.KEEP_S)
     assert replies.claim("ada", "k150", "free", 100) is None
     if place == "redis":
@@ -366,7 +366,7 @@ def test_a_caller_pushes_out_its_own_answers_only(
 
 
 @pytest.mark.parametrize("place", ["memory", "redis"])
-def test_failures_and_refusals_push_out_no_answer(
+def test_failures_and_refusals_displace_no_answer(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = replies_in(place, server, monkeypatch)
@@ -383,19 +383,19 @@ def test_failures_and_refusals_push_out_no_answer(
 
 
 @pytest.mark.parametrize("place", ["memory", "redis"])
-def test_a_late_answer_leaves_the_claim_of_a_later_request_alone(
+def test_a_late_answer_does_not_replace_the_claim_of_a_later_request(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = replies_in(place, server, monkeypatch)
     replies.claim("ada", "k", "first", 100)
-    replies.drop("ada", "k", "first")  # as if it had run out
+    replies.drop("ada", "k", "first")  # as if it had expired
     assert replies.claim("ada", "k", "second", 100) is None
     replies.put("ada", "k", "first", "late", idempotency.KEEP_S)
     replies.drop("ada", "k", "first")
     assert replies.claim("ada", "k", "third", 100) == "second"
 
 
-def test_answers_are_kept_and_changes_made_with_memory_full(
+def test_answers_are_kept_and_changes_made_with_full_memory(
     server: RedisServer, service: Callable[[str], Any]
 ) -> None:
     ada, bob = service("ada"), service("bob")
@@ -421,8 +421,8 @@ def test_answers_are_kept_and_changes_made_with_memory_full(
 # ---- the whole attack ----
 
 
-def test_a_flood_by_one_token_stops_nobody_elses_renewal(server: RedisServer, tmp_path: Path) -> None:
-    """Against the real service: as much as fits into each request, each with a key, until Redis is full."""
+def test_a_flood_by_one_token_does_not_stop_renewals_by_others(server: RedisServer, tmp_path: Path) -> None:
+    """Send the real service requests of the largest size, each with a key, until Redis is full."""
     kept = keeping(Settings(store=server.url)).tokens
     headers = {
         name: {"Authorization": f"Bearer {tokens.create(kept, name, role)}"}

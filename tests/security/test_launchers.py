@@ -1,4 +1,4 @@
-"""Paths and commands in what launchers are given: a job's parts stay data, wherever they go."""
+"""Launchers given paths and shell commands as names: all parts of a job stay data."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def said_in_the_end(launcher: Any, key: str) -> str:
 
 
 @pytest.mark.parametrize("task_id", ALL)
-def test_a_job_is_named_safely_whatever_its_task(task_id: str, tmp_path: Path) -> None:
+def test_a_job_key_is_safe_for_any_task_id(task_id: str, tmp_path: Path) -> None:
     key = job_key(task_id, 7)
     assert re.fullmatch(r"gpu-[A-Za-z0-9_.-]+", key)
     assert (tmp_path / key).resolve().parent == tmp_path.resolve()
 
 
-def test_names_that_look_alike_when_made_safe_stay_apart() -> None:
+def test_different_task_ids_have_different_job_keys() -> None:
     assert len({job_key(task_id, 1) for task_id in ALL}) == len(ALL)
     assert job_key("a", 1) != job_key("a", 11)
 
 
-def test_arguments_and_environment_reach_the_job_as_they_are(tmp_path: Path) -> None:
-    """Started for real: nothing in them is run, and nothing appears where it does not belong."""
+def test_arguments_and_environment_reach_the_job_unchanged(tmp_path: Path) -> None:
+    """Start the job really: none of its texts is run, and no file appears outside its folder."""
     root = tmp_path / "jobs"
     launcher = LocalLauncher(str(root))
     texts = [*hostile.NAMES, *(text for text in hostile.UNPRINTABLE if "\0" not in text)]
@@ -69,9 +69,7 @@ def test_arguments_and_environment_reach_the_job_as_they_are(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "environment", [{"": "x"}, {"A=B": "x"}, {"A\0": "x"}, {"A": "x\0y"}, {"A\nLD_PRELOAD": "x"}]
 )
-def test_an_environment_that_would_become_another_is_refused(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_invalid_environment_variable_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(LauncherError):
         LocalLauncher(str(tmp_path)).start(Job("k", ("true",), environment))
     with pytest.raises(LauncherError):
@@ -79,12 +77,12 @@ def test_an_environment_that_would_become_another_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_cannot_be_one_is_an_error_in_one_line(tmp_path: Path) -> None:
+def test_a_command_with_a_null_character_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="null"):
         LocalLauncher(str(tmp_path)).start(Job("k", ("echo", "a\0b")))
 
 
-def test_a_job_cannot_take_devices_that_it_was_not_granted(tmp_path: Path) -> None:
+def test_a_job_cannot_select_devices_that_it_was_not_granted(tmp_path: Path) -> None:
     launcher = LocalLauncher(str(tmp_path))
     wish = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all", "GPU_LEASE_GPUS": "0"}
     shown = "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES $GPU_LEASE_GPUS"
@@ -97,7 +95,7 @@ ALLOCATION = {"task_id": "t", "gpu_ids": (0, 1), "cpu_count": 4, "fencing_token"
 
 
 def words_that_docker_gets(command: str, folder: Path) -> list[str]:
-    """What a real shell hands to a `docker` that only writes down its arguments."""
+    """Return the arguments that a real shell passes to a `docker` that only prints them."""
     docker = folder / "docker"
     docker.write_text(f"#!{sys.executable}\nimport sys\nprint(repr(sys.argv[1:]))\n")
     docker.chmod(0o755)
@@ -109,7 +107,7 @@ def words_that_docker_gets(command: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [text for text in ALL if "\0" not in text])
-def test_no_word_of_docker_run_leaves_its_place(text: str, tmp_path: Path) -> None:
+def test_every_word_of_docker_run_stays_one_argument(text: str, tmp_path: Path) -> None:
     command = build_docker_cmd(
         {**ALLOCATION, "task_id": text},
         "image:1",
@@ -126,19 +124,19 @@ def test_no_word_of_docker_run_leaves_its_place(text: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("image", ["", *hostile.OPTIONS])
-def test_an_image_is_no_option_of_docker(image: str) -> None:
+def test_an_image_that_reads_as_a_docker_option_is_refused(image: str) -> None:
     with pytest.raises(LauncherError, match="image"):
         build_docker_cmd(ALLOCATION, image)
 
 
-def test_a_command_that_is_text_is_split_as_words_not_run(tmp_path: Path) -> None:
+def test_a_command_given_as_text_is_split_into_words_and_not_run_by_a_shell(tmp_path: Path) -> None:
     command = build_docker_cmd(ALLOCATION, "image", "echo a; touch pwned")
     assert words_that_docker_gets(command, tmp_path)[-4:] == ["echo", "a;", "touch", "pwned"]
     assert shlex.split(command)[-4:] == ["echo", "a;", "touch", "pwned"]
 
 
-def test_ssh_sends_everything_as_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The program that goes to the server's python3 is run here, with every hostile text as argument."""
+def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run the program for the server's python3 here, with every hostile text as an argument."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         monkeypatch.setenv("AIRFLOW_CONN_SERVER", '{"conn_type": "ssh", "host": "server"}')
@@ -146,7 +144,7 @@ def test_ssh_sends_everything_as_data(monkeypatch: pytest.MonkeyPatch, tmp_path:
     sent: list[tuple[str, bytes]] = []
 
     class Client:
-        """Stands for the server: the same command line, fed with the same bytes."""
+        """Stand-in for the server: it runs the same command line with the same bytes as input."""
 
         def exec_command(self, command: str, timeout: float) -> Any:
             return Channel(command)
@@ -194,7 +192,7 @@ def test_ssh_sends_everything_as_data(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize("address", ["host:ssh", "host:99999999", "[::1", "-oProxyCommand=x:y"])
-def test_an_address_that_is_none_is_an_error_in_one_line(address: str) -> None:
+def test_an_invalid_address_is_an_error_in_one_line(address: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(LauncherError) as caught:
@@ -202,8 +200,8 @@ def test_an_address_that_is_none_is_an_error_in_one_line(address: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_that_is_a_path_is_never_built_from_a_lease(tmp_path: Path) -> None:
-    """The only way from a lease to a key is `job_key`; labels of the lease cannot name another's."""
+def test_a_lease_cannot_make_a_job_key_that_is_a_path(tmp_path: Path) -> None:
+    """Only `job_key` makes the key of a lease's job; labels of the lease cannot name another job."""
     labels = {"launcher": "local", "host": socket.gethostname(), "key": "../..", "address": "evil"}
     job = RunningJob.of({"task_id": "../..", "fencing_token": 1, "labels": labels, "address": "real"})
     assert job is not None

@@ -1,4 +1,4 @@
-"""Names in logs, on terminals and in pages: what they cannot forge, and which are refused."""
+"""Names in logs, on terminals and in pages: none can forge output, and unprintable ones are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AsRole = Callable[..., FlaskClient]
 
 
 @pytest.mark.parametrize("name", hostile.UNPRINTABLE)
-def test_what_cannot_be_printed_is_refused_everywhere(
+def test_an_unprintable_name_is_refused_everywhere(
     name: str, manager: GPUResourceManager, open_client: FlaskClient
 ) -> None:
     before = manager.get_resource_summary()["version"]
@@ -57,15 +57,15 @@ def test_what_cannot_be_printed_is_refused_everywhere(
     assert manager.get_resource_summary()["version"] == before
 
 
-def test_names_of_every_script_are_welcome(open_client: FlaskClient) -> None:
+def test_names_in_every_script_are_accepted(open_client: FlaskClient) -> None:
     for name in ("模型-训练", "Ελλάδα", "обучение", "naïve café", "🚀", "نموذج"):
         body = {"task_id": name, "required_gpus": 2, "required_cpus": 1}
         assert open_client.post("/api/allocate", json=body).status_code == 200
         assert open_client.post("/api/release", json={"task_id": name}).status_code == 200
 
 
-def test_names_are_the_same_only_if_their_characters_are(as_role: AsRole) -> None:
-    """No folding and no normalising: a twin of a name neither finds nor ends the lease."""
+def test_names_are_equal_only_if_all_characters_are(as_role: AsRole) -> None:
+    """Names are neither case-folded nor normalised: a similar name neither finds nor ends the lease."""
     ada = as_role(Role.USER, "ada")
     wish = {"task_id": "caf\u00e9", "required_gpus": 2, "required_cpus": 1}
     assert ada.post("/api/allocate", json=wish).status_code == 200
@@ -95,11 +95,11 @@ def test_a_path_cannot_forge_a_log_line(open_client: FlaskClient, caplog: pytest
     assert all(message.isprintable() for message in caplog.messages)
 
 
-def test_every_line_that_the_manager_logs_can_be_printed(
+def test_every_log_line_of_the_manager_is_printable(
     manager: GPUResourceManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
-        for name in hostile.UNPRINTABLE:  # of leases that there are not: they reach the log unchecked
+        for name in hostile.UNPRINTABLE:  # of missing leases: these names reach the log unchecked
             manager.release_resources(name)
             manager.cancel(name)
             manager.status_of(name)
@@ -109,7 +109,7 @@ def test_every_line_that_the_manager_logs_can_be_printed(
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
-    """What a terminal that knows everything would be sent."""
+    """Return a function that renders a table as for a terminal with all features."""
 
     def show(renderable: Any) -> str:
         stream = io.StringIO()
@@ -129,7 +129,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
 
 
 @pytest.mark.parametrize("name", [*hostile.MARKUP, *hostile.PAGES, *hostile.TEMPLATES])
-def test_tables_show_a_name_as_it_is(
+def test_tables_show_a_name_unchanged(
     name: str, manager: GPUResourceManager, printed: Callable[[Any], str]
 ) -> None:
     manager.allocate_resources(name, 8, 1, owner=name, team=name)
@@ -147,7 +147,7 @@ def test_tables_show_a_name_as_it_is(
 
 def test_an_error_of_the_command_line_is_one_printable_line() -> None:
     for name in hostile.UNPRINTABLE:
-        if "\0" in name:  # no program can be given one
+        if "\0" in name:  # no program can get one as an argument
             continue
         result = CliRunner().invoke(
             main, ["--store", "memory://", "allocate", name, "--gpus", "2", "--cpus", "1"]

@@ -1,4 +1,4 @@
-"""Names on a real Redis: they are data in fields and arguments, never keys, scripts or patterns."""
+"""Names in a real Redis: data in fields and arguments, never keys, scripts or patterns."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_namespace_does_not_reach_into_another(embedded_redis: Any, redis: A
 
 
 @pytest.mark.parametrize("namespace", ["a}b", "{a", "a b", "a%0Ab", "a*", "%7Ba", "a%00"])
-def test_a_namespace_is_a_plain_word(namespace: str) -> None:
+def test_a_namespace_with_special_characters_is_refused(namespace: str) -> None:
     with pytest.raises(SettingsError, match="namespace") as caught:
         RedisClient.from_url(f"redis://localhost?namespace={namespace}")
     assert str(caught.value).isprintable()

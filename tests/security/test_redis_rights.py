@@ -1,4 +1,4 @@
-"""The rights that docs/stores.md recommends for a user of Redis: enough for all we do, and no way out."""
+"""Rights that docs/stores.md recommends for a Redis user: sufficient, and limited to the namespace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from resource_manager.redis_client import RIGHTS, RedisClient
 from tests.resource_manager.conftest import EMBEDDED, RedisServer
 
 OLD_RIGHTS = "+@read +@write +eval +evalsha +info +time +ping"
-"""As recommended before, among which are FLUSHALL and SWAPDB."""
+"""Rights recommended formerly; they include FLUSHALL and SWAPDB."""
 
 ATTACKS = (
     "FLUSHALL",
@@ -67,7 +67,7 @@ ATTACKS = (
 
 @pytest.fixture(params=["embedded_redis", "system_redis"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis of this test's own, with what belongs to another namespace and to another database."""
+    """Yield a Redis for this test only, with keys of another namespace."""
     executable = EMBEDDED if request.param == "embedded_redis" else shutil.which("redis-server")
     if executable is None:
         pytest.skip("no redis-server on PATH")
@@ -84,7 +84,7 @@ def driver_of(url: str) -> Any:
 
 
 def tries(server: RedisServer, url: str, attack: str, *, in_script: bool) -> bool:
-    """Whether Redis let it happen; the driver's errors of form count as done, since rights come first."""
+    """Return whether Redis executed the attack; syntax errors count, since Redis checks rights first."""
     namespace = url.partition("namespace=")[2]
     words = [word.replace("{mine}", f"{{{namespace}}}") for word in attack.split()]
     with closing(driver_of(url)) as driver:
@@ -94,7 +94,7 @@ def tries(server: RedisServer, url: str, attack: str, *, in_script: bool) -> boo
             else:
                 driver.execute_command(*words)
         except redis.exceptions.ConnectionError:
-            return True  # it was stopped, or cut us off
+            return True  # Redis stopped or closed the connection
         except redis.exceptions.ResponseError as error:
             text = str(error)
             refusals = (
@@ -111,23 +111,23 @@ def tries(server: RedisServer, url: str, attack: str, *, in_script: bool) -> boo
 
 @pytest.mark.parametrize("in_script", [False, True], ids=["as a command", "by EVAL"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_nothing_leads_out_of_the_namespace(server: RedisServer, attack: str, in_script: bool) -> None:
+def test_no_command_reaches_beyond_the_namespace(server: RedisServer, attack: str, in_script: bool) -> None:
     assert not tries(server, server.limited_url(), attack, in_script=in_script)
     with server.client() as admin:
         assert admin.get("{other}:meta") == b"precious"
 
 
 @pytest.mark.parametrize("attack", ["FLUSHALL", "FLUSHDB", "SWAPDB 0 1", "KEYS *", "SCAN 0"])
-def test_the_rights_recommended_before_led_out(server: RedisServer, attack: str) -> None:
-    """So the test above would have found it."""
+def test_the_former_rights_reached_beyond_the_namespace(server: RedisServer, attack: str) -> None:
+    """This shows that the test above can fail."""
     assert tries(server, server.limited_url(OLD_RIGHTS), attack, in_script=True)
     if attack not in ("KEYS *", "SCAN 0"):
         with server.client() as admin:
             assert admin.get("{other}:meta") is None
 
 
-def test_a_service_needs_no_more(server: RedisServer) -> None:
-    """Tokens, sessions, answers by key, leases and the queue: all of it as that user."""
+def test_a_service_needs_no_further_rights(server: RedisServer) -> None:
+    """Tokens, sessions, cached answers, leases and the queue all work as that user."""
     url = server.limited_url()
     with GPUResourceManager.from_url(url) as manager:
         kept = keeping(Settings(store=url))
@@ -161,10 +161,10 @@ def test_a_service_needs_no_more(server: RedisServer) -> None:
         (f"{RIGHTS} +swapdb", True),
         (f"{RIGHTS} +flushall", True),
         (f"{RIGHTS} +flushdb", True),
-        ("+ping", False),  # nothing is known
+        ("+ping", False),  # the rights are unknown
     ],
 )
-def test_who_may_flush_is_told(
+def test_a_redis_user_that_may_flush_is_reported(
     server: RedisServer, rights: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = server.limited_url(rights)
@@ -179,7 +179,7 @@ def test_who_may_flush_is_told(
         assert f"ACL SETUSER <name> ~{{{namespace}}}:* {RIGHTS} (see docs/stores.md)" in message
         assert message.isprintable()
     with server.client() as admin:
-        assert admin.get("{other}:meta") == b"precious", "asking does not do it"
+        assert admin.get("{other}:meta") == b"precious", "the check does not execute the commands"
 
 
 BENCH_KEYS = "~{gpu_manager_bench_* ~gpu_manager_bench_lock"
@@ -214,16 +214,14 @@ def test_what_the_benchmark_may_not_clean_up_is_told_and_hides_nothing(server: R
         raise ValueError("the first error")
 
 
-def test_nothing_is_said_of_a_store_without_redis(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_without_a_reachable_redis(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_rights(Settings(store="memory://"))
     warn_of_rights(Settings(store="redis://127.0.0.1:1"))
     assert not caplog.messages
 
 
 @pytest.mark.parametrize(("rights", "lines"), [("+@all", 1), (RIGHTS, 0)])
-def test_the_service_says_so_when_it_starts(
-    server: RedisServer, tmp_path: Path, rights: str, lines: int
-) -> None:
+def test_the_service_warns_at_its_start(server: RedisServer, tmp_path: Path, rights: str, lines: int) -> None:
     command = [sys.executable, "-m", "resource_manager.cli", "--store", server.limited_url(rights), "serve"]
     environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
     process = subprocess.Popen([*command, "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Passwords and tokens: in no error, log or representation."""
+"""Passwords and tokens: absent from errors, logs and representations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ URLS = (
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_no_error_of_a_store_tells_the_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_error_of_a_store_contains_the_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(ResourceManagerError) as caught:
         GPUResourceManager.from_url(url).get_resource_summary()
     if "namespace" not in url:
@@ -51,7 +51,7 @@ def test_no_error_of_a_store_tells_the_password(url: str, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("url", URLS[:-1])
-def test_redaction(url: str) -> None:
+def test_redaction_removes_passwords_and_keeps_the_address(url: str) -> None:
     assert SECRET not in redact(url)
     assert redact("redis://ada:pw@h:1/0?x=y") == "redis://ada@h:1/0"  # pragma: allowlist secret
     assert redact("memory://") == "memory://"
@@ -65,13 +65,15 @@ def test_settings_show_no_password() -> None:
     assert settings.store == URLS[0]
 
 
-def test_a_wrong_setting_does_not_repeat_its_neighbours() -> None:
+def test_an_invalid_setting_does_not_reveal_the_others() -> None:
     with pytest.raises(ResourceManagerError) as caught:
         Settings.load({"GPU_MANAGER_STORE": URLS[0], "GPU_MANAGER_MIN_GPUS": SECRET})
     assert SECRET not in str(caught.value)
 
 
-def test_what_holds_a_secret_does_not_show_it(service: Service, kept: Keeping, tmp_path: Path) -> None:
+def test_the_representation_of_an_object_hides_its_secrets(
+    service: Service, kept: Keeping, tmp_path: Path
+) -> None:
     text = tokens.create(kept.tokens, "ada", Role.USER)
     secret = text.rpartition("_")[2]
     shown = [
@@ -86,7 +88,7 @@ def test_what_holds_a_secret_does_not_show_it(service: Service, kept: Keeping, t
         assert service.secret not in shown_text
 
 
-def test_files_with_secrets_are_the_owners_alone(tmp_path: Path) -> None:
+def test_files_with_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         made = keeping(Settings(store="memory://"), tmp_path / "sub" / "tokens.json")
@@ -99,7 +101,7 @@ def test_files_with_secrets_are_the_owners_alone(tmp_path: Path) -> None:
     assert len(TokenFile(tmp_path / "sub" / "tokens.json").read()) == 2
 
 
-def test_the_client_keeps_what_its_address_holds() -> None:
+def test_the_client_does_not_reveal_the_credentials_in_its_url() -> None:
     client = ServiceClient(f"http://ada:{SECRET}@127.0.0.1:1", f"gpm_1_{SECRET}")
     with pytest.raises(ResourceManagerError) as caught:
         client.get_resource_summary()
@@ -109,22 +111,22 @@ def test_the_client_keeps_what_its_address_holds() -> None:
 
 
 @pytest.mark.parametrize("around", ["{}\n", " {}", "{}\r\nX: y", "{}…"])
-def test_a_token_that_no_header_takes_is_refused_unseen(around: str) -> None:
+def test_an_invalid_token_is_refused_without_being_shown(around: str) -> None:
     with pytest.raises(InvalidRequestError, match="the token has a space") as caught:
         ServiceClient("http://127.0.0.1:1", around.format(SECRET))
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", URLS[:-1])
-def test_the_command_line_tells_no_password(url: str) -> None:
+def test_the_command_line_shows_no_password(url: str) -> None:
     result = CliRunner().invoke(main, ["--store", url, "status"], env={"GPU_MANAGER_REDIS_URL": url})
     assert result.exit_code in (2, 3)
     assert SECRET not in result.output + result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_to_know_a_fencing_token_is_not_to_hold_the_lease(as_role: Callable[..., FlaskClient]) -> None:
-    """Who may read sees leases; to act on one takes its owner or an operator, not the number."""
+def test_a_known_fencing_token_gives_no_right_to_the_lease(as_role: Callable[..., FlaskClient]) -> None:
+    """Readers see the tokens of leases; only the owner or an operator may act on a lease."""
     ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
     assert ada.post("/api/allocate", json={"task_id": "t", "required_gpus": 2, "required_cpus": 1}).json
     (lease,) = bob.get("/api/leases").json["items"]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Replays, bombs and curiosity against the service."""
+"""Attacks on the service: replays, oversized input and attempts to read secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AsRole = Callable[..., FlaskClient]
 WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
 
-def test_a_used_fencing_token_ends_nothing(as_role: AsRole) -> None:
+def test_an_old_fencing_token_ends_no_lease(as_role: AsRole) -> None:
     ada = as_role(Role.USER, "ada")
     old = ada.post("/api/allocate", json=WISH).json["fencing_token"]  # type: ignore[index]
     assert ada.post("/api/release", json={"task_id": "t", "fencing_token": old}).status_code == 200
@@ -36,7 +36,7 @@ def test_a_used_fencing_token_ends_nothing(as_role: AsRole) -> None:
     assert ada.get("/api/task?task_id=t").json["fencing_token"] == new  # type: ignore[index]
 
 
-def test_a_reset_does_not_bring_old_tokens_back(as_role: AsRole) -> None:
+def test_fencing_tokens_grow_over_a_reset(as_role: AsRole) -> None:
     operator = as_role(Role.OPERATOR)
     old = operator.post("/api/allocate", json=WISH).json["fencing_token"]  # type: ignore[index]
     operator.post("/api/reset", json={"confirm": True})
@@ -44,7 +44,7 @@ def test_a_reset_does_not_bring_old_tokens_back(as_role: AsRole) -> None:
     assert new > old
 
 
-def test_a_rotated_token_and_its_session_are_worthless(
+def test_a_rotated_token_and_its_session_are_refused(
     service: Service, kept: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "TOKEN_CACHE_S", 0.0)
@@ -64,8 +64,8 @@ def test_a_rotated_token_and_its_session_are_worthless(
     assert browser.post("/api/allocate", json=WISH, headers=headers).status_code == 401
 
 
-def test_a_cookie_of_another_service_is_no_login(service: Service, kept: Keeping) -> None:
-    """Sessions are signed: neither a made-up one nor one signed elsewhere names a token."""
+def test_a_cookie_of_another_service_is_refused(service: Service, kept: Keeping) -> None:
+    """Sessions are signed: neither an invented one nor one with another signature is accepted."""
     text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
     app = create_app(service)
     mine = app.test_client()
@@ -106,7 +106,7 @@ def test_secrets_are_compared_in_constant_time(kept: Keeping, monkeypatch: pytes
     assert tokens.find(known, text) is not None
     for wrong in (text[:-1], "gpm_unknown_x", "", "x", "gpm_" + "a" * 10_000):
         assert tokens.find(known, wrong) is None
-    assert len(compared) == 6  # also where there is no such token
+    assert len(compared) == 6  # also if there is no such token
     assert all(len(first) == len(second) == 64 for first, second in compared)
 
 
@@ -125,7 +125,7 @@ def test_secrets_are_compared_in_constant_time(kept: Keeping, monkeypatch: pytes
     ],
     ids=lambda bomb: bomb[:20].decode(),
 )
-def test_a_bomb_of_json_is_refused_quickly(
+def test_a_json_bomb_is_refused_quickly(
     bomb: bytes, open_client: FlaskClient, manager: GPUResourceManager
 ) -> None:
     version = manager.get_resource_summary()["version"]
@@ -138,27 +138,27 @@ def test_a_bomb_of_json_is_refused_quickly(
     assert manager.get_resource_summary()["version"] == version
 
 
-def test_a_body_is_never_unpacked(open_client: FlaskClient) -> None:
+def test_a_compressed_body_is_not_unpacked(open_client: FlaskClient) -> None:
     packed = gzip.compress(b" " * 50_000_000)
     response = open_client.post(
         "/api/allocate", data=packed, content_type="application/json", headers={"Content-Encoding": "gzip"}
     )
-    assert response.status_code == 400  # as the bytes that it is: no JSON
+    assert response.status_code == 400  # the compressed bytes are not JSON
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded"])
-def test_too_large_a_body_is_not_read(as_role: AsRole, content_type: str) -> None:
+def test_a_body_above_the_limit_is_refused(as_role: AsRole, content_type: str) -> None:
     for path, role in (("/api/allocate", Role.USER), ("/login", None)):
         answer = as_role(role).post(path, data=b"x" * (2**20 + 1), content_type=content_type)
         assert answer.status_code == 413
 
 
-def test_a_long_query_is_no_way_in(open_client: FlaskClient) -> None:
+def test_a_long_query_is_refused(open_client: FlaskClient) -> None:
     for path in ("/leases?q=", "/?q=", "/queue?q=", "/api/task?task_id="):
         assert open_client.get(path + "a" * 100_000).status_code == 400
 
 
-def test_a_crash_tells_the_caller_nothing(
+def test_an_internal_error_reveals_nothing_to_the_caller(
     as_role: AsRole, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*args: object, **arguments: object) -> None:
@@ -173,7 +173,7 @@ def test_a_crash_tells_the_caller_nothing(
         assert word not in text
 
 
-def test_a_stranger_does_not_learn_where_the_store_is(
+def test_the_health_check_does_not_reveal_the_address_of_the_store(
     as_role: AsRole, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*args: object) -> None:
@@ -195,7 +195,7 @@ def test_a_stranger_does_not_learn_where_the_store_is(
         "/static/console.js/../../app.py",
     ],
 )
-def test_static_files_are_only_those(path: str, open_client: FlaskClient) -> None:
+def test_only_static_files_are_served(path: str, open_client: FlaskClient) -> None:
     response = open_client.get(path, follow_redirects=True)
     assert response.status_code == 404
     response.close()

@@ -1,4 +1,4 @@
-"""Templates: what a user types into a trigger form is rendered into its place, and never again."""
+"""Templates: the text of a trigger form is inserted, and not rendered a second time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Airflow's own, on import
+    warnings.simplefilter("ignore")  # Airflow warns on import
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
     from airflow.sdk.exceptions import AirflowException
@@ -38,7 +38,7 @@ def rendered(operator: Any, **context: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_what_a_form_gives_is_rendered_once(text: str) -> None:
+def test_form_values_are_rendered_once(text: str) -> None:
     with DAG("d", schedule=None):
         operator = GPUTrainingOperator(
             task_id="t",
@@ -59,7 +59,7 @@ def test_what_a_form_gives_is_rendered_once(text: str) -> None:
     assert found.gpus == "2"
 
 
-def test_the_example_form_passes_a_template_on_as_text() -> None:
+def test_the_example_form_passes_templates_on_as_text() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dag = DagBag(str(ROOT / "dags" / "submit_training.py")).dags["submit_training"]
@@ -77,8 +77,8 @@ def test_the_example_form_passes_a_template_on_as_text() -> None:
 @pytest.mark.parametrize(
     "text", [*EVIL, *hostile.SHELL, *hostile.OPTIONS[:1], 'it\'s "quoted"', "a') }}{{ 7"]
 )
-def test_the_docker_command_of_a_lease_keeps_its_words(text: str) -> None:
-    """`GPULease.docker_command` writes an image and a command into a template's source."""
+def test_the_docker_command_of_a_lease_keeps_its_words_apart(text: str) -> None:
+    """`GPULease.docker_command` puts an image and a command into the source of a template."""
     with DAG("d", schedule=None):
         lease = GPULease(GPUAllocateOperator(task_id="allocate", gpus=2))
         command = f"train {shlex.quote(text)}"
@@ -93,19 +93,19 @@ def test_the_docker_command_of_a_lease_keeps_its_words(text: str) -> None:
 
 
 @pytest.mark.parametrize("gpus", ["2; touch pwned", "{{ 2 }}", "2\x1b[2J", "0x2", ""])
-def test_what_is_no_number_in_a_form_is_refused_in_one_line(gpus: str) -> None:
+def test_an_invalid_number_in_a_form_is_refused_in_one_line(gpus: str) -> None:
     with pytest.raises(InvalidRequestError, match="gpus must be a whole number") as caught:
         Demand(gpus).shape()
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("gpus", ["2", " 2\n", "٢"])
-def test_a_number_from_a_form_is_a_number(gpus: str) -> None:
+def test_a_number_in_a_form_is_accepted(gpus: str) -> None:
     assert Demand(gpus).shape()["gpus"] == 2
 
 
-def test_a_task_does_not_go_on_with_a_lease_that_somebody_made_in_its_name() -> None:
-    """Whoever guesses a task's lease id could otherwise release its GPUs while it trains."""
+def test_a_task_does_not_continue_with_a_lease_of_another_owner_under_its_id() -> None:
+    """Otherwise a caller who guesses a task's lease id could release its GPUs during the training."""
     identity = TaskIdentity("production", "d", "r", "t")
     with GPUResourceManager.from_url("memory://") as manager:
         mine = Demand(2, owner="airflow")

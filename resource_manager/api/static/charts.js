@@ -1,4 +1,4 @@
-// Draws the trends with uPlot (MIT, see uplot.LICENSE.txt).
+// Draw the trends with uPlot (MIT, see uplot.LICENSE.txt).
 (function () {
   "use strict";
   const root = document.body.dataset.root || "";
@@ -36,11 +36,11 @@
     charts.forEach((chart) => chart.destroy());
     charts = [];
     const upTo = (least) => (chart, low, high) => [0, Math.max(least, (high || 0) * 1.1)];
-    draw("chart-held", data.time, [["held", data.held]], " %", () => [0, 100]);
+    draw("chart-held", data.time, [["allocated", data.held]], " %", () => [0, 100]);
     draw("chart-wait", data.time, [["mean", data.wait], ["longest", data.longest]], " s", upTo(1));
-    draw("chart-queue", data.time, [["waiting", data.queue]], "", upTo(1));
+    draw("chart-queue", data.time, [["pending", data.queue]], "", upTo(1));
     const last = data.held.filter((value) => value !== null).pop();
-    document.getElementById("held-now").textContent = last === undefined ? "Nothing is known yet." : "Latest: " + last + " %";
+    document.getElementById("held-now").textContent = last === undefined ? "No data yet." : "Latest: " + last + " %";
   }
 
   document.querySelectorAll("[data-hours]").forEach((button) => button.addEventListener("click", () => {

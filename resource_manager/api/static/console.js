@@ -1,4 +1,4 @@
-// Keeps a page live: follows the server's events and replaces what changed with HTML from the server.
+// Keep a page current: follow the service's events and replace changed parts with HTML from the service.
 (function () {
   "use strict";
   const body = document.body;
@@ -72,7 +72,7 @@
   function show(state) {
     if (!live) return;
     live.dataset.state = state;
-    live.title = state === "on" ? "Live" : "Not live: trying again";
+    live.title = state === "on" ? "Live" : "Offline: reconnecting";
     live.textContent = state === "on" ? "Live" : "Offline";
   }
 
@@ -122,7 +122,7 @@
     }
     const link = event.target.closest("a[data-airflow]");
     if (link && window.parent !== window) {
-      // Inside Airflow's frame: let Airflow's own router go there, the frame may not navigate the page.
+      // Inside Airflow's frame: Airflow's own router opens the link, because the frame may not navigate the page.
       event.preventDefault();
       window.parent.history.pushState({}, "", link.href);
       window.parent.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
@@ -143,7 +143,7 @@
       const root = document.documentElement;
       const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
       root.dataset.theme = dark ? "light" : "dark";
-      try { localStorage.setItem("gpu-manager-theme", root.dataset.theme); } catch (error) { /* only for this page */ }
+      try { localStorage.setItem("gpu-manager-theme", root.dataset.theme); } catch (error) { /* without storage: for this page only */ }
       document.dispatchEvent(new Event("themechange"));
     });
   }

@@ -1,4 +1,4 @@
-// Light or dark before the first paint: what was chosen, else the frame around us, else the system's.
+// Set light or dark before the first paint: the user's choice, else the outer frame's, else the system's.
 (function () {
   "use strict";
   const root = document.documentElement;

@@ -1,4 +1,4 @@
-// Sends what the forms of the API page say, and shows the answer.
+// Send the requests of the API page's forms and show the answers.
 (function () {
   "use strict";
   const root = document.body.dataset.root || "";
@@ -26,7 +26,7 @@
           method: form.dataset.method, headers, body: text ? text.value : undefined, credentials: "same-origin",
         });
         let shown = await response.text();
-        try { shown = JSON.stringify(JSON.parse(shown), null, 2); } catch (error) { /* shown as it is */ }
+        try { shown = JSON.stringify(JSON.parse(shown), null, 2); } catch (error) { /* no JSON: show the text unchanged */ }
         answer.textContent = response.status + " in " + Math.round(performance.now() - started) + " ms\n" + shown;
       } catch (error) {
         answer.textContent = "No answer: " + error;
