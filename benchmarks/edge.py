@@ -1,7 +1,7 @@
-"""What the edge policies reach, and how long planning and scoring take on one core.
+"""Scores of the edge policies, and the time of planning and scoring on one core.
 
-`--data` names the folder that holds `test0`, `test1`, ... (see docs/simulators/edge.md); without it, three
-generated datasets are used. Times are processor time; the compilation of the timetable's search, once per
+`--data` is the folder with `test0`, `test1`, ... (see docs/simulators/edge.md); without it, three generated
+datasets are used. Times are processor time; the compilation of the timetable's search, once per
 installation, is not counted.
 """
 
@@ -24,11 +24,11 @@ from simulator.edge.tables import read_dataset
 
 PLANNING_TARGET_S = 60
 SCORING_TARGET = 3000
-"""Simulated seconds a second."""
+"""Simulated seconds per second."""
 
 
 def scoring_speed(dataset: Dataset, plan: Plan, repeats: int = 3) -> float:
-    """Simulated seconds a second, the best of some runs."""
+    """Return simulated seconds per second, the best of `repeats` runs."""
     speeds = []
     for _ in range(repeats):
         began = time.process_time()
@@ -67,10 +67,10 @@ def main(data: Path | None, policies: tuple[str, ...], some_tiers: tuple[str, ..
     else:
         datasets = [read_dataset(folder) for folder in sorted(data.glob("test*"))]
     if not datasets:
-        raise BadInput(f"{data} holds no folder test0, test1, …")
+        raise BadInput(f"--data {data} has no folder test0, test1, …")
     policies = policies or tuple(POLICIES)
     if "timetable" in policies:
-        POLICIES["timetable"](generate(0, jobs=2))  # compiles
+        POLICIES["timetable"](generate(0, jobs=2))  # compiles the search before the measurement
     rows = []
     for dataset in datasets:
         for policy in policies:

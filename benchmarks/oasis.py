@@ -1,4 +1,4 @@
-"""The figures of OASiS beside its targets, part by part, and what the default prices rest on."""
+"""Figures of OASiS for each of its targets, and the basis of the default price parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulator.oasis.simulation import run
 from simulator.oasis.workload import draw_history, draw_instance, draw_training
 
 Parameters = tuple[float, float | None]
-"""The utility floor and eta; None is the proof's."""
+"""Utility floor and eta; None for the eta of the proof."""
 
 DEFAULT: Parameters = (UTILITY_FLOOR, ETA)
 PROOF: Parameters = (UTILITY_FLOOR, None)
@@ -28,12 +28,12 @@ BASELINES = ("fifo", "drf", "rrh", "dorm")
 
 
 def ten_jobs(seed: int, load: float = 1.0) -> Instance:
-    """The instance of the quality targets: 10 jobs, 30 slots, 5 + 5 servers."""
+    """Return the instance of the quality targets: 10 jobs, 30 slots, 5 + 5 servers."""
     return draw_instance(seed, jobs=10, slots=30, servers=5, load=load)
 
 
 def case(seed: int, instance: Instance, parameters: Parameters, low: float = 1, high: float = 1) -> Case:
-    """Prices estimated from a history of other jobs."""
+    """Return a case with prices estimated from a history of other jobs."""
     prices = fit_prices(draw_history(instance, seed), instance, *parameters, OUTLIERS)
     return Case(seed, instance, prices.scaled(low, high))
 
@@ -45,7 +45,7 @@ def utilities(
 
 
 def train(load: float, count: int) -> Parameters:
-    """Fits on instances that no seed gives, at that load."""
+    """Calibrate utility floor and eta on training instances, which no seed generates, at this load."""
     fitted = calibrate(draw_training(ten_jobs(1, load), count))
     print(
         f"calibrated at load {load:g} on {count} training instances: "
@@ -56,7 +56,7 @@ def train(load: float, count: int) -> Parameters:
 
 
 def parameters(training: int) -> None:
-    """Why the defaults are what they are: utility over DRF's on training instances, which no seed draws."""
+    """Print the basis of the defaults: utility over DRF's on training instances, which no seed draws."""
     for load in (0.8, 1.0):
         drawn = draw_training(ten_jobs(1, load), training)
         drf = fmean(run(instance, Drf).utility for instance, _ in drawn)
@@ -71,13 +71,13 @@ def parameters(training: int) -> None:
 
 
 def variants(load: float, training: int) -> dict[str, Parameters]:
-    """The parameters that are compared, by what they are."""
+    """Return the compared parameters by label."""
     found = {"estimated": DEFAULT, "estimated, the proof's eta": PROOF}
     return found | {"calibrated": train(load, training)} if training else found
 
 
 def baselines(seeds: Sequence[int], training: int) -> None:
-    """OASiS's utility over that of the others."""
+    """Print OASiS's utility relative to that of the baselines."""
     for load in (0.8, 1.0, 2.0):
         others = utilities(seeds, load, DEFAULT, BASELINES)
         theirs = {name: fmean(each.runs[name].utility for each in others) for name in BASELINES}
@@ -88,7 +88,7 @@ def baselines(seeds: Sequence[int], training: int) -> None:
 
 
 def ratio(seeds: Sequence[int], training: int, time_limit_s: float) -> None:
-    """The optimum over OASiS's utility at load 1; with the bound in place of an optimum not proven."""
+    """Print the optimum relative to OASiS's utility at load 1; its upper bound if it is not proven."""
     optima = find_optima({seed: ten_jobs(seed) for seed in seeds}, "T = 30, homogeneous", time_limit_s)
     for label, parameters in variants(1.0, training).items():
         comparisons = utilities(seeds, 1.0, parameters, ["oasis"])
@@ -103,7 +103,7 @@ def ratio(seeds: Sequence[int], training: int, time_limit_s: float) -> None:
 
 
 def find_optima(instances: Mapping[int, Instance], label: str, time_limit_s: float) -> dict[int, Optimum]:
-    """The optimum by seed; prints how many are proven, and in what processor time."""
+    """Return the optimum by seed; print how many are proven, and their processor time."""
     found: dict[int, Optimum] = {}
     spent: list[float] = []
     for seed, instance in instances.items():
@@ -122,7 +122,7 @@ def find_optima(instances: Mapping[int, Instance], label: str, time_limit_s: flo
 
 
 def speed(seeds: Sequence[int]) -> None:
-    """One decision with 100 slots and 50 + 50 servers; processor time, so that a busy machine counts less."""
+    """Print the processor time of one decision with 100 slots and 50 + 50 servers."""
     for load in (0.5, 1.0, 2.0):
         means = []
         for seed in seeds:
@@ -137,14 +137,14 @@ def speed(seeds: Sequence[int]) -> None:
 
 
 def optimum(seeds: Sequence[int], time_limit_s: float) -> None:
-    """The optimum of ten jobs over 50 slots, servers alike and mixed."""
+    """Find the optimum of ten jobs over 50 slots, with homogeneous and mixed servers."""
     for label, mixed in (("homogeneous", False), ("mixed", True)):
         instances = {seed: draw_instance(seed, 10, 50, 5, load=1.0, mixed=mixed) for seed in seeds}
         find_optima(instances, f"T = 50, {label}", time_limit_s)
 
 
 def misestimate(seeds: Sequence[int], training: int) -> None:
-    """OASiS's utility when L or U are estimated at a half or at twice what they are."""
+    """Print OASiS's utility if L or U are estimated at half or twice their value."""
     for label, parameters in variants(1.0, training).items():
         base = fmean(run.runs["oasis"].utility for run in utilities(seeds, 1.0, parameters, ["oasis"]))
         print(f"{label} prices: utility {base:.1f}, means over {len(seeds)} seeds")
@@ -181,7 +181,7 @@ PARTS = {
     type=click.IntRange(0),
     default=20,
     show_default=True,
-    help="Instances to calibrate on; 0: do not, but for the part parameters, which needs some.",
+    help="Instances to calibrate on; 0 skips the calibration; the part parameters needs at least 1.",
 )
 @click.option(
     "--time-limit-s",

@@ -1,9 +1,9 @@
-"""The same work on what else is installed: `python benchmarks/peers.py`, or `make bench-peers`.
+"""Comparison with other schedulers on the same work: `python benchmarks/peers.py`, or `make bench-peers`.
 
-Work: grant 4 GPUs and 32 CPUs of 4 servers x 8 GPUs x 64 CPUs to a task that does nothing, and take them
-back. Peers: a bare redis-py lock (always), Ray placement groups (`make` installs Ray beside the pinned
-environment), a Slurm of its own with the same fake inventory (where slurm-wlm is installed, as root), whose
-`srun` also starts the task. All in one run; rates and the ratios to ours.
+Work: grant 4 GPUs and 32 CPUs of 4 servers x 8 GPUs x 64 CPUs to an empty task, and release them. Peers: a
+bare redis-py lock (always), Ray placement groups (`make` installs Ray in a separate environment), a separate
+Slurm with the same fake inventory (if slurm-wlm is installed, as root), whose `srun` also starts the task.
+All are measured in one run; printed are rates and their ratios to this project's.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Pair = Callable[[], object]
 
 
 def ray_pair() -> tuple[Pair | None, str]:
-    """A placement group on a local Ray that is told to have our inventory."""
+    """Return a function that creates and removes a placement group on a local Ray, or None and the reason."""
     try:
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
     except ModuleNotFoundError:
         return None, "not installed: pip install ray"
-    # Else it would start a process for each of the 256 CPUs that there are not.
+    # Otherwise Ray would start a process for each of the 256 declared CPUs, which do not exist.
     os.environ.update(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     try:
         ray.init(
             num_cpus=256, num_gpus=32, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
         )
-    except Exception as error:  # it raises no type of its own for this
+    except Exception as error:  # Ray has no specific exception for this
         return None, f"did not start: {str(error).partition('.')[0]}"
 
     def pair() -> None:
@@ -79,7 +79,7 @@ NODE = (
 
 @contextmanager
 def slurm_cluster() -> Iterator[str]:
-    """A Slurm of our inventory on this machine, for the time of the run; yields why there is none."""
+    """Run a Slurm with the same inventory on this machine; yield "", or the reason if there is none."""
     missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         yield f"not installed: {', '.join(missing)} (Debian: slurm-wlm)" if missing else "needs root"
@@ -89,7 +89,7 @@ def slurm_cluster() -> Iterator[str]:
         (folder / "state").mkdir()
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o400)
-        folder.chmod(0o755)  # munged wants its socket reachable by all
+        folder.chmod(0o755)  # munged requires a socket that every user can reach
         ports = free_ports(5)
         nodes = "\n".join(NODE.format(n=n, port=port) for n, port in enumerate(ports[1:]))
         (folder / "slurm.conf").write_text(SLURM.format(folder=folder, ports=ports, nodes=nodes))
@@ -113,7 +113,7 @@ def slurm_cluster() -> Iterator[str]:
 
 
 def _is_up() -> bool:
-    """Whether all four nodes are idle, and one more GPU than a node has is refused."""
+    """Return whether all four nodes are idle, and a request for more GPUs than a node has is refused."""
     deadline = time.monotonic() + 60
     command = ["sinfo", "--noheader", "--Node", "--format=%T"]
     while subprocess.run(command, capture_output=True, text=True, check=False).stdout.split() != ["idle"] * 4:

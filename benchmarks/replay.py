@@ -1,10 +1,10 @@
-"""How fast policies place the openb trace, on one core: pods a second, the best of several runs.
+"""Speed of policies on the openb trace, on one core: pods per second, the best of several runs.
 
     python benchmarks/replay.py --data ../shared/data/openb
 
-The figures are pods a second of processor time, which other work on the machine disturbs less than the
-clock on the wall. `first_fit over 4 servers` is the yardstick of the same minute: allocations and releases
-a second through the allocator.
+Figures are pods per second of processor time, which other work on the machine affects less than wall time.
+`first_fit over 4 servers` is the baseline of the same run: allocations and releases per second through the
+allocator.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from simulator.replay import openb
 
 POLICIES = ("fgd", "best_fit", "dot_product", "gpu_packing", "gpu_clustering", "random")
 PUBLISHED_PODS_PER_S = 18
-"""The published simulator: about ten minutes for one run."""
+"""Rate of the published simulator: about ten minutes for one run."""
 
 
 def pods_per_s(trace: openb.Trace, policy: str, seed: int) -> float:
-    """Pods placed or refused in a second of processor time, commits included, with nothing remembered."""
+    """Return pods placed or refused per second of processor time, commits included, with empty caches."""
     chosen = openb.policy_for(policy, Fragmentation.of(trace.pods, CPU_MILLI.cpu_name), seed)
     gc.collect()
     began = time.process_time()
@@ -40,7 +40,7 @@ def pods_per_s(trace: openb.Trace, policy: str, seed: int) -> float:
 
 
 def first_fit_per_s(rounds: int = 10_000) -> float:
-    """Allocations and releases a second, counted one by one, on four servers of eight GPUs."""
+    """Return allocations plus releases per second on four servers of eight GPUs."""
     cluster = ClusterState(default_inventory(4, 8, 64))
     requests = [Request(f"t{number}", 2, 1000, {"cpus": 4}) for number in range(rounds)]
     began = time.process_time()
@@ -59,11 +59,11 @@ def first_fit_per_s(rounds: int = 10_000) -> float:
     type=click.IntRange(1),
     default=5,
     show_default=True,
-    help="Runs a policy; the best one counts.",
+    help="Runs per policy; the best one counts.",
 )
 @click.option("--json", "as_json", is_flag=True)
 def main(data: Path, pods: str, seed: int, rounds: int, as_json: bool) -> None:
-    """Prints pods a second for every published policy."""
+    """Print pods per second for every published policy."""
     trace = openb.read_trace(data, pods, seed)
     best: dict[str, float] = {}
     for _ in range(rounds):
@@ -73,7 +73,7 @@ def main(data: Path, pods: str, seed: int, rounds: int, as_json: bool) -> None:
     if as_json:
         print_json({name: round(value) for name, value in best.items()})
         return
-    click.echo(f"pods a second of processor time, commits included, the best of {rounds} runs")
+    click.echo(f"pods per second of processor time, commits included, the best of {rounds} runs")
     for name, value in best.items():
         faster = (
             f"  {value / PUBLISHED_PODS_PER_S:8,.0f} times the published simulator"

@@ -1,7 +1,7 @@
-"""How many functions and environment steps a second the serverless simulator does on one core.
+"""Speed of the serverless simulator on one core: functions and environment steps per second.
 
-`--workflows` names the public DAX files (see docs/simulators/serverless.md); without it, generated
-workflows of the same size and kind are used. Times are processor time, the best of several runs.
+`--workflows` are the public DAX files (see docs/simulators/serverless.md); without it, generated workflows
+of the same size and kind are used. Times are processor time, the best of several runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from simulator.serverless.workflow_files import read_workflows
 
 MEMORY_MIB = 128
 TARGETS = {"spread": 50_000, "congested": 15_000, "environment": 10_000}
-"""Functions or steps a second to reach."""
+"""Targets in functions or steps per second."""
 
 EIGHT_NODES = ClusterConfig(
     servers=(
@@ -40,7 +40,7 @@ EIGHT_NODES = ClusterConfig(
 
 
 def generated() -> list[WorkflowTemplate]:
-    """A Montage and a CyberShake of about 200 functions, each of 128 MiB and one thread."""
+    """Return a Montage and a CyberShake of about 200 functions, each of 128 MiB and one thread."""
     random = np.random.default_rng(0)
     templates = []
     for name, (count, pairs) in (("montage", montage(65)), ("cybershake", cybershake(98))):
@@ -51,14 +51,14 @@ def generated() -> list[WorkflowTemplate]:
 
 
 def best(repeats: int, once: Callable[[], tuple[int, float]]) -> float:
-    """Units of work a second, the best of `repeats`."""
+    """Return units of work per second, the best of `repeats` runs."""
     return max(count / seconds for count, seconds in (once() for _ in range(repeats)))
 
 
 def raw(
     templates: list[WorkflowTemplate], workflows: int, config: ClusterConfig, gap_s: float
 ) -> tuple[int, float]:
-    """(functions, seconds) of an episode whose decisions go round and round the nodes."""
+    """Return (functions, seconds) of an episode that places functions on the nodes in turn."""
     env = RawEnv([gap_s * wf_id for wf_id in range(workflows)], templates, config)
     env.reset(seed=1)
     nodes = len(env.cluster.nodes)
@@ -71,7 +71,7 @@ def raw(
 
 
 def environment(templates: list[WorkflowTemplate]) -> tuple[int, float]:
-    """(steps, seconds) of an episode with observations, rewards and random actions."""
+    """Return (steps, seconds) of an episode with observations, rewards and random actions."""
     env = ServerlessEnv([float(wf_id) for wf_id in range(5)], templates)
     env.reset(seed=1)
     nodes = np.random.default_rng(0).integers(len(env.raw.cluster.nodes), size=5000)
@@ -85,7 +85,7 @@ def environment(templates: list[WorkflowTemplate]) -> tuple[int, float]:
 
 
 def heuristic(templates: list[WorkflowTemplate], name: str) -> tuple[int, float]:
-    """(functions, seconds) of an episode that a policy of the resource manager decides."""
+    """Return (functions, seconds) of an episode that a policy of the resource manager schedules."""
     env = RawEnv([float(wf_id) for wf_id in range(5)], templates, ClusterConfig.c5())
     scheduler = PolicyScheduler(scheduler_policy(name), MEMORY_MIB)
     began = time.process_time()
@@ -116,7 +116,7 @@ def main(workflows: tuple[Path, ...], repeats: int) -> None:
     rates["cost_after_ten_times_as_many"] = round(few / many, 2)
     for name in HEURISTICS:
         rates[f"policy_{name}"] = best(3, lambda name=name: heuristic(templates, name))  # type: ignore[misc]
-    measured = {"unit": "functions or steps a second of processor time, the best of several runs"}
+    measured = {"unit": "functions or steps per second of processor time, the best of several runs"}
     print(json.dumps(measured | {name: round(rate, 2) for name, rate in rates.items()}, indent=2))
 
 

@@ -1,10 +1,10 @@
-"""A soak of the service: `python benchmarks/soak.py --minutes 60 --rate 200 --servers 1000`.
+"""Soak test of the service: `python benchmarks/soak.py --minutes 60 --rate 200 --servers 1000`.
 
-Serves the servers from a Redis of its own, archives the history, and sends allocate and release requests
-at an even rate, late ones not left out. Each minute (of a short run: each sixteenth) it writes down
-latencies, the service's processor time for each request, its memory, threads, open files and sockets, and
-Redis' memory, connections, keys and length of the stream. At the end the last quarter must look like the
-second (the first one fills caches), and the archive must hold every change. Exits with 1 if not.
+It runs the service on a separate Redis, archives the history, and sends allocate and release requests at a
+constant rate, late ones included. Each minute (each sixteenth of a short run) it records latencies, the
+service's processor time per request, its memory, threads, open files and sockets, and Redis' memory,
+connections, keys and length of the stream. At the end the last quarter must not exceed the second (the
+first one fills caches), and the archive must hold every change. It exits with 1 if not.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ INVENTORY = '[[servers]]\nname = "server-{{id}}"\ncount = {count}\ncpus = 64\ngp
 THREADS = 16
 HELD_S = 0.5
 GROWTH = {"service_mb": 1.15, "redis_mb": 1.15, "service_ms": 1.15, "p50_ms": 1.5, "p99_ms": 1.5}
-"""The last quarter may be this many times the second."""
+"""Largest ratio of the last quarter to the second."""
 
 LATENCIES = {"p50_ms", "p99_ms"}
-"""Of these the best minute of each quarter counts: what else runs on the machine only adds to them."""
+"""Figures of which the best minute of a quarter counts, since other work on the machine only adds to them."""
 
 MAY_NOT_GROW = {"sockets": 4, "files": 4, "threads": 2, "redis_clients": 4, "keys": 4}
-"""What must stay the same, but for as many as come and go."""
+"""Figures that must stay constant, and their allowed fluctuation."""
 
 
 @contextmanager
 def service(store_url: str, folder: Path, servers: int) -> Iterator[tuple[str, psutil.Process]]:
-    """`gpu-manager serve` on a free port: its address and its process."""
+    """Run `gpu-manager serve` on a free port; yield its address and its process."""
     inventory = folder / "inventory.toml"
     inventory.write_text(INVENTORY.format(count=servers))
     process = subprocess.Popen(
@@ -65,7 +65,7 @@ def service(store_url: str, folder: Path, servers: int) -> Iterator[tuple[str, p
     log = (folder / "service.log").open("w")
     try:
         assert process.stderr is not None
-        line = "nothing was said"
+        line = "it printed nothing"
         for line in process.stderr:
             entry = json.loads(line) if line.startswith("{") else {}
             if "address" in entry:
@@ -85,7 +85,7 @@ def service(store_url: str, folder: Path, servers: int) -> Iterator[tuple[str, p
 
 
 class Load:
-    """Allocations at `rate` / 2 per second, each released half a second later; from threads of its own."""
+    """Load of `rate` / 2 allocations per second, each released half a second later, from separate threads."""
 
     def __init__(self, address: str, rate: float) -> None:
         self.latencies: list[float] = []
@@ -136,7 +136,7 @@ class Load:
 def soak(
     load: Load, minutes: float, process: psutil.Process, sample: Callable[[], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One record a minute, or sixteen of them if the time is short."""
+    """Return one record per minute, at least sixteen."""
     count = max(round(minutes), 16)
     begin = time.perf_counter()
     records = []
@@ -169,7 +169,7 @@ def _processor_s(process: psutil.Process) -> float:
 
 
 def verdict(records: list[dict[str, Any]], asked: float) -> list[str]:
-    """What grew from the second quarter to the last, in words."""
+    """Return a line for each figure that grew from the second quarter to the last, and for other problems."""
     quarter = max(len(records) // 4, 1)
     before, after = records[quarter : 2 * quarter], records[-quarter:]
     problems = [f"{records[-1]['errors']} errors"] if records[-1]["errors"] else []
@@ -187,7 +187,7 @@ def verdict(records: list[dict[str, Any]], asked: float) -> list[str]:
 
 
 def missing_changes(archive: Path, version: int) -> list[str]:
-    """What the archive lacks of the changes 1 to `version`, in words."""
+    """Return a line if the archive lacks some of the changes 1 to `version`."""
     with archive.open() as lines:
         snapshot = json.loads(next(lines))["snapshot"]
         versions = [json.loads(line)["version"] for line in lines]
@@ -199,7 +199,7 @@ def missing_changes(archive: Path, version: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=200, help="requests a second")
+    parser.add_argument("--rate", type=float, default=200, help="requests per second")
     parser.add_argument("--servers", type=int, default=1000)
     arguments = parser.parse_args()
     for name, value in vars(arguments).items():

@@ -1,4 +1,4 @@
-"""How fast stores and locks are, beside redis-py's own lock in the same run."""
+"""Speed of stores and locks, compared with redis-py's own lock in the same run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inventory(servers: int) -> Snapshot:
 
 
 class Client:
-    """The least that can stand between allocator and store: what a manager costs comes on top."""
+    """Minimal client of allocator and store, without the costs of a manager."""
 
     def __init__(self, store: Store, servers: int) -> None:
         self.store = store
@@ -72,7 +72,7 @@ class Client:
 
 
 def rate(step: Callable[[int], Any], seconds: float) -> float:
-    """The best rate per second over rounds of a tenth of the time."""
+    """Return the best rate per second over rounds of a tenth of the time."""
     best, i, end = 0.0, 0, time.perf_counter() + seconds
     while (begin := time.perf_counter()) < end:
         count = 0
@@ -84,7 +84,7 @@ def rate(step: Callable[[int], Any], seconds: float) -> float:
 
 
 def contention(url: str, clients: int, seconds: float) -> dict[str, float]:
-    """Many threads on one state, each with a client of its own."""
+    """Measure many threads on one state, each with its own client."""
     latencies: list[float] = []
     errors: list[BaseException] = []
     end = time.perf_counter() + seconds
@@ -149,7 +149,7 @@ def measure(url: str, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", help="a Redis to use; by default an embedded one is started")
+    parser.add_argument("--url", help="Redis to use; default: an embedded one")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
     options = parser.parse_args()
     if not options.seconds > 0:

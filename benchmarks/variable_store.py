@@ -1,6 +1,6 @@
-"""Times allocate and release on the airflow:// store in a real task: `python benchmarks/variable_store.py`.
+"""Times of allocate and release on the airflow:// store in a task: `python benchmarks/variable_store.py`.
 
-Starts an Airflow of its own (SQLite, standalone) and runs one task that times 50 pairs. Prints JSON.
+It starts a separate Airflow (SQLite, standalone), runs one task that times 50 pairs, and prints JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vGPU simulator's speed, and the figures of its study: `speed`, `claims` or `loads`."""
+"""Speed of the vGPU simulator, and the figures of its study: `speed`, `claims` or `loads`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LOADS = (60, 160, 190, 220, 300)
 
 
 def best_of(scenario: Scenario, use_numba: bool, times: int) -> float:
-    """CPU seconds of the fastest of several runs with different seeds, after one that warms up.
+    """Return the CPU seconds of the fastest of several runs with different seeds, after a warm-up.
 
-    CPU time, because a run is one thread that never waits: on an idle machine it is the wall time.
+    A run is one thread that never waits, so on an idle machine its CPU time is the wall time.
     """
     simulate(scenario, 0, use_numba=use_numba, tasks=())
     seconds = []
@@ -36,7 +36,7 @@ def best_of(scenario: Scenario, use_numba: bool, times: int) -> float:
 
 
 def speed(seeds: int, jobs: int) -> None:
-    """One run of 32,000 ticks and 190 tasks both ways, and a sweep of A1 to A5."""
+    """Measure a run of 32,000 ticks and 190 tasks, plain and compiled, and a sweep of A1 to A5."""
     for name in ("A1", "A3"):
         for admission in ("quota", "usage"):
             scenario = load_scenario(name, {"tasks": 190, "scheduling.admission": admission})
@@ -51,13 +51,13 @@ def speed(seeds: int, jobs: int) -> None:
 
 
 def figures(name: str, seeds: Sequence[int], jobs: int, **changes: Any) -> dict[str, Any]:
-    """The collected figures of one scenario at 320 s and `poisson_burst`."""
+    """Return the collected figures of one scenario at 320 s and `poisson_burst`."""
     scenario = load_scenario(name, {"duration_s": 320, "arrival": "poisson_burst", "tasks": 160, **changes})
     return collect([summarise(each.run) for _, each in run_all({name: scenario}, seeds, jobs=jobs)])
 
 
 def claims(seeds: int, jobs: int) -> None:
-    """Each claim's switch by itself, at 160 tasks: the share of started tasks with IR above 1.25."""
+    """Print the share of started tasks with IR above 1.25 for each claim's switch alone, at 160 tasks."""
     cases: list[tuple[str, str, dict[str, Any]]] = [
         ("A1", "quota", {}),
         ("A3", "quota", {}),
@@ -100,7 +100,7 @@ def claims(seeds: int, jobs: int) -> None:
 
 
 def loads(seeds: int, jobs: int) -> None:
-    """Every scenario at each load, everything else as in the claims."""
+    """Print every scenario at each load, with the other settings of the claims."""
     print(
         "| tasks | scenario | started | SLO | dropped | IR mean | IR p95 | IR > 1.25 | compute used | cuts |"
     )

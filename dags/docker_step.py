@@ -1,4 +1,4 @@
-"""A lease as setup and teardown around a Docker step of Airflow's own operator."""
+"""Lease as setup and teardown around a step of Airflow's own Docker operator."""
 
 from airflow.providers.docker.operators.docker import DockerOperator
 from airflow.sdk import DAG, Param
@@ -19,7 +19,7 @@ with (
     ) as dag,
     gpu_lease(gpus=2, cpus=4) as lease,
 ):
-    # An engine whose default runtime is NVIDIA's gives the container the GPUs that this variable names.
+    # If NVIDIA's is the engine's default runtime, the container gets the GPUs that this variable names.
     DockerOperator(
         task_id="train",
         image="{{ params.image }}",

@@ -1,4 +1,4 @@
-"""Ends the jobs and leases of Airflow tasks that are over; switch it on in every installation."""
+"""End the jobs and leases of Airflow tasks that have ended; unpause this DAG in every installation."""
 
 from resource_manager.airflow import reconcile_dag
 

@@ -33,7 +33,7 @@ with DAG(
 
     @task.gpu(gpus=2, cpus=4)
     def evaluate() -> str:
-        """Runs in a worker, with its GPUs in the environment."""
+        """Return the GPUs of this task from its environment; it runs in a worker."""
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
     stages[1] >> evaluate()

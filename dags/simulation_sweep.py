@@ -1,7 +1,7 @@
-"""Policies and queue orders on one workload, one mapped task a run: `gpu-simulate compare` over Airflow.
+"""Comparison of policies and queue orders on one workload: `gpu-simulate compare` with a mapped task per run.
 
-Parameters: `nodes` and `jobs` are the files of a workload of your own (docs/simulators/replay.md names
-their columns); without them a small workload is made. The last task returns what was found.
+Parameters: `nodes` and `jobs` are the files of your workload (docs/simulators/replay.md describes their
+columns); without them a small workload is generated. The last task returns the findings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow.sdk import Param, dag, task
 
 
 @dag(
-    description="Compares placement policies and queue orders on one workload, one mapped task a run.",
+    description="Compare placement policies and queue orders on one workload, one mapped task per run.",
     schedule=None,
     start_date=datetime(2025, 1, 1),
     catchup=False,
@@ -25,14 +25,14 @@ from airflow.sdk import Param, dag, task
         "jobs": Param("", type="string", description="File of the jobs, CSV or JSON"),
         "policies": Param(["first_fit", "best_fit", "fgd"], type="array"),
         "orders": Param(["fifo", "fifo+backfill", "fair_share"], type="array"),
-        # A suggestion of the form, for a machine of one's own.
-        "folder": Param("/tmp/simulation_sweep", type="string", description="Where the report goes"),  # nosec B108
+        # A default in the form, for a machine with one user.
+        "folder": Param("/tmp/simulation_sweep", type="string", description="Folder of the report"),  # nosec B108
     },
 )
 def simulation_sweep() -> None:
     @task
     def cases(params: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every run, as plain values that Airflow can hand on."""
+        """Return every run as plain values, which Airflow can pass on."""
         from simulator.replay.comparison import Source, cases_as_values, check
         from simulator.replay.sample import write_sample
 
@@ -45,14 +45,14 @@ def simulation_sweep() -> None:
 
     @task
     def run(case: dict[str, Any]) -> dict[str, Any]:
-        """One run."""
+        """Simulate one run and return its metrics."""
         from simulator.replay.comparison import case_from_values, run_case
 
         return run_case(case_from_values(case))
 
     @task
     def report(results: list[dict[str, Any]], params: dict[str, Any]) -> list[str]:
-        """Writes the page and returns the findings."""
+        """Write the report and return the findings."""
         from simulator.replay.comparison import findings
         from simulator.replay.page import render
         from simulator.report import write_text

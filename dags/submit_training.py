@@ -1,4 +1,4 @@
-"""Trains what is asked for in Airflow's trigger form: an image or a command, GPUs, CPUs, and a server."""
+"""Training with the parameters of Airflow's trigger form: an image or a command, GPUs, CPUs, and a server."""
 
 from datetime import timedelta
 
@@ -24,9 +24,9 @@ with DAG(
             'echo "training on GPUs $CUDA_VISIBLE_DEVICES of $GPU_SERVER"',
             type="string",
             title="Command",
-            description="For a shell.",
+            description="Shell command.",
         ),
-        "image": Param("", type=["string", "null"], title="Image", description="Runs on Docker if given."),
+        "image": Param("", type=["string", "null"], title="Image", description="Runs in Docker if set."),
         "gpus": Param(1, type="integer", minimum=1, title="GPUs", description="Of one server."),
         "cpus": Param(8, type="integer", minimum=1, title="CPUs"),
         "server": Param("", type=["string", "null"], title="Preferred server", description="Its id or name."),

@@ -1,4 +1,4 @@
-"""A grid of hyper-parameters: one mapped task for each point, each on GPUs of its own."""
+"""Grid of hyper-parameters: one mapped task for each point, each on its own GPUs."""
 
 import sys
 from itertools import product
@@ -16,7 +16,7 @@ with DAG(
 
     @task
     def grid() -> list[list[str]]:
-        """A command for each point."""
+        """Return a command for each point."""
         return [
             [sys.executable, str(JOB), "--epochs=3", f"--width={width}", f"--learning-rate={learning_rate}"]
             for width, learning_rate in product((32, 64), (0.001, 0.003, 0.01))
@@ -24,7 +24,7 @@ with DAG(
 
     @task
     def best(results: list[dict]) -> dict:
-        """The most accurate of the models."""
+        """Return the result of the most accurate model."""
         return max(results, key=lambda result: result["accuracy"])
 
     trained = GPUTrainingOperator.partial(

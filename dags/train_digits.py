@@ -1,4 +1,4 @@
-"""Six models of the handwritten digits at once, each on GPUs of its own; not all fit, so some wait."""
+"""Six models of the handwritten digits at once, each on its own GPUs; not all fit, so some wait."""
 
 import sys
 from datetime import timedelta
@@ -29,7 +29,7 @@ with DAG(
             gpus=gpus,
             cpus=cpus,
             command=[sys.executable, str(JOB), f"--width={width}", f"--learning-rate={learning_rate}"],
-            # The servers of the example are one machine; each job keeps to one of its cores.
+            # All servers of the example are one machine; each job uses one of its cores.
             env={"OMP_NUM_THREADS": "1"},
             retries=1,
             retry_delay=timedelta(seconds=10),

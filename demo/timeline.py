@@ -1,4 +1,4 @@
-"""What every task did when, from the manager's history: live on a terminal, and as a picture."""
+"""Timeline of every task, from the manager's history: live on a terminal, and as a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resource_manager.views import short_name
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A task's time on its GPUs; times are seconds of the store's clock, `released_at` None while it runs."""
+    """Lease of a task; times are seconds of the store's clock, `released_at` is None while it runs."""
 
     task_id: str
     queued_at: float
@@ -35,7 +35,7 @@ class Holding:
 
 
 def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
-    """Every lease of the history, in the order of the grants."""
+    """Return every lease of the history, in the order of the grants."""
     open_leases: dict[int, Holding] = {}
     found: list[Holding] = []
     for change in history:
@@ -68,7 +68,7 @@ def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
 
 
 def overlaps(held: Sequence[tuple[str, str, Iterable[int], float, float]]) -> list[str]:
-    """Two of (task, server, GPU ids, from, to) that had the same GPU at the same time, in words."""
+    """Return a line for each two of (task, server, GPU ids, from, to) with the same GPU at the same time."""
     per_gpu: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
     for task, server, gpu_ids, start, end in held:
         for gpu_id in gpu_ids:
@@ -78,7 +78,7 @@ def overlaps(held: Sequence[tuple[str, str, Iterable[int], float, float]]) -> li
         spans.sort()
         for (_, end, first), (start, _, second) in pairwise(spans):
             if start < end:
-                found.append(f"GPU {gpu_id} of {server} was held by {first} and {second} at once")
+                found.append(f"GPU {gpu_id} of {server} was allocated to {first} and {second} at once")
     return found
 
 
@@ -87,7 +87,7 @@ def live_view(
     leases: Sequence[Mapping[str, Any]],
     queue: Sequence[Mapping[str, Any]],
 ) -> Group:
-    """The servers as `gpu-manager status` shows them, and who waits."""
+    """Return the servers as `gpu-manager status` shows them, and the pending requests."""
     summary = {"total_servers": len(servers), "servers": servers}
     waiting = [
         Text(
@@ -102,7 +102,7 @@ def live_view(
 
 
 def _colours(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The colour of each task; those of one GPU one after the other differ too."""
+    """Return the colour of each task; consecutive tasks on one GPU differ too."""
     ids = {server["server_name"]: server["server_id"] for server in servers}
     return {
         task: colour.rgb
@@ -114,7 +114,7 @@ def _colours(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]]) -> d
 
 
 def draw(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Writes the timeline as a picture: a row for each GPU, and above them who waited."""
+    """Write the timeline as a picture: a row for each GPU, and the waits above them."""
     import matplotlib
 
     matplotlib.use("Agg")

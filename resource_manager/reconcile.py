@@ -1,4 +1,4 @@
-"""Ends leases whose tasks are over: their jobs first, and the leases once the jobs are really gone."""
+"""End leases whose tasks have ended: first their jobs, then the leases once the jobs are gone."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers import JobState, Launcher, LauncherError, job_key, open_launcher
+from resource_manager.models import Outcome
 from resource_manager.task_identity import TaskIdentity
 
 logger = logging.getLogger(__name__)
 
 RUN_SCOPE = "run"
-"""Label `scope` of a lease that lives until its whole DAG run is over, not only its task."""
+"""Label `scope` of a lease that lives until its whole DAG run has ended, not only its task."""
 
 PROCESS_SCOPE = "process"
-"""Label `scope` of a lease that a process uses, renews, and lets run out only once it is gone."""
+"""Label `scope` of a lease that a process uses and renews; it expires only after that process is gone."""
 
 
 class Manager(Protocol):
-    """What is needed of a `GPUResourceManager` or a `ServiceClient`."""
+    """Methods that reconciling needs of a `GPUResourceManager` or a `ServiceClient`."""
 
     def leases(self) -> list[dict[str, Any]]: ...
     def queue(self) -> list[dict[str, Any]]: ...
@@ -34,18 +36,18 @@ class Manager(Protocol):
 
 
 class TaskStates(Protocol):
-    """What Airflow knows; both may be asked about anything."""
+    """States of task instances and DAG runs in Airflow, which need not exist."""
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
-        """Those of the task instances that exist and have not ended."""
+        """Return the task instances among these that exist and have not ended."""
 
     def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
-        """Whether the DAG run exists and has not ended."""
+        """Return whether the DAG run exists and has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """Where a lease's job runs; all of it follows from the lease, so that anyone can find the job."""
+    """Place of a lease's job, derived from the lease alone, so that any process can find the job."""
 
     key: str
     task_id: str
@@ -56,7 +58,7 @@ class RunningJob:
 
     @classmethod
     def of(cls, allocation: Mapping[str, Any]) -> RunningJob | None:
-        """The job of an allocation, or None for a lease without a launcher."""
+        """Return the job of an allocation, or None for a lease without a launcher."""
         labels = allocation["labels"]
         launcher = labels.get("launcher")
         if launcher is None:
@@ -71,30 +73,43 @@ class RunningJob:
         )
 
     def open(self) -> Launcher:
-        """Its launcher; raises `LauncherError`."""
+        """Open the job's launcher; raises `LauncherError`."""
         return open_launcher(self.launcher, self.address, self.conn_id)
+
+
+class ActionKind(StrEnum):
+    """Kind of an `Action`: what happened to the lease or pending request."""
+
+    RELEASED = "released"
+    CANCELLED = "cancelled"
+    RENEWED = "renewed"
+    KEPT = "kept"
+    GONE_BEFORE = "gone before"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What was done about one lease or waiting request, and why."""
+    """Action on one lease or pending request, and its reason."""
 
     task_id: str
-    action: str
+    action: ActionKind
     detail: str = ""
 
 
-def end(manager: Manager, entry: Mapping[str, Any], outcome: str = "CANCELLED") -> Action:
-    """Ends one lease (its job first) or waiting request, as `leases()` or `queue()` has it.
+def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome = Outcome.CANCELLED) -> Action:
+    """End one lease (its job first) or pending request, given as an entry of `leases()` or `queue()`.
 
-    The lease stays where the job cannot be stopped: held is safe, free is not.
+    The lease is kept if the job cannot be stopped: GPUs that a job may still use must not become free.
     """
     task_id = entry["task_id"]
     if entry["state"] == "WAITING":
         done = manager.cancel(task_id)
-        return Action(task_id, "cancelled" if done else "gone before", "it waited for GPUs")
-    if entry["labels"].get("scope") == PROCESS_SCOPE:  # a task that is over in Airflow is still being ended
-        return Action(task_id, "kept", "its process may still run, and the lease runs out after it")
+        kind = ActionKind.CANCELLED if done else ActionKind.GONE_BEFORE
+        return Action(task_id, kind, "it was pending")
+    if (
+        entry["labels"].get("scope") == PROCESS_SCOPE
+    ):  # the process may outlive the end of its task in Airflow
+        return Action(task_id, ActionKind.KEPT, "its process may still run; the lease expires after it")
     job, detail = RunningJob.of(entry), "it had no job"
     if job is not None:
         try:
@@ -102,26 +117,26 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: str = "CANCELLED") 
                 was = launcher.status(job.key).state
                 launcher.stop(job.key)
         except LauncherError as error:
-            return Action(task_id, "kept", f"its job may still run: {error}")
+            return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
         detail = "its job was stopped" if was is JobState.RUNNING else "its job was gone"
     released = manager.release_resources(task_id, fencing_token=entry["fencing_token"], outcome=outcome)
-    return Action(task_id, "released" if released else "gone before", detail)
+    return Action(task_id, ActionKind.RELEASED if released else ActionKind.GONE_BEFORE, detail)
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """The actions of one comparison, and how many leases and requests of other Airflows were left alone."""
+    """Actions of one comparison, and the number of entries of other Airflow instances, left unchanged."""
 
     actions: list[Action]
     other_instances: int
 
 
 def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconciliation:
-    """Compare what the Airflow with that instance id holds and waits for with its task instances.
+    """Compare the leases and pending requests of the Airflow with this instance id with its task instances.
 
-    Reads the leases before the tasks: a task seen as over after its lease was seen will not use it again.
-    Leases of other Airflows, whose tasks `states` cannot know, are only counted. Leases of nobody in Airflow
-    (asked for through REST or Python) are left to their time to live.
+    The leases are read before the tasks: a task that has ended after its lease was read will not use it
+    again. Leases of other Airflow instances, whose tasks `states` cannot see, are only counted. Leases of no
+    Airflow task (requested through REST or Python) are left to expire by their TTL.
     """
     entries = [*manager.leases(), *manager.queue()]
     of_tasks = [
@@ -143,11 +158,15 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
                 actions.append(end(manager, entry))
             elif entry.get("quarantined"):
                 manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])
-                actions.append(Action(entry["task_id"], "renewed", "nobody did, but its task goes on"))
+                actions.append(
+                    Action(
+                        entry["task_id"], ActionKind.RENEWED, "it was quarantined, but its task is unfinished"
+                    )
+                )
         except LeaseNotFoundError:
-            actions.append(Action(entry["task_id"], "gone before"))
+            actions.append(Action(entry["task_id"], ActionKind.GONE_BEFORE))
         except ResourceManagerError as error:
-            actions.append(Action(entry["task_id"], "kept", str(error)))
+            actions.append(Action(entry["task_id"], ActionKind.KEPT, str(error)))
     for action in actions:
         logger.info("%s %s: %s", action.action, action.task_id, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from resource_manager.models import Change, Expired, Granted, Lease, Released, Request
+from resource_manager.models import Change, Expired, Granted, Lease, Outcome, Released, Request
 
 KEPT_RUNTIMES = 20
 ENOUGH_RUNTIMES = 3
 MAX_TASKS = 10_000
 
-CUT_SHORT = frozenset({"FAILED", "CANCELLED"})
-"""Outcomes of runs that ended early and are ignored as measurements of the task's runtime."""
+CUT_SHORT = frozenset({Outcome.FAILED, Outcome.CANCELLED})
+"""Outcomes of runs that say nothing about how long the task takes."""
 
 
 class Confidence(IntEnum):

@@ -1,4 +1,4 @@
-"""Whose lease it is: one name for an Airflow's dag, run, task and map index, the same on every try."""
+"""Identity of an Airflow task instance (DAG, run, task, map index), equal on every try; names its lease."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """A task instance without its tries; `map_index` is -1 for a task that is not mapped.
+    """Task instance without its tries; `map_index` is -1 for a task that is not mapped.
 
-    `instance` is the id of its Airflow: two Airflows on one store may have equal names for the rest.
+    `instance` is the id of its Airflow: the other names of two Airflow instances on one store may be equal.
     """
 
     instance: str
@@ -23,7 +23,7 @@ class TaskIdentity:
 
     @classmethod
     def of(cls, task_instance: Any, instance: str) -> Self:
-        """The identity of any of Airflow's task instance classes, in the Airflow with that id."""
+        """Return the identity of a task instance, of any of Airflow's classes, in the Airflow of this id."""
         map_index = task_instance.map_index
         return cls(
             instance,
@@ -35,7 +35,7 @@ class TaskIdentity:
 
     @classmethod
     def from_labels(cls, labels: Mapping[str, str]) -> Self | None:
-        """The identity that `labels` wrote, or None for a lease that belongs to no task of Airflow."""
+        """Return the identity that `labels` wrote, or None for a lease that belongs to no Airflow task."""
         try:
             instance, dag_id, run_id = labels["instance"], labels["dag_id"], labels["run_id"]
             return cls(instance, dag_id, run_id, labels["task_id"], int(labels["map_index"]))
@@ -44,10 +44,10 @@ class TaskIdentity:
 
     @property
     def lease_id(self) -> str:
-        """The id under which the manager knows it: `instance:dag/run/task`, with `/index` if it is mapped.
+        """Lease id of the task instance: `instance:dag/run/task`, with `/index` if it is mapped.
 
-        No two task instances have the same one: an instance has no colon, and a slash within a name, which
-        Airflow can be set to allow in ids of runs, is written as `%2F`.
+        It is unique: an instance id has no colon, and a slash within a name, which Airflow can be
+        configured to allow in run ids, is written as `%2F`.
         """
         parts = [_without_slash(name) for name in (self.dag_id, self.run_id, self.task_id)]
         if self.map_index >= 0:

@@ -1,4 +1,4 @@
-"""Trains one classifier of scikit-learn's handwritten digits and prints its accuracy as a line of JSON."""
+"""Train one classifier of scikit-learn's handwritten digits and print its accuracy as a line of JSON."""
 
 import argparse
 import json
@@ -13,14 +13,14 @@ BATCH = 64
 
 
 def shifted(images, labels):
-    """The 8x8 images, and each moved by one pixel up, down, left and right: five times the data."""
+    """Return the 8x8 images, and each shifted by one pixel up, down, left and right: five times the data."""
     moves = [(0, 0), (1, 1), (-1, 1), (1, 2), (-1, 2)]
     moved = [np.roll(images, step, axis) if step else images for step, axis in moves]
     return np.concatenate(moved), np.tile(labels, len(moves))
 
 
 def train_with_torch(train, test, width, learning_rate, epochs):
-    """A network of one hidden layer on the first granted GPU; yields its accuracy after every epoch."""
+    """Train a network of one hidden layer on the first granted GPU; yield its accuracy after every epoch."""
     import torch
 
     device = torch.device("cuda")
@@ -41,7 +41,7 @@ def train_with_torch(train, test, width, learning_rate, epochs):
 
 
 def train_with_sklearn(train, test, width, learning_rate, epochs):
-    """The same network on CPUs."""
+    """Train the same network on CPUs; yield its accuracy after every epoch."""
     from sklearn.neural_network import MLPClassifier
 
     model = MLPClassifier((width,), learning_rate_init=learning_rate, batch_size=BATCH, random_state=0)

@@ -1,4 +1,4 @@
-"""Everything that the author of a DAG needs; each name is loaded when it is first asked for."""
+"""Names for authors of DAGs; each is imported at its first use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What Airflow loads by the entry point `airflow.plugins`: the service under /gpu, listener and macro."""
+"""Plugin that Airflow loads by the entry point `airflow.plugins`: service under /gpu, listener, macro."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from resource_manager.provider import listener
 
 
 class GPUResourceManagerPlugin(AirflowPlugin):
-    """Everything it registers lives in `resource_manager`."""
+    """Plugin that registers the service, the listener and the macro of `resource_manager`."""
 
     name = "gpu_resource_manager"
-    fastapi_apps = [FASTAPI_APP]  # noqa: RUF012 - declared so by Airflow
+    fastapi_apps = [FASTAPI_APP]  # noqa: RUF012 - Airflow declares it as a list
     fastapi_root_middlewares = [AT_START]  # noqa: RUF012
     external_views = [PAGE]  # noqa: RUF012
     listeners = [listener]  # noqa: RUF012

@@ -1,6 +1,6 @@
-"""`gpu-manager`: the manager's commands, against a service or straight against the store."""
+"""`gpu-manager`: the manager's commands, on a service or directly on the store."""
 
-from resource_manager.cli import benching, reconciling, serving  # noqa: F401 - they add their commands
+from resource_manager.cli import benching, reconciling, serving  # noqa: F401 - importing them adds their commands
 from resource_manager.cli.commands import main
 
 __all__ = ["main"]

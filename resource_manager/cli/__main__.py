@@ -1,4 +1,4 @@
-"""`python -m resource_manager.cli` is `gpu-manager`."""
+"""Entry point of `python -m resource_manager.cli`, which is `gpu-manager`."""
 
 from resource_manager.cli import main
 

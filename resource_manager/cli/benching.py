@@ -1,4 +1,4 @@
-"""`gpu-manager bench`: how fast it is here."""
+"""`gpu-manager bench`: benchmark on this machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from resource_manager.command_line import BAD_INPUT, Failure, print_json
 @click.option(
     "--redis",
     "redis_url",
-    help="A Redis to use, in namespaces of its own; default: embedded. Its user needs the rights of "
+    help="Redis URL, used in separate namespaces; default: embedded. Its user needs the rights of "
     "docs/stores.md, with +scan +script|load, on ~{gpu_manager_bench_* ~gpu_manager_bench_lock.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="For each figure."
+    "--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="Time per figure."
 )
 @json_option
 @click.pass_obj
@@ -30,7 +30,7 @@ def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float
     from resource_manager.redis_client import SCHEMES
 
     if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
-        raise Failure(f"--redis takes a Redis URL, got {redis_url!r}", BAD_INPUT)
+        raise Failure(f"--redis must be a Redis URL, got {redis_url!r}", BAD_INPUT)
     if over_http:
         from resource_manager.api.bench import run
     else:

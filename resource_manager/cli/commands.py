@@ -1,4 +1,4 @@
-"""The commands that look and act."""
+"""Commands that read and change the state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resource_manager.task_identity import probe_id
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
-else:  # rich, which no command with --json needs
+else:  # loads rich, which no command with --json needs
     tables = lazy_module("resource_manager.cli.tables")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,15 +32,15 @@ _SILENCE = logging.NullHandler()
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--url", envvar="GPU_MANAGER_URL", help="Service to call; without one, straight to the store.")
+@click.option("--url", envvar="GPU_MANAGER_URL", help="URL of the service; without it, the store is used.")
 @click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
-@click.option("--store", help="Store to use, over GPU_MANAGER_STORE: redis://…, airflow://, memory://.")
-@click.option("--policy", help="Placement policy, over GPU_MANAGER_POLICY.")
-@click.option("--order", help="Queue order, over GPU_MANAGER_ORDER.")
+@click.option("--store", help="Store (redis://…, airflow://, memory://); overrides GPU_MANAGER_STORE.")
+@click.option("--policy", help="Placement policy; overrides GPU_MANAGER_POLICY.")
+@click.option("--order", help="Queue order; overrides GPU_MANAGER_ORDER.")
 @click.option(
     "--inventory",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with the servers, over GPU_MANAGER_INVENTORY.",
+    help="TOML file with the servers; overrides GPU_MANAGER_INVENTORY.",
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
@@ -53,9 +53,9 @@ def main(
     order: str | None,
     inventory: Path | None,
 ) -> None:
-    """Leases on named GPUs and CPUs: look at them, ask for them, give them back.
+    """Show, request and release leases on named GPUs and CPUs.
 
-    Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store not reachable.
+    Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store unreachable.
     """
     # A command's own line says what its caller must know; `serve` sets up a log of its own.
     logging.getLogger("resource_manager").addHandler(_SILENCE)
@@ -66,22 +66,24 @@ def main(
 
 
 def check_interval(option: str, interval_s: float | None) -> None:
-    """Raises `Failure` for a time that nobody can sleep."""
+    """Raise `Failure` unless the interval is above 0 s and at most a day."""
     if interval_s is not None and not 0 < interval_s <= DAY_S:
-        raise Failure(f"{option} takes seconds above 0 and up to {DAY_S}, got {interval_s:g}", BAD_INPUT)
+        raise Failure(f"{option} must be above 0 and at most {DAY_S} seconds, got {interval_s:g}", BAD_INPUT)
 
 
 def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON only.")(command)
 
 
 @main.command()
-@click.option("--watch", "interval_s", is_flag=False, flag_value=2.0, type=float, help="Again every SECONDS.")
+@click.option(
+    "--watch", "interval_s", is_flag=False, flag_value=2.0, type=float, help="Repeat every SECONDS."
+)
 @json_option
 @click.pass_obj
 @exit_codes
 def status(target: Target, interval_s: float | None, as_json: bool) -> None:
-    """Servers, leases and the queue."""
+    """Show servers, leases and the queue."""
     check_interval("--watch", interval_s)
     if interval_s is None:
         _show_status(target, as_json)
@@ -105,7 +107,7 @@ def _show_status(target: Target, as_json: bool) -> None:
     if as_json:
         print_json(target.manager.get_resource_summary())
     else:
-        shown = _status(target)  # before rich is loaded, for there may be nothing to show
+        shown = _status(target)  # before rich is loaded, since this may fail
         tables.console().print(shown)
 
 
@@ -119,7 +121,7 @@ def _status(target: Target) -> Any:
 @click.pass_obj
 @exit_codes
 def leases(target: Target, as_json: bool) -> None:
-    """Live leases, the oldest first."""
+    """Show the leases, the oldest first."""
     found = target.manager.leases()
     print_json(found) if as_json else tables.console().print(tables.leases_table(found, time.time()))
 
@@ -129,7 +131,7 @@ def leases(target: Target, as_json: bool) -> None:
 @click.pass_obj
 @exit_codes
 def queue(target: Target, as_json: bool) -> None:
-    """Waiting requests in the order of service."""
+    """Show the pending requests in queue order."""
     found = target.manager.queue()
     print_json(found) if as_json else tables.console().print(tables.queue_table(found))
 
@@ -142,7 +144,7 @@ def queue(target: Target, as_json: bool) -> None:
 @click.pass_obj
 @exit_codes
 def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
-    """Grant GPUs now, or say why not and exit with 1."""
+    """Grant GPUs now, or print why not and exit with 1."""
     from resource_manager.refusal import Refusal, RefusalKind  # which the manager and the client load anyway
 
     lease = target.manager.try_allocate(task_id, **arguments_of(wish))
@@ -172,50 +174,50 @@ def submit(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
 
 @main.command()
 @click.argument("task_id")
-@click.option("--fencing-token", type=int, help="Only if the lease still is this very one.")
-@click.option("--outcome", default="", help="How the task ended, for the history.")
+@click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
+@click.option("--outcome", default="", help="Outcome for the history: SUCCESS, FAILED, CANCELLED or any.")
 @json_option
 @click.pass_obj
 @exit_codes
 def release(target: Target, task_id: str, fencing_token: int | None, outcome: str, as_json: bool) -> None:
     """End a lease."""
     done = target.manager.release_resources(task_id, fencing_token=fencing_token, outcome=outcome)
-    _done(done, as_json, task_id, "released", f"{task_id!r} holds no such lease")
+    _done(done, as_json, task_id, "released", f"there is no such lease of {task_id!r}")
 
 
 @main.command()
 @click.argument("task_id")
-@click.option("--fencing-token", type=int, help="Only if the lease still is this very one.")
+@click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @json_option
 @click.pass_obj
 @exit_codes
 def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool) -> None:
-    """Count a lease's life anew from now."""
+    """Renew a lease: its TTL starts again from now."""
     lease = target.manager.renew(task_id, fencing_token=fencing_token)
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 
 @main.command()
 @click.argument("task_id")
-@click.option("--reason", default="", help="For the history.")
+@click.option("--reason", default="", help="Reason for the history.")
 @json_option
 @click.pass_obj
 @exit_codes
 def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
-    """Take a waiting request out of the queue."""
+    """Remove a pending request from the queue."""
     done = target.manager.cancel(task_id, reason=reason)
-    _done(done, as_json, task_id, "cancelled", f"{task_id!r} does not wait")
+    _done(done, as_json, task_id, "cancelled", f"{task_id!r} has no pending request")
 
 
 @main.command()
 @click.argument("server")
-@click.option("--reason", default="", help="Shown to everyone who looks.")
-@click.option("--failed", is_flag=True, help="The server is broken, not only closed.")
+@click.option("--reason", default="", help="Reason, shown to every user.")
+@click.option("--failed", is_flag=True, help="Mark the server as broken, not only closed.")
 @json_option
 @click.pass_obj
 @exit_codes
 def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool) -> None:
-    """Give a server (id or name) no new leases; those it has live on."""
+    """Grant no new leases on a server (id or name); its current leases continue."""
     view = _known_server(lambda: target.manager.drain(_server(server), reason=reason, failed=failed))
     running = view["running_tasks"]
     print_json(view) if as_json else click.echo(f"{view['server_name']}: drained, {running} still running")
@@ -227,23 +229,23 @@ def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool)
 @click.pass_obj
 @exit_codes
 def restore(target: Target, server: str, as_json: bool) -> None:
-    """Let a drained server (id or name) take leases again."""
+    """Allow new leases on a drained server (id or name) again."""
     view = _known_server(lambda: target.manager.restore(_server(server)))
     print_json(view) if as_json else click.echo(f"{view['server_name']}: takes leases again")
 
 
 @main.command()
-@click.option("--after", type=click.IntRange(0, 2**53), default=0, help="Version to begin after.")
+@click.option("--after", type=click.IntRange(0, 2**53), default=0, help="Only changes after this version.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write all that is kept into this file, for gpu-simulate replay --history.",
+    help="Write the whole kept history into this file, for gpu-simulate replay --history.",
 )
 @click.option(
     "--archive",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="As --export, but append to the file what it does not have yet.",
+    help="Like --export, but append only the changes that the file does not have yet.",
 )
 @json_option
 @click.pass_obj
@@ -251,7 +253,7 @@ def restore(target: Target, server: str, as_json: bool) -> None:
 def history(
     target: Target, after: int, limit: int, export: Path | None, archive: Path | None, as_json: bool
 ) -> None:
-    """The changes that are kept, the oldest first."""
+    """Show the changes in the kept history, the oldest first."""
     if export is not None and archive is not None:
         raise Failure("--export and --archive exclude each other", BAD_INPUT)
     if target.url and (export or archive):
@@ -261,7 +263,7 @@ def history(
 
         changes = extend(archive, target.manager)
         print_json({"file": str(archive), "changes": changes}) if as_json else click.echo(
-            f"{archive}: {changes} changes more"
+            f"{archive}: {changes} new changes"
         )
         return
     if export is not None:
@@ -282,7 +284,7 @@ def history(
 @click.pass_obj
 @exit_codes
 def explain(target: Target, /, as_json: bool, **wish: Any) -> None:
-    """What if: would this request fit now, where, and why not. Exits with 1 if it would not be granted."""
+    """Show whether this request would be granted now, where, or why not; exit with 1 if not."""
     answer = target.manager.explain(probe_id(), **arguments_of(wish))
     print_json(answer) if as_json else tables.console().print(tables.explanation(answer))
     if not answer["would_be_granted"]:
@@ -290,7 +292,7 @@ def explain(target: Target, /, as_json: bool, **wish: Any) -> None:
 
 
 @main.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @click.pass_obj
 @exit_codes
@@ -298,15 +300,15 @@ def reset(target: Target, yes: bool, as_json: bool) -> None:
     """End all leases and empty the queue. Dangerous while jobs run."""
     if not yes:
         if as_json:
-            raise Failure("with --json nobody can be asked: add --yes", BAD_INPUT)
+            raise Failure("--json cannot ask for confirmation: add --yes", BAD_INPUT)
         click.confirm("End every lease and empty the queue?", abort=True, err=True)
-    _done(target.manager.reset_resources(), as_json, None, "reset", "the lock was not free")
+    _done(target.manager.reset_resources(), as_json, None, "reset", "the lock was not free: try again")
 
 
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that completes commands in that shell: eval "$(gpu-manager completion bash)"."""
+    """Print the completion script for a shell, used as: eval "$(gpu-manager completion bash)"."""
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(main, {}, PROGRAM, "_GPU_MANAGER_COMPLETE").source())
@@ -317,7 +319,7 @@ def _server(text: str) -> int | str:
 
 
 def _known_server(change: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The change's view; an unknown server is not found, rather than bad input."""
+    """Return the changed server's view; an unknown server exits as not found, not as bad input."""
     try:
         return change()
     except UnknownNodeError as error:

@@ -1,4 +1,4 @@
-"""What a request asks for, as options of a command, and the manager's arguments that they make."""
+"""Options of a command that describe a request, and the manager's arguments made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class WholeGpus(click.ParamType[int]):
-    """A whole number; says how to ask for a share where one is given."""
+    """Whole number; for a fraction, the error explains how to request a GPU fraction."""
 
     name = "integer"
 
@@ -30,33 +30,33 @@ class WholeGpus(click.ParamType[int]):
 
 
 def demand_options(command: F) -> F:
-    """What a request asks for."""
+    """Add the options for GPUs, CPUs and the queue."""
     for option in (
         click.option("--team"),
         click.option("--priority", type=int),
         click.option(
-            "--sensitivity", "sensitivity_per_s", type=float, help="How fast the utility falls, per second."
+            "--sensitivity", "sensitivity_per_s", type=float, help="Steepness of the utility, per second."
         ),
         click.option(
             "--target", "target_s", type=float, metavar="SECONDS", help="Age that halves the utility."
         ),
-        click.option("--utility", type=float, help="What finishing in good time is worth."),
+        click.option("--utility", type=float, help="Value of finishing well before the target."),
         click.option("--expected-runtime", "expected_runtime_s", type=float, metavar="SECONDS"),
-        click.option("--server", help="The only server that will do: name or id."),
+        click.option("--server", help="Required server: name or id."),
         click.option("--prefer-server", "prefer_server_id", help="Server to try first: name or id."),
         click.option(
             "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Such as memory_mib."
         ),
         click.option("--vendor", help="Vendor of the GPUs."),
-        click.option("--gpu-type", "gpu_types", multiple=True, help="May be repeated; any of them will do."),
-        click.option("--gpu-milli", type=int, help="A share: thousandths of one GPU, with --gpus 1."),
+        click.option("--gpu-type", "gpu_types", multiple=True, help="Accepted GPU type; may be repeated."),
+        click.option("--gpu-milli", type=int, help="GPU fraction: thousandths of one GPU, with --gpus 1."),
         click.option("--cpus", "required_cpus", type=int, default=1, show_default=True),
         click.option(
             "--gpus",
             "required_gpus",
             type=WholeGpus(),
             required=True,
-            help="Whole GPUs of one server, up to what the largest has; 1 with --gpu-milli.",
+            help="Whole GPUs of one server, at most those of the largest; 1 with --gpu-milli.",
         ),
     ):
         command = option(command)
@@ -64,11 +64,11 @@ def demand_options(command: F) -> F:
 
 
 def lease_options(command: F) -> F:
-    """What the lease is to be."""
+    """Add the options for the lease."""
     for option in (
         click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
-        click.option("--quarantine", is_flag=True, help="Keep the GPUs held after expiry."),
-        click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Life without renewal."),
+        click.option("--quarantine", is_flag=True, help="Keep the GPUs allocated after expiry."),
+        click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Lifetime without renewal."),
         click.option("--owner"),
     ):
         command = option(command)
@@ -76,8 +76,8 @@ def lease_options(command: F) -> F:
 
 
 def arguments_of(wish: dict[str, Any]) -> dict[str, Any]:
-    """The manager's arguments: what was given, with pairs split."""
-    # Zero is a wish too: that of server 0, or one to be refused.
+    """Return the manager's arguments: the options that were given, with pairs split."""
+    # Zero is kept: it may be server 0, or a value that the manager must refuse.
     arguments = {key: value for key, value in wish.items() if value is not None and value != ()}
     arguments["required_gpus"], arguments["required_cpus"] = wish["required_gpus"], wish["required_cpus"]
     if "gpu_types" in arguments:
@@ -95,17 +95,17 @@ def arguments_of(wish: dict[str, Any]) -> dict[str, Any]:
 def _pair(text: str, option: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise Failure(f"{option} takes NAME=VALUE, got {text!r}", BAD_INPUT)
+        raise Failure(f"{option} must be NAME=VALUE, got {text!r}", BAD_INPUT)
     return key, value
 
 
 def _amount(text: str, name: str) -> float:
     if name == "cpus":
-        raise Failure("--resource takes no cpus: they are named by --cpus", BAD_INPUT)
+        raise Failure("--resource does not take cpus: use --cpus", BAD_INPUT)
     try:
         return int(text)
     except ValueError:
         try:
             return float(text)
         except ValueError:
-            raise Failure(f"--resource {name} takes a number, got {text!r}", BAD_INPUT) from None
+            raise Failure(f"--resource {name} must be a number, got {text!r}", BAD_INPUT) from None

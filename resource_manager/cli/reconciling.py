@@ -1,4 +1,4 @@
-"""The command that ends what Airflow's tasks left behind."""
+"""`gpu-manager reconcile`: end the jobs and leases that Airflow's tasks left behind."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 @click.option(
     "--airflow-url", envvar="GPU_MANAGER_AIRFLOW_URL", required=True, help="Such as http://airflow:8080."
 )
-@click.option("--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or:")
-@click.option("--airflow-user", envvar="GPU_MANAGER_AIRFLOW_USER", help="Who may read task instances.")
+@click.option(
+    "--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or user and password."
+)
+@click.option("--airflow-user", envvar="GPU_MANAGER_AIRFLOW_USER", help="User that may read task instances.")
 @click.option("--airflow-password", envvar="GPU_MANAGER_AIRFLOW_PASSWORD")
 @click.option(
     "--instance",
     metavar="ID",
-    help="Whose leases, by the Airflow's instance id. Default: GPU_MANAGER_INSTANCE, else what the Airflow "
-    "itself tells.",
+    help="Instance id of the Airflow whose leases are meant. Default: GPU_MANAGER_INSTANCE, else the id that "
+    "this Airflow publishes.",
 )
-@click.option("--every", "interval_s", type=float, metavar="SECONDS", help="Again and again, until Ctrl-C.")
+@click.option("--every", "interval_s", type=float, metavar="SECONDS", help="Repeat until Ctrl-C.")
 @json_option
 @click.pass_obj
 @exit_codes
@@ -45,10 +47,10 @@ def reconcile(
     interval_s: float | None,
     as_json: bool,
 ) -> None:
-    """Stop the jobs and end the leases of an Airflow's tasks that are over.
+    """Stop the jobs and end the leases of an Airflow's tasks that have ended.
 
-    Leases of other Airflows on the same store are only counted. A lease whose job cannot be reached is kept.
-    The jobs' own connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
+    Leases of other Airflow instances on the same store are only counted. A lease whose job is unreachable is
+    kept. The jobs' connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
     """
     from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
     from resource_manager.reconcile import reconcile as reconcile_once
@@ -84,7 +86,7 @@ def reconcile(
 
 
 class WrongInstanceError(ResourceManagerError, ValueError):
-    """The Airflow that is asked is not, or not known to be, the one whose leases are meant."""
+    """Airflow at the given address is not, or not known to be, the one whose leases are meant."""
 
 
 def _valid(instance: str) -> str:
@@ -97,21 +99,21 @@ def _valid(instance: str) -> str:
 
 
 def _instance_of(states: AirflowTaskStates, airflow_url: str, wanted: str | None) -> str:
-    """The id of the Airflow at that address; raises `WrongInstanceError` where it would be a guess.
+    """Return the id of the Airflow at this address; raises `WrongInstanceError` unless it is certain.
 
-    An Airflow knows no task of another, which would look as if all of those were over.
+    An Airflow does not know another's tasks, so with the wrong id all of them would be taken for ended.
     """
     told = states.instance()
     if wanted is None and told is None:
         from resource_manager.airflow_instance import VARIABLE
 
         raise WrongInstanceError(
-            f"the Airflow at {airflow_url} does not tell its instance id: its API server runs without the "
-            f"plugin, or this user may not read the Variable {VARIABLE!r}; name it with --instance"
+            f"the Airflow at {airflow_url} does not give its instance id: its API server runs without the "
+            f"plugin, or this user may not read the Variable {VARIABLE!r}; set --instance"
         )
     if None not in (wanted, told) and wanted != told:
         raise WrongInstanceError(
-            f"the Airflow at {airflow_url} is {told!r}, not {wanted!r}: correct --instance "
+            f"the Airflow at {airflow_url} has the instance id {told!r}, not {wanted!r}: correct --instance "
             "(or GPU_MANAGER_INSTANCE) or --airflow-url"
         )
     return str(wanted or told)
@@ -124,6 +126,6 @@ def _show(done: Reconciliation, as_json: bool, *, once: bool) -> None:
     for action in done.actions:
         click.echo(f"{action.action:12}{action.task_id}: {action.detail}")
     if once and not done.actions:
-        click.echo("nothing to do: every lease of this Airflow belongs to a task that goes on")
+        click.echo("nothing to do: every lease of this Airflow belongs to an unfinished task")
     if once and done.other_instances:
-        click.echo(f"left alone: {done.other_instances} leases and requests of other Airflows")
+        click.echo(f"left unchanged: {done.other_instances} leases and requests of other Airflow instances")

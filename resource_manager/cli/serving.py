@@ -1,4 +1,4 @@
-"""The commands around the service: serve, and the tokens that open it."""
+"""Commands of the service: `serve`, and `token` for its access tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resource_manager.cli.target import Target, exit_codes
 from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.errors import ResourceManagerError
 
-if TYPE_CHECKING:  # what only some commands need, they import
+if TYPE_CHECKING:  # imported at run time only by the commands that need them
     from resource_manager.api.service import Service
     from resource_manager.manager import GPUResourceManager
 
@@ -45,15 +45,15 @@ tokens_file_option = click.option(
 @click.option("--port", type=click.IntRange(0, 65535), default=5000, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 256), default=16, show_default=True)
 @click.option(
-    "--max-streams", type=click.IntRange(0, 1000), default=64, show_default=True, help="Live pages."
+    "--max-streams", type=click.IntRange(0, 1000), default=64, show_default=True, help="Most live pages."
 )
 @click.option("--rate-limit", envvar="GPU_MANAGER_RATE_LIMIT", default=DEFAULT_RATE, show_default=True)
 @click.option(
     "--airflow-url", envvar="GPU_MANAGER_AIRFLOW_URL", help="Airflow's address, for links to tasks."
 )
-@click.option("--insecure", is_flag=True, help="Let everyone who can reach the address do everything.")
-@click.option("--behind-https", is_flag=True, help="Session cookies go over HTTPS only.")
-@click.option("--trusted-proxy", help="Address of the proxy in front, whose X-Forwarded-For is believed.")
+@click.option("--insecure", is_flag=True, help="Without tokens, allow everything to all who can connect.")
+@click.option("--behind-https", is_flag=True, help="Send session cookies over HTTPS only.")
+@click.option("--trusted-proxy", help="Address of the reverse proxy whose X-Forwarded-For is trusted.")
 @click.option(
     "--log-format", type=click.Choice(["json", "text"]), help="Default: text on a terminal, else json."
 )
@@ -64,7 +64,7 @@ tokens_file_option = click.option(
     "--archive",
     envvar="GPU_MANAGER_ARCHIVE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Append every change to this file, before the store forgets it.",
+    help="Append every change to this file, before the store drops it.",
 )
 @tokens_file_option
 @click.pass_obj
@@ -85,14 +85,14 @@ def serve(
     archive: Path | None,
     tokens_file: Path | None,
 ) -> None:
-    """Serve the REST interface and the console."""
+    """Serve the REST API and the console."""
     from resource_manager.api import logs
     from resource_manager.api.app import create_app
     from resource_manager.api.assemble import keeping, standalone
     from resource_manager.archive import extend
 
     if target.url:
-        raise Failure("serve works on a store: leave out --url", BAD_INPUT)
+        raise Failure("serve runs on a store: leave out --url", BAD_INPUT)
     settings = target.settings()
     kept = keeping(settings, tokens_file)
     opening = _opening(kept.tokens, host, insecure)
@@ -108,15 +108,18 @@ def serve(
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:
-    """Who may come in without a token: nobody once there is one, else this machine only."""
+    """Return who needs no token: "" (none) if tokens exist, else "loopback", or "everyone" if insecure.
+
+    Raises `Failure` for an address that other machines can reach without tokens.
+    """
     if store.read():
         return ""
     if insecure:
         return "everyone"
     if not _is_loopback(host):
         raise Failure(
-            f"--host {host} can be reached from elsewhere and there are no tokens: make one with "
-            "`gpu-manager token create NAME --role operator`, or say --insecure",
+            f"--host {host} can be reached from other machines and there are no tokens: make one with "
+            "`gpu-manager token create NAME --role operator`, or add --insecure",
             BAD_INPUT,
         )
     return "loopback"
@@ -151,7 +154,7 @@ def _serve(
         ident="gpu-manager",
         connection_limit=threads + 256,
         channel_request_lookahead=1,
-        # The app answers bodies above its own, smaller limit; far larger ones are not even read.
+        # The app itself refuses bodies above its smaller limit; waitress does not read far larger ones.
         max_request_body_size=8 * MAX_BODY_BYTES,
         clear_untrusted_proxy_headers=True,
         trusted_proxy=trusted_proxy,
@@ -160,7 +163,7 @@ def _serve(
     for address in addresses(server):
         logger.info("serving at %s", address, extra={"address": address})
     stop = threading.Event()
-    chores = [_regularly("sweep", SWEEP_S, service.manager.sweep, stop)]
+    chores = [_regularly("expiry", SWEEP_S, service.manager.sweep, stop)]
     if archive is not None:
         chores.append(_regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -177,7 +180,7 @@ def _serve(
 
 
 def addresses(server: Any) -> list[str]:
-    """Where a server of waitress listens; a name such as localhost often has an IPv4 and an IPv6 address."""
+    """Return the URLs of a waitress server; a name such as localhost often has an IPv4 and an IPv6 one."""
     sockets = getattr(server, "effective_listen", None)  # only a server of several sockets has it
     return [
         f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -188,7 +191,7 @@ def addresses(server: Any) -> list[str]:
 def _regularly(
     name: str, interval_s: float, work: Callable[[], object], stop: threading.Event
 ) -> threading.Thread:
-    """A thread that does this also while nobody calls, and a last time at the end."""
+    """Start a thread that does this work every `interval_s`, also without requests, and once at the end."""
 
     def run() -> None:
         stopped = False
@@ -197,7 +200,7 @@ def _regularly(
             try:
                 work()
             except (ResourceManagerError, OSError) as error:
-                logger.warning("no %s: %s", name, error)
+                logger.warning("%s failed: %s", name, error)
 
     thread = threading.Thread(target=run, name=f"gpu-manager-{name}", daemon=True)
     thread.start()
@@ -206,14 +209,14 @@ def _regularly(
 
 @main.group()
 def token() -> None:
-    """Bearer tokens of the service: reader looks, user allocates, operator does everything."""
+    """Manage the service's bearer tokens: reader reads, user also allocates, operator may do everything."""
 
 
 def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
     if tokens_file is not None:
         return TokenFile(tokens_file)
     if target.url:
-        raise Failure("tokens are in the store, not at a service: leave out --url, name the store", BAD_INPUT)
+        raise Failure("tokens are in the store, not at a service: leave out --url, set --store", BAD_INPUT)
     from resource_manager.api.assemble import keeping
 
     return keeping(target.settings()).tokens
@@ -227,7 +230,7 @@ def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
 @click.pass_obj
 @exit_codes
 def token_create(target: Target, name: str, role: str, tokens_file: Path | None, as_json: bool) -> None:
-    """Make a token; it is shown once and kept only as a hash."""
+    """Create a token; it is shown once and stored only as a hash."""
     text = tokens.create(_token_store(target, tokens_file), name, Role.named(role))
     print_json({"name": name, "role": role, "token": text}) if as_json else click.echo(text)
 
@@ -238,7 +241,7 @@ def token_create(target: Target, name: str, role: str, tokens_file: Path | None,
 @click.pass_obj
 @exit_codes
 def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
-    """The tokens there are, without their secrets."""
+    """List the tokens, without their secrets."""
     found = sorted(_token_store(target, tokens_file).read().values(), key=lambda token: token.created_at)
     if as_json:
         print_json(
@@ -271,7 +274,7 @@ def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
 @click.pass_obj
 @exit_codes
 def token_revoke(target: Target, token_id: str, tokens_file: Path | None, as_json: bool) -> None:
-    """Make a token worthless, by its id."""
+    """Revoke a token by its id."""
     if not _token_store(target, tokens_file).delete(token_id):
         raise Failure(f"there is no token {token_id!r}", REFUSED)
     print_json({"success": True}) if as_json else click.echo(f"{token_id}: revoked")

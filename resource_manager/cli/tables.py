@@ -1,4 +1,4 @@
-"""What people see: tables and lines for a terminal."""
+"""Tables and lines for a terminal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Row = Mapping[str, Any]
 
 
 def console() -> Console:
-    """Shows names as they are: square brackets and colons in them are no markup."""
+    """Return a console that prints names unchanged: square brackets and colons in them are not markup."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
-    """Servers with a cell for each GPU and who holds them, then who waits."""
+    """Return a table of servers, with a cell for each GPU and their leases, then the pending requests."""
     colours = colours_of(leases)
     on: dict[int, list[Row]] = {}
     for lease in leases:
@@ -34,7 +34,7 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
         title=f"{summary['total_servers']} servers, {len(leases)} leases, {len(queue)} waiting\n"
         f"GPUs: {usage(servers, 'gpus')}\nCPUs: {usage(servers, 'cpus')}"
     )
-    for name in ("id", "server", "state", "GPUs", "free", "CPUs free", "held by"):
+    for name in ("id", "server", "state", "GPUs", "free", "CPUs free", "leases"):
         table.add_column(name, justify="right" if name in ("id", "free", "CPUs free") else "left")
     for server in servers:
         state = str(server.get("state", ""))
@@ -54,7 +54,7 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
 
 
 def usage(servers: Sequence[Row], what: str) -> str:
-    """`18 free, 6 used, 8 closed of 32`; `what` is `gpus` or `cpus`."""
+    """Return `18 free, 6 used, 8 closed of 32`; `what` is `gpus` or `cpus`."""
     free, closed, total = (
         sum(server[f"{kind}_{what}"] for server in servers) for kind in ("available", "closed", "total")
     )
@@ -62,7 +62,7 @@ def usage(servers: Sequence[Row], what: str) -> str:
 
 
 def colours_of(leases: Sequence[Row]) -> dict[str, Colour]:
-    """The colour of each lease by its task id, the same as in the console."""
+    """Return the colour of each lease by its task id, the same as in the web console."""
     return assign(
         Holder(
             lease["task_id"],
@@ -76,7 +76,7 @@ def colours_of(leases: Sequence[Row]) -> dict[str, Colour]:
 
 
 def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> Text:
-    """One mark for each GPU: `·` free, `x` closed, `█` held whole and `▒` in part, in its lease's colour."""
+    """Return one mark per GPU: `·` free, `x` closed, `█` allocated, `▒` in part, in its lease's colour."""
     held = {gpu_id: lease for lease in reversed(leases) for gpu_id in lease["gpu_ids"]}
     text = Text()
     for gpu_id, free_milli in server["free_gpu_milli"].items():
@@ -93,7 +93,7 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
 
 def leases_table(leases: Sequence[Row], now: float) -> Table:
     table = Table(title=f"{len(leases)} leases")
-    table.add_column("task", overflow="fold")  # an id's end tells most, so none is cut
+    table.add_column("task", overflow="fold")  # never cut, since the end of an id tells most
     for name in ("server", "GPUs", "CPUs", "owner", "team", "age", "ends in"):
         table.add_column(name)
     for lease in leases:
@@ -112,7 +112,7 @@ def leases_table(leases: Sequence[Row], now: float) -> Table:
 
 
 def queue_table(queue: Sequence[Row]) -> Group:
-    """Who waits, why and until when; below it, once, why a start is unknown."""
+    """Return the pending requests with reason and estimated start; below, once each, why one is unknown."""
     table = Table(title=f"{len(queue)} waiting")
     for name in ("#", "task", "GPUs", "CPUs", "waits", "reason", "should start"):
         table.add_column(name, overflow="fold")
@@ -131,7 +131,7 @@ def queue_table(queue: Sequence[Row]) -> Group:
 
 
 def start(estimate: Row) -> str:
-    """`in 5 min (good)`, or `unknown`."""
+    """Return `in 5 min (good)`, or `unknown`."""
     if estimate["at"] is None:
         return "unknown"
     return f"in {duration(max(estimate['at'] - time.time(), 0))} ({estimate['confidence']})"
@@ -146,7 +146,7 @@ def lease_line(lease: Row) -> str:
 
 
 def explanation(answer: Row) -> Group:
-    """The verdict in a sentence, then the servers."""
+    """Return the answer in a sentence, then a table of the servers."""
     if answer.get("would_be_granted"):
         verdict = Text(f"Would be granted now on {answer['server_name']}.", "green")
     else:
@@ -181,7 +181,7 @@ def history_table(changes: Sequence[Row]) -> Table:
 
 
 def describe(change: Row) -> str:
-    """The gist of a change, whatever its kind."""
+    """Return a summary of a change of any kind in one line."""
     lease = change.get("lease")
     if lease:
         place = lease["placement"]

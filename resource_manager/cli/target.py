@@ -1,4 +1,4 @@
-"""What a command talks to, and how its errors become exit codes."""
+"""Target of a command (service or store), and the exit codes of its errors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from resource_manager.errors import (
 )
 from resource_manager.extras import how_to_install
 
-if TYPE_CHECKING:  # they take half of the time that the shortest command may take
+if TYPE_CHECKING:  # importing them takes half of the time allowed for the shortest command
     from resource_manager.manager import GPUResourceManager
     from resource_manager.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NO_STORE = "no store is set: there is nothing to look at."
+NO_STORE = "no store is set."
 HOW_TO_NAME_A_STORE = (
-    "Name a store (--store redis://localhost:6379/0, or GPU_MANAGER_STORE=redis://localhost:6379/0), "
+    "Set a store (--store redis://localhost:6379/0, or GPU_MANAGER_STORE=redis://localhost:6379/0), "
     "or a service (--url http://localhost:5000)."
 )
 
@@ -41,12 +41,12 @@ PATIENCE_S = 10.0
 """How long a service may take to listen: as typed in one go, `serve &` and what asks it start together."""
 
 SERVICE_MODULES = {"flask", "prometheus_client", "waitress", "werkzeug"}
-"""What the extra `api` brings."""
+"""Modules that the extra `api` installs."""
 
 
 @dataclass
 class Target:
-    """Where the state is: a service by URL, or a store by settings; opened at first use."""
+    """Service by URL, or store by settings; opened at first use."""
 
     url: str | None
     token: str | None = field(repr=False)
@@ -54,10 +54,10 @@ class Target:
     _opened: Any = field(default=None, repr=False)
 
     def settings(self) -> Settings:
-        """Settings of the environment and file, with what the command line says on top.
+        """Return the settings of environment and file, overridden by the command line.
 
-        Raises `Failure` where none of them names a store, and no Airflow is set up here whose Variable
-        could be it: looking for one would make a new Airflow in the home folder.
+        Raises `Failure` if no store is set and no Airflow is configured here whose Variable could be the
+        store: opening it would create a new Airflow in the home folder.
         """
         settings = self.configured()
         if "store" not in settings.model_fields_set and not in_airflow():
@@ -72,7 +72,7 @@ class Target:
 
     @property
     def manager(self) -> Any:
-        """A `GPUResourceManager` or a `ServiceClient`: they have the same methods."""
+        """`GPUResourceManager` or `ServiceClient`, which have the same methods."""
         if self._opened is None:
             if self.url:
                 from resource_manager.client import ServiceClient
@@ -88,7 +88,7 @@ class Target:
 
 
 def exit_codes(command: F) -> F:
-    """Turns the project's errors into one line and the exit code that says what kind it was."""
+    """Turn the project's errors into one line and the exit code of their kind."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ OTHER_NAMES = {"required_gpus": "gpus", "required_cpus": "cpus", "prefer_server_
 
 
 def _in_options(error: ResourceManagerError) -> str:
-    """The error's text, with the command's own options and arguments in place of the manager's parameters."""
+    """Return the error's text in the command's own options and arguments."""
     if not isinstance(error, InvalidRequestError):
         return str(error)
     names = {
@@ -124,7 +124,7 @@ def _in_options(error: ResourceManagerError) -> str:
 
 
 def _open(settings: Settings) -> GPUResourceManager:
-    # The modules and their objects are all kept: looking for garbage among them is a tenth of the time.
+    # Importing creates no garbage, but collecting while it runs takes a tenth of the time.
     gc.disable()
     try:
         from resource_manager.manager import GPUResourceManager
@@ -134,12 +134,12 @@ def _open(settings: Settings) -> GPUResourceManager:
 
 
 def in_airflow() -> bool:
-    """Where Airflow is set up by the environment, or has loaded this: then `airflow://` is a store."""
+    """Return whether Airflow is configured by the environment or has loaded this: `airflow://` then works."""
     return "airflow" in sys.modules or any(name.startswith("AIRFLOW_") for name in os.environ)
 
 
 def code_of(error: ResourceManagerError) -> int:
-    """1 refused or not found, 2 bad input, 3 service or store not reachable."""
+    """Return the exit code: 1 refused or not found, 2 bad input, 3 service or store unreachable."""
     status = getattr(error, "status", None)
     if isinstance(error, StoreError | LockTimeoutError) or (status is not None and status >= 500):
         return UNREACHABLE

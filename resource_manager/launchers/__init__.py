@@ -1,4 +1,4 @@
-"""How a granted job runs: one small protocol, and a launcher by name."""
+"""Launchers, which run the job of a granted lease: a protocol and its implementations by name."""
 
 from resource_manager.launchers.base import (
     Job,

@@ -1,4 +1,4 @@
-"""The launcher protocol and its values: a job of a lease, its status, and what can go wrong."""
+"""Launcher protocol and its values: the job of a lease, its status, and its errors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from resource_manager.models import MILLI_PER_GPU
 
 
 class LauncherError(ResourceManagerError):
-    """A job could not be started, watched or stopped; the message says what to do."""
+    """Job could not be started, watched or stopped; the message says what to do."""
 
 
 class LauncherUnreachableError(LauncherError):
-    """The place where the job runs does not answer, so nobody knows whether the job still lives."""
+    """Machine of the job does not answer, so it is unknown whether the job still runs."""
 
 
 class JobState(StrEnum):
+    """State of a job on its machine; ABSENT if it was never started or has been removed."""
+
     ABSENT = "absent"
     RUNNING = "running"
     FINISHED = "finished"
@@ -30,7 +32,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """`exit_code` is None unless finished, and also for a job that vanished without leaving one."""
+    """State of a job; `exit_code` is None unless finished, and for a job that vanished without one."""
 
     state: JobState
     exit_code: int | None = None
@@ -38,11 +40,11 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run for one lease; `key` (see `job_key`) names the job wherever it runs.
+    """Job of one lease; `key` (see `job_key`) names it on every machine.
 
-    `environment` is the caller's; the launcher adds what shows the job its `gpu_ids`. `gpu_memory_mib` is
-    what it may use of the memory of each, 0 if unknown. `container` has more options for a container, by
-    the names of Docker's `create_host_config`.
+    `environment` is the caller's; the launcher adds the variables that make its `gpu_ids` visible to the
+    job. `gpu_memory_mib` is the memory it may use of each GPU, 0 if unknown. `container` has further options
+    for a container, by the names of Docker's `create_host_config`.
     """
 
     key: str
@@ -59,38 +61,38 @@ class Job:
 
 
 class Launcher(Protocol):
-    """Runs jobs in one place. Every method is idempotent by the job's key, from any process."""
+    """Runner of jobs on one machine; every method is idempotent by the job's key, from any process."""
 
     def start(self, job: Job) -> None:
-        """Starts the job detached from this process, unless it was started before."""
+        """Start the job detached from this process, unless it was started before."""
 
     def status(self, key: str) -> JobStatus:
-        """How the job is; raises `LauncherUnreachableError` where that cannot be known."""
+        """Return the job's status; raises `LauncherUnreachableError` if it cannot be known."""
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
-        """The job's output from `offset` on, and the offset to go on from."""
+        """Return the job's output from `offset` on, and the offset of the next call."""
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
-        """Ends the job, politely for `grace_s`, and forgets it; returns only once it is really gone."""
+        """End the job, with SIGTERM until `grace_s` is over, and remove it; return once it is gone."""
 
     def close(self) -> None:
-        """Lets go of the connection; the jobs go on."""
+        """Close the connection; the jobs continue."""
 
 
 ALLOWED_CONNECTIONS = "GPU_MANAGER_LAUNCHER_CONNECTIONS"
-"""Environment variable with the ids of the connections that launchers may use, by comma; any if not set."""
+"""Environment variable with the comma-separated ids of the connections for launchers; any if not set."""
 
 
 def check_connection(conn_id: str | None, conn_type: str) -> None:
-    """Raises `LauncherError` unless the Airflow connection is allowed and of that type, or none is named.
+    """Raise `LauncherError` unless the Airflow connection is allowed and of this type, or none is named.
 
-    Who asks for a lease names the connection in its labels: credentials of other systems stay at home.
+    The owner of a lease names the connection in its labels, and must not gain credentials of other systems.
     """
     if conn_id is None:
         return
     allowed = os.environ.get(ALLOWED_CONNECTIONS)
     if allowed is not None and conn_id not in (name.strip() for name in allowed.split(",")):
-        raise LauncherError(f"connection {conn_id!r} is not among {ALLOWED_CONNECTIONS}={allowed}: add it")
+        raise LauncherError(f"connection {conn_id!r} is not in {ALLOWED_CONNECTIONS}={allowed}: add it there")
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowException
 
@@ -103,7 +105,7 @@ def check_connection(conn_id: str | None, conn_type: str) -> None:
 
 
 def job_key(task_id: str, fencing_token: int) -> str:
-    """The name of a lease's job: readable, safe as a file or container name, unique by lease."""
+    """Return the name of a lease's job: readable, safe as a file or container name, unique per lease."""
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", task_id).strip("-.")[-60:].lstrip("-.")
     digest = hashlib.sha256(task_id.encode()).hexdigest()[:8]
     return f"gpu-{readable}-{digest}-{fencing_token}"

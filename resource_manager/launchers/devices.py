@@ -1,4 +1,4 @@
-"""The environment that shows a job its own GPUs and no others, by vendor."""
+"""Environment that makes only its own GPUs visible to a job, by vendor."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ VISIBLE_DEVICES: Mapping[str, str] = {
     "amd": "ROCR_VISIBLE_DEVICES",
     "ascend": "ASCEND_RT_VISIBLE_DEVICES",
 }
-"""vendor -> the variable that its runtime reads."""
+"""Environment variable that a vendor's runtime reads, by vendor."""
 
 DEVICE_FILES: Mapping[str, Sequence[str]] = {
     "amd": ("/dev/kfd", "/dev/dri"),
     "ascend": ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
 }
-"""vendor -> what a container needs beside its own GPUs; NVIDIA's engine plugin brings all there is."""
+"""Device files that a container needs beside its GPUs', by vendor; NVIDIA's engine plugin adds its own."""
 
 
 def device_environment(
@@ -29,12 +29,12 @@ def device_environment(
     gpu_memory_mib: int = 0,
     renumbered: bool = False,
 ) -> dict[str, str]:
-    """Environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
+    """Return the environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
 
-    A share is enforced by NVIDIA MPS alone, and only where its daemon runs; `gpu_memory_mib` is the share's
-    part of the GPU's memory (0: unknown, no memory limit). No GPUs hides all of them. `renumbered`: inside a
-    container that has only these GPUs, where the runtime counts them from 0. Raises `LauncherError` for a
-    vendor that is not known.
+    A GPU fraction is enforced by NVIDIA MPS alone, and only if its daemon runs; `gpu_memory_mib` is the
+    fraction's part of the GPU's memory (0: unknown, no memory limit). Empty `gpu_ids` hide all GPUs.
+    `renumbered` is for a container that has only these GPUs, whose runtime counts them from 0. Raises
+    `LauncherError` for an unknown vendor.
     """
     try:
         variable = VISIBLE_DEVICES[vendor or "nvidia"]
@@ -55,7 +55,7 @@ def device_environment(
 
 
 def device_files(vendor: str, gpu_ids: Sequence[int]) -> list[str]:
-    """The device files of a container with these GPUs; none without GPUs, nor for NVIDIA's."""
+    """Return the device files of a container with these GPUs; none without GPUs or for NVIDIA."""
     if not gpu_ids:
         return []
     own = [f"/dev/davinci{gpu_id}" for gpu_id in gpu_ids] if vendor == "ascend" else []
@@ -63,14 +63,16 @@ def device_files(vendor: str, gpu_ids: Sequence[int]) -> list[str]:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Raises `LauncherError` for a variable that would turn into another one, or end early."""
+    """Raise `LauncherError` for a variable that would be read as another one or be cut off."""
     for name, value in environment.items():
         if not name or "=" in name or "\0" in f"{name}{value}" or "\n" in name:
-            raise LauncherError(f"{name!r} cannot be a variable of the environment, or its value has a NUL")
+            raise LauncherError(
+                f"env: {name!r} is not a valid variable name, or its value has a NUL character"
+            )
 
 
 def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
-    """The job's whole environment, whose devices the caller cannot change; raises `LauncherError`."""
+    """Return the job's environment, with devices that the caller cannot override; raises `LauncherError`."""
     check_environment(job.environment)
     devices = device_environment(
         job.vendor,

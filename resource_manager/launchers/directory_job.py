@@ -1,9 +1,10 @@
-"""A detached job kept in a directory; standard library only, since the ssh launcher sends this file along.
+"""Detached jobs with a directory each; standard library only, since the ssh launcher sends this file along.
 
-`<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once it ended, and `lock`: every
-process of the job inherits a flock on it, so the lock is free only when the job is really gone, whoever
-of its processes was killed, and whatever process number was used again since. A process that closed what it
-inherited, as Python's subprocesses do, is found by `GPU_JOB_LOCK` in its environment when the job is stopped.
+`<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once the job has ended, and `lock`.
+Every process of the job inherits a flock on `lock`, so the lock is free only when the job is gone, even if
+some of its processes were killed or process ids were reused. A process that closed the inherited
+descriptor, as Python's subprocesses do, is found by `GPU_JOB_LOCK` in its environment when the job is
+stopped.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ DEFAULT_ROOT = "~/.gpu-manager/jobs"
 LOG_CHUNK_BYTES = 256 * 1024
 STARTER_PATIENCE_S = 10.0
 
-# The outer shell leaves at once, so that the job has no parent here; on a full disk it starts nothing, since
-# a job without its mark would be started twice. The inner one notes how the job ended; it outlives the
-# signals that end the job, since a trapped signal is the default one for its children.
+# The outer shell exits at once, so that the job has no parent here. If it cannot write `group`, as on a full
+# disk, it starts nothing, since a job without this file would be started twice. The inner shell writes the
+# exit code; it traps the signals that end the job, and a trapped signal is reset to its default in children.
 WRAPPER = """
 echo $$ > group.new && mv group.new group || exit
 (
@@ -40,7 +41,7 @@ echo $$ > group.new && mv group.new group || exit
 def start(
     root: str, key: str, command: Sequence[str], environment: Mapping[str, str], working_dir: str = "."
 ) -> None:
-    """Starts `command` in a session of its own, unless this job was started before."""
+    """Start `command` in a new session, unless this job was started before; raises `RuntimeError`."""
     directory = _directory(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     deadline = time.monotonic() + STARTER_PATIENCE_S
@@ -66,12 +67,12 @@ def start(
                     raise RuntimeError(f"{directory} cannot be written: {reason}")
                 return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"another process holds {directory}/lock and starts nothing")
-        time.sleep(0.02)  # someone looks at the lock, or starts the job right now
+            raise RuntimeError(f"another process holds {directory}/lock and does not start the job")
+        time.sleep(0.02)  # another process tests the lock or is starting the job
 
 
 def status(root: str, key: str) -> dict[str, Any]:
-    """{"state": absent | running | finished, "exit_code": number or None}."""
+    """Return {"state": absent | running | finished, "exit_code": number or None}."""
     directory = _directory(root, key)
     if not os.path.isdir(directory):
         return {"state": "absent", "exit_code": None}
@@ -85,24 +86,28 @@ def status(root: str, key: str) -> dict[str, Any]:
 
 
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
-    """The output from byte `offset` on, and where to go on: whole lines, unless one is too long or the last.
+    """Return the output from byte `offset` on, and the next offset.
 
-    A job that buffers its output leaves half a line here until its buffer is full again, or it ends.
+    It ends with a whole line, unless a line exceeds `LOG_CHUNK_BYTES` or the job has ended: a job that
+    buffers its output leaves half a line until its buffer is full again or it ends.
     """
-    over = status(root, key)["state"] != "running"  # before the reading: what is read now is then the last
+    over = status(root, key)["state"] != "running"  # read before the log, so that all output is written then
     try:
         with open(os.path.join(_directory(root, key), "log"), "rb") as log:
             log.seek(offset)
             data = log.read(LOG_CHUNK_BYTES)
     except FileNotFoundError:
         return {"text": "", "offset": offset}
-    whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # progress bars end their lines with \r
+    whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a progress bar ends its lines with \r
     data = whole or (data if over or len(data) == LOG_CHUNK_BYTES else b"")
     return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
 
 
 def stop(root: str, key: str, grace_s: float = 10.0) -> None:
-    """Ends every process of the job and removes its directory; raises if one cannot be killed."""
+    """End every process of the job and remove its directory.
+
+    SIGTERM comes first, SIGKILL after `grace_s`. Raises `RuntimeError` if a process survives SIGKILL.
+    """
     directory = _directory(root, key)
     if not os.path.isdir(directory):
         return
@@ -110,7 +115,9 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
         deadline = time.monotonic() + patience_s
         signalled = False
         while not (_is_free(directory) and not any(_processes(directory))):
-            if not signalled or signal_number == signal.SIGKILL:  # two SIGTERM would end the saving of work
+            if (
+                not signalled or signal_number == signal.SIGKILL
+            ):  # a second SIGTERM may interrupt a checkpoint
                 signalled = _signal(directory, signal_number)
             if time.monotonic() >= deadline:
                 break
@@ -126,7 +133,10 @@ def _directory(root: str, key: str) -> str:
 
 
 def _signal(directory: str, signal_number: int) -> bool:
-    """Signals the job's group, if it is known yet, and kills those of its processes that left the group."""
+    """Signal the job's process group, if it exists, and with SIGKILL also processes that left the group.
+
+    Returns whether the group exists.
+    """
     group = _number(directory, "group")
     if group is not None:
         with suppress(ProcessLookupError, PermissionError):
@@ -139,11 +149,11 @@ def _signal(directory: str, signal_number: int) -> bool:
 
 
 def _processes(directory: str) -> Iterator[int]:
-    """The job's processes, by its lock or their environment; none where there is no /proc to see them in."""
+    """Yield the ids of the job's processes, found by its lock or their environment; none without /proc."""
     path = os.path.join(directory, "lock")
     try:
         wanted = os.stat(path)
-    except FileNotFoundError:  # someone else stopped the job just now
+    except FileNotFoundError:  # another process has just stopped the job
         return
     mark = os.fsencode(f"GPU_JOB_LOCK={path}")
     for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
@@ -164,7 +174,10 @@ def _processes(directory: str) -> Iterator[int]:
 
 @contextmanager
 def _locked(directory: str, mode: int) -> Iterator[int | None]:
-    """The lock's descriptor, or None while someone holds it; looking shares it, starting does not."""
+    """Yield the lock's descriptor, or None while another process holds it.
+
+    A test of the lock shares it (LOCK_SH), a start does not (LOCK_EX).
+    """
     descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -181,7 +194,7 @@ def _is_free(directory: str) -> bool:
     try:
         with _locked(directory, fcntl.LOCK_SH) as lock:
             return lock is not None
-    except FileNotFoundError:  # someone else stopped the job just now
+    except FileNotFoundError:  # another process has just stopped the job
         return True
 
 
@@ -194,6 +207,6 @@ def _number(directory: str, name: str) -> int | None:
 
 
 def answer(call: dict[str, Any]) -> None:
-    """Does what a remote caller asks, {"do": name, ...arguments}, and prints the answer as JSON, a line."""
+    """Execute a remote call {"do": name, ...arguments} and print the answer as a line of JSON."""
     acts: dict[str, Any] = {"start": start, "status": status, "logs": logs, "stop": stop}
     print("\n" + json.dumps(acts[call.pop("do")](**call) or {}))

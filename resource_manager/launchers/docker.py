@@ -1,4 +1,4 @@
-"""Runs jobs as containers of a Docker engine, here or elsewhere."""
+"""Launcher of jobs as containers of a Docker engine, local or remote."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOCAL_ENGINE = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30
 STARTER_PATIENCE_S = 5.0
 LOG_CHUNK_BYTES = 4 * 1024 * 1024
-"""How much of a log is read at once; not less, since the engine looks for each place from the start."""
+"""Most bytes of a log read at once; large, since the engine searches every position from the start."""
 
 
 class DockerLauncher:
-    """One container for each job, named by the job's key.
+    """Launcher that runs one container per job, named by the job's key.
 
-    `address` is the engine's: `unix://`, `tcp://`, `ssh://`, or a host, which is reached by ssh; empty
-    means `DOCKER_HOST` or this machine's socket. The connection is for the registry of the images.
+    `address` is the engine's: `unix://`, `tcp://`, `ssh://`, or a host reached by ssh; if empty,
+    `DOCKER_HOST` or this machine's socket. The connection is for the registry of the images.
     """
 
     def __init__(self, address: str = "", docker_conn_id: str | None = None) -> None:
@@ -48,7 +48,7 @@ class DockerLauncher:
         if "://" not in self._engine:
             self._engine = f"ssh://{self._engine}"
         try:
-            # The hook would ask the engine for its version at once; an engine that is down raises here.
+            # With version="auto" the hook contacts the engine here, which raises if the engine is down.
             self._api = DockerHook(docker_conn_id, self._engine, version="auto", timeout=TIMEOUT_S).api_client
         except Exception as error:
             if "connection" in str(error).lower() and "isn't defined" in str(error):
@@ -59,7 +59,7 @@ class DockerLauncher:
 
     def start(self, job: Job) -> None:
         if not job.image:
-            raise LauncherError("the docker launcher needs an image")
+            raise LauncherError("the docker launcher needs an image: set image")
         failed = f"job {job.key} could not be started"
         try:
             with self._reporting(failed):
@@ -70,13 +70,14 @@ class DockerLauncher:
                     created = self._create(job)
                 if created or self._is_left_unstarted(job.key):
                     self._api.start(job.key)
-        except (TypeError, ValueError, self._docker.errors.DockerException) as error:  # a wrong container=
+        except (TypeError, ValueError, self._docker.errors.DockerException) as error:  # a wrong `container`
             raise LauncherError(f"{failed} on {self._engine}: {error}") from error
 
     def _is_left_unstarted(self, key: str) -> bool:
-        """Whether whoever created the container seems to have died before it started it.
+        """Return whether the process that created the container seems to have died before starting it.
 
-        Starting one that has ended would run the job again, so the other starter gets time.
+        Starting a container that has ended would run the job again, so the other process gets
+        `STARTER_PATIENCE_S` to start it.
         """
         deadline = time.monotonic() + STARTER_PATIENCE_S
         while True:
@@ -84,14 +85,14 @@ class DockerLauncher:
                 state = self._api.inspect_container(key)["State"]
                 if state["Status"] != "created" or state["Error"]:
                     return False
-            except self._docker.errors.NotFound:  # its name is taken, the rest is still being made
+            except self._docker.errors.NotFound:  # its name is reserved, the container is still being created
                 state = None
             if time.monotonic() > deadline:
                 return state is not None
             time.sleep(0.1)
 
     def _create(self, job: Job) -> bool:
-        """Whether the container was made now; False if this lease has one already."""
+        """Create the container; return False if this lease already has one."""
         environment = job_environment(job, renumbered=job.vendor != "amd")
         if job.vendor == "ascend":
             environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))
@@ -112,7 +113,7 @@ class DockerLauncher:
         return True
 
     def _host_options(self, job: Job) -> dict[str, Any]:
-        """All GPUs in one device request, since the engine takes only the first of several."""
+        """Return the host options; all GPUs in one device request, since the engine uses only the first."""
         options: dict[str, Any] = {"init": True}
         if job.cpus:
             options["nano_cpus"] = int(min(job.cpus, self._api.info()["NCPU"]) * 1e9)
@@ -150,11 +151,13 @@ class DockerLauncher:
         return JobStatus(JobState.RUNNING)
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
-        """Whole lines, unless one is the last; of one longer than `LOG_CHUNK_BYTES` only the beginning.
+        """Return whole lines, except for the last; of one longer than `LOG_CHUNK_BYTES` only the beginning.
 
-        `offset` counts nanoseconds: the engine knows the time of every line, not its place.
+        `offset` is a time in nanoseconds: the engine stores the time of every line, not its position.
         """
-        over = self.status(key).state is not JobState.RUNNING  # before the reading, which then reads the last
+        over = (
+            self.status(key).state is not JobState.RUNNING
+        )  # read before the log, so that it is complete then
         whole, line = bytearray(), bytearray()
         following = latest = offset
         try:
@@ -175,9 +178,9 @@ class DockerLauncher:
         return whole.decode("utf-8", "replace"), following
 
     def _log_parts(self, key: str, offset: int) -> Iterator[tuple[int, bytes]]:
-        """Time and text of what was logged at once after `offset`: a line, or 16 KiB of one, all at one time.
+        """Yield time and text of each record logged after `offset`: a line, or parts of 16 KiB with one time.
 
-        Asked for without the SDK's `logs`, which has all of it in memory, or waits for the rest for ever.
+        The SDK's `logs` is not used, since it holds the whole log in memory or waits for its end.
         """
         import requests
 
@@ -208,7 +211,7 @@ class DockerLauncher:
                 except self._docker.errors.APIError as error:
                     if error.status_code != 409:
                         raise
-                    self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # someone else does it
+                    self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
         except self._docker.errors.NotFound:
             return
 
@@ -217,7 +220,7 @@ class DockerLauncher:
 
     @contextmanager
     def _reporting(self, what: str, refused: type[LauncherError] = LauncherError) -> Iterator[None]:
-        """Raises errors of the launcher; `refused` where the engine answers, but with an error."""
+        """Turn errors into the launcher's; `refused` if the engine answers with an error."""
         import requests
 
         try:
@@ -231,13 +234,13 @@ class DockerLauncher:
 
 
 def _split_tag(image: str) -> tuple[str, str, str]:
-    """A colon after the last slash begins the tag; one before it a port."""
+    """Split an image into name, colon and tag; a colon before the last slash begins a port, not a tag."""
     name, separator, tag = image.rpartition(":")
     return (image, "", "") if not separator or "/" in tag else (name, separator, tag)
 
 
 def _nanoseconds(stamp: str) -> int:
-    """An RFC 3339 time with nine digits after the point, as the engine writes it, since the epoch."""
+    """Return an RFC 3339 time of the engine, with up to nine decimals, in nanoseconds since the epoch."""
     seconds, _, fraction = stamp.rstrip("Z").partition(".")
     whole = int(datetime.fromisoformat(seconds).replace(tzinfo=UTC).timestamp())
     return whole * 10**9 + int(fraction.ljust(9, "0")[:9] or 0)

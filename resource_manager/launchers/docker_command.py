@@ -1,4 +1,4 @@
-"""`build_docker_cmd`: the command line that runs an image on granted GPUs (original design, section 4.1)."""
+"""`build_docker_cmd`: command line that runs an image on granted GPUs (original design, section 4.1)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def build_docker_cmd(
     volumes: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> str:
-    """A `docker run` for any POSIX shell, such as that of `SSHOperator` or `BashOperator`.
+    """Return a `docker run` for any POSIX shell, such as that of `SSHOperator` or `BashOperator`.
 
-    `allocation` is what `allocate_resources` returned; `volumes` are `host:container`, `options` more
-    arguments for `docker run`. The container is named after the lease, so no second one can start beside it.
-    Raises `LauncherError` for an image that `docker` would read as one of its options.
+    `allocation` is the value of `allocate_resources`; `volumes` are `host:container`, `options` further
+    arguments for `docker run`. The container is named after the lease, so a lease cannot start two. Raises
+    `LauncherError` for an image that `docker` would read as an option.
     """
     if not image or image.startswith("-"):
-        raise LauncherError(f"an image begins with a letter or digit, got {image!r}")
+        raise LauncherError(f"image must begin with a letter or digit, got {image!r}")
     check_environment(env or {})
     gpu_ids = allocation["gpu_ids"]
     name = job_key(allocation["task_id"], allocation.get("fencing_token", 0))
@@ -37,7 +37,7 @@ def build_docker_cmd(
         words += ["--cpus", str(allocation["cpu_count"])]
     vendor = allocation.get("vendor", "nvidia") or "nvidia"
     if gpu_ids and vendor == "nvidia":
-        # Docker itself splits this value at commas unless it is quoted, hence the quotes inside.
+        # The inner quotes are for Docker, which splits an unquoted value at commas.
         words += ["--gpus", f'"device={",".join(map(str, gpu_ids))}"']
     for path in device_files(vendor, gpu_ids):
         words += ["--device", path]

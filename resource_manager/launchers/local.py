@@ -1,4 +1,4 @@
-"""Runs jobs on this machine, detached from the worker that starts them."""
+"""Launcher of jobs on this machine, detached from the worker that starts them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from resource_manager.launchers.devices import job_environment
 
 
 class LocalLauncher:
-    """Jobs as process groups of this machine, each with a directory under `root`.
+    """Launcher that runs jobs as process groups of this machine, each with a directory under `root`.
 
-    `host` is the machine that the jobs belong to; on another one nothing is known of them.
+    `host` is the machine of the jobs; on any other machine their state is unknown, which raises
+    `LauncherUnreachableError`.
     """
 
     def __init__(self, root: str | None = None, host: str = "") -> None:
         if host and host != socket.gethostname():
             raise LauncherUnreachableError(
-                f"the job belongs to {host} and this is {socket.gethostname()}: launcher 'local' needs "
+                f"the job is on {host}, not on this machine {socket.gethostname()}: launcher 'local' needs "
                 "worker, triggerer and reconciler on one machine; use 'ssh' or 'docker' for several"
             )
         self.root = root or os.environ.get("GPU_MANAGER_JOBS_DIR", directory_job.DEFAULT_ROOT)
@@ -61,8 +62,8 @@ class LocalLauncher:
     def _seeing(self, key: str) -> Iterator[None]:
         try:
             yield
-        except OSError as error:  # such as too many open files in the triggerer: the job may still run
-            raise LauncherUnreachableError(f"job {key} cannot be seen here: {error}") from error
+        except OSError as error:  # such as too many open files in the triggerer; the job may still run
+            raise LauncherUnreachableError(f"the state of job {key} cannot be read here: {error}") from error
 
     def close(self) -> None:
-        """There is no connection."""
+        """Do nothing: there is no connection."""

@@ -1,4 +1,4 @@
-"""The launchers by name; each is imported only when it is asked for."""
+"""Launchers by name; each is imported at its first use."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ LAUNCHERS: dict[str, Callable[[str, str | None], Launcher]] = {
     "ssh": _ssh,
     "docker": _docker,
 }
-"""name -> (address, Airflow connection id or None) -> launcher; see there for what the address is."""
+"""Functions by name that take an address (see each launcher) and an Airflow connection id or None."""
 
 
 def open_launcher(name: str, address: str = "", conn_id: str | None = None) -> Launcher:
-    """The launcher of that name for the server at `address`; raises `LauncherError`."""
+    """Open a launcher by name for the server at `address`; raises `LauncherError`."""
     try:
         make = LAUNCHERS[name]
     except KeyError:
-        raise LauncherError(f"unknown launcher {name!r}; known are {', '.join(sorted(LAUNCHERS))}") from None
+        known = ", ".join(sorted(LAUNCHERS))
+        raise LauncherError(f"unknown launcher {name!r}; known are {known}") from None
     return make(address, conn_id)

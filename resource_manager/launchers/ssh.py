@@ -1,4 +1,4 @@
-"""Runs jobs on servers reached by ssh; they outlive the connection."""
+"""Launcher of jobs on servers reached by ssh; the jobs outlive the connection."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class SSHLauncher:
-    """Jobs in directories of a server that has python3 (3.7 or newer) and nothing of ours installed.
+    """Launcher of jobs in directories of a server, which needs python3 (3.7 or newer) and nothing else.
 
-    `address` is `[user@]host[:port]`; what it leaves out, and the credentials, come from the connection.
+    `address` is `[user@]host[:port]`; missing parts and the credentials come from the connection.
     """
 
     def __init__(self, address: str = "", ssh_conn_id: str | None = None) -> None:
@@ -37,7 +37,8 @@ class SSHLauncher:
             ) from error
         if not address and ssh_conn_id is None:
             raise LauncherError(
-                "no server to reach: give it an address in the inventory, or the task an ssh connection"
+                "the ssh launcher has no address: set the server's address in the inventory, or "
+                "launcher_conn_id"
             )
         self.root = directory_job.DEFAULT_ROOT
         try:
@@ -48,7 +49,7 @@ class SSHLauncher:
                 "port": parts.port,
             }
         except ValueError as error:
-            raise LauncherError(f"{address!r} is no [user@]host[:port]: {error}") from error
+            raise LauncherError(f"address {address!r} is not [user@]host[:port]: {error}") from error
         check_connection(ssh_conn_id, "ssh")
         try:
             self._hook = SSHHook(
@@ -81,7 +82,10 @@ class SSHLauncher:
             self._client = None
 
     def _ask(self, act: str, **arguments: Any) -> dict[str, Any]:
-        """Lets the server's python3 do it; the program and its secrets travel on standard input."""
+        """Call a function of `directory_job` on the server; program and secrets go over standard input.
+
+        Raises `LauncherUnreachableError` if the job's state is unknown, else `LauncherError`.
+        """
         call = json.dumps({"do": act, "root": self.root, **arguments})
         program = f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n"
         try:
@@ -94,7 +98,7 @@ class SSHLauncher:
             given.channel.shutdown_write()
             answer, complaint = (stream.read().decode(errors="replace") for stream in (output, problems))
             exit_code = output.channel.recv_exit_status()
-        except Exception as error:  # paramiko has several unrelated ones
+        except Exception as error:  # paramiko's exceptions have no common base
             self.close()
             reason = str(error) or type(error).__name__
             raise LauncherUnreachableError(f"server {self._host} does not answer by ssh: {reason}") from error
@@ -102,9 +106,9 @@ class SSHLauncher:
             raise LauncherError(f"server {self._host} has no python3, which the ssh launcher needs there")
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
-            unseen = act in ("status", "logs")  # such as a server without memory: the job may still run
+            unseen = act in ("status", "logs")  # such as on a server out of memory; the job may still run
             raise (LauncherUnreachableError if unseen else LauncherError)(
                 f"server {self._host} could not {act} job {arguments['key']}: {last}"
             )
-        found: dict[str, Any] = json.loads(answer.splitlines()[-1])  # before it, what a .bashrc prints
+        found: dict[str, Any] = json.loads(answer.splitlines()[-1])  # the lines before it are a .bashrc's
         return found

@@ -1,4 +1,4 @@
-"""The Airflow provider: connection, hook, operators, sensor, decorator, triggers and listener."""
+"""Airflow provider: connection, hook, operators, sensor, decorator, triggers and listener."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def get_provider_info() -> dict[str, Any]:
-    """What Airflow's provider manager reads."""
+    """Return the description that Airflow's provider manager reads."""
     from resource_manager import __version__
 
     def field(label: str, kind: str, description: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-class-name": "resource_manager.provider.hook.GPUManagerHook",
                 "conn-fields": {
                     "policy": field("Policy", "string", "Placement policy; first_fit if empty. Store only."),
-                    "order": field("Order", "string", "Order of the queue; priority if empty. Store only."),
+                    "order": field("Order", "string", "Queue order; priority if empty. Store only."),
                     "inventory": field("Inventory", "string", "TOML file with the servers. Store only."),
                 },
                 "ui-field-behaviour": {

@@ -1,4 +1,4 @@
-"""What a task asks for, in the words of an operator, and the lease that it gets for it."""
+"""Request of a task, by an operator's parameters, and the lease granted for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from resource_manager import reconcile
 from resource_manager.client import ServiceClient, ServiceError
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
-from resource_manager.models import MILLI_PER_GPU
+from resource_manager.models import MILLI_PER_GPU, Outcome
 from resource_manager.provider.hook import Manager
+from resource_manager.reconcile import ActionKind
 from resource_manager.requests import share_advice
 from resource_manager.task_identity import TaskIdentity
 
@@ -32,7 +33,7 @@ OWN_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """GPUs and CPUs of one server, and where in the queue."""
+    """GPUs and CPUs of one server, the request's rank in the queue, and the properties of its lease."""
 
     gpus: int | str
     cpus: int | str = 1
@@ -49,14 +50,15 @@ class Demand:
     server: int | str | None = None
 
     def submit(self, manager: Manager, identity: TaskIdentity) -> dict[str, Any]:
-        """The task's lease (state RUNNING) or place in the queue (WAITING); the one it has, if it has one.
+        """Return the task's lease (state RUNNING) or its pending request (WAITING), an existing one if any.
 
-        A lease of another shape, of a try before the task was changed, is ended first. Raises
-        `AirflowFailException` for what can never be granted, `AirflowException` for what may work later.
+        A lease of another shape, left by a try before the task was changed, is ended first. Raises
+        `AirflowFailException` for a request that can never be granted, `AirflowException` for an error that
+        may pass.
         """
         try:
             arguments = self._arguments(identity)
-            if isinstance(manager, ServiceClient):  # whose token it is says who owns the lease
+            if isinstance(manager, ServiceClient):  # the service takes the owner from the token
                 del arguments["owner"]
             try:
                 status = manager.submit(identity.lease_id, **arguments)
@@ -66,12 +68,12 @@ class Demand:
                 end_lease(manager, identity.lease_id)
                 status = manager.submit(identity.lease_id, **arguments)
             if not isinstance(manager, ServiceClient) and status.get("owner", "") != self.owner:
-                # Its owner could end it under a job that trusts it.
+                # Its owner could end it while this task's job runs under it.
                 raise AirflowException(
-                    f"the lease {identity.lease_id!r} belongs to {status.get('owner')!r}, not to "
-                    f"{self.owner!r}; it was not made by this task: release it"
+                    f"lease {identity.lease_id!r} belongs to owner {status.get('owner')!r}, not to "
+                    f"{self.owner!r}; it was not requested by this task: release it"
                 )
-            if status.get("quarantined"):  # nobody watched for a while; it is alive again
+            if status.get("quarantined"):  # it was not renewed for a while, but its task continues
                 status = manager.renew(identity.lease_id, fencing_token=status["fencing_token"])
         except InvalidRequestError as error:
             raise AirflowFailException(error.named(OWN_NAMES)) from None
@@ -80,7 +82,7 @@ class Demand:
         return status
 
     def shape(self) -> dict[str, Any]:
-        """What decides where it fits, as arguments of the manager; raises `InvalidRequestError`."""
+        """Return the manager's arguments that decide the placement; raises `InvalidRequestError`."""
         return {
             "gpus": _whole("gpus", self.gpus),
             "cpus": _whole("cpus", self.cpus),
@@ -103,25 +105,25 @@ class Demand:
         }
 
 
-def end_lease(manager: Manager, lease_id: str, outcome: str = "CANCELLED") -> None:
-    """Ends what the task holds or waits for; raises `AirflowException` where its job may still run."""
+def end_lease(manager: Manager, lease_id: str, outcome: Outcome = Outcome.CANCELLED) -> None:
+    """End the task's lease or pending request; raises `AirflowException` if its job may still run."""
     entry = manager.status_of(lease_id)
     if entry is None:
         return
     done = reconcile.end(manager, entry, outcome)
-    if done.action == "kept":
-        raise AirflowException(f"{done.task_id}: {done.detail}; its GPUs stay held until it is gone")
+    if done.action is ActionKind.KEPT:
+        raise AirflowException(f"{done.task_id}: {done.detail}; its GPUs stay allocated until it is gone")
 
 
 def team_of(operator: Any, team: str | None) -> str:
-    """The team that was named, else the task's pool."""
+    """Return the given team, else the task's pool; empty for Airflow's default pool."""
     if team is not None:
         return str(team)
     return "" if operator.pool == DEFAULT_POOL else str(operator.pool)
 
 
 def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
-    """Labels by which anyone finds the lease's job again."""
+    """Return the labels by which any process finds the lease's job."""
     labels = {"launcher": launcher}
     if conn_id:
         labels["launcher_conn_id"] = conn_id
@@ -131,7 +133,10 @@ def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
 
 
 def _whole(name: str, value: int | str) -> int:
-    """A template gives text, or with native rendering whatever it likes."""
+    """Return the value as an integer; a template gives text, or any type with native rendering.
+
+    Raises `InvalidRequestError`.
+    """
     try:
         number = int(value)
     except (TypeError, ValueError):
@@ -143,7 +148,7 @@ def _whole(name: str, value: int | str) -> int:
 
 
 def as_server(server: int | str | None) -> int | str | None:
-    """A template gives text: no server, its id, or its name."""
+    """Return a server's id or name, or None; a template gives text, which may be empty or "None"."""
     if isinstance(server, str):
         server = server.strip()
         return None if server in ("", "None") else server
@@ -151,7 +156,7 @@ def as_server(server: int | str | None) -> int | str | None:
 
 
 def _names(names: str | Sequence[str] | None) -> list[str]:
-    if names is None:  # an empty template, rendered natively
+    if names is None:  # native rendering of an empty template
         return []
     if isinstance(names, str):
         names = names.split(",")

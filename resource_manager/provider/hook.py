@@ -1,4 +1,4 @@
-"""The hook of the `gpu_manager` connection."""
+"""Hook of the `gpu_manager` connection."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from resource_manager.manager import GPUResourceManager
 DEFAULT_CONNECTION = "gpu_manager_default"
 
 Manager = GPUResourceManager | ServiceClient
-"""Straight on the store, or through the REST service: they have the same methods."""
+"""Manager on the store itself, or client of the REST service; both have the same methods."""
 
 
 class GPUManagerHook(BaseHook):
-    """Gives the manager behind a connection.
+    """Return the manager behind a connection.
 
     The connection's host is the URL of a store (`redis://…`, `airflow://`) or of the REST service
-    (`https://…`, with its token as the password). Where the default connection is not defined, the
-    `GPU_MANAGER_*` settings count.
+    (`https://…`, with its token as the password). If the default connection is not defined, the
+    `GPU_MANAGER_*` settings are used.
     """
 
     conn_name_attr = "gpu_conn_id"
@@ -37,7 +37,7 @@ class GPUManagerHook(BaseHook):
         self._manager: Manager | None = None
 
     def get_conn(self) -> Manager:
-        """The manager; raises `AirflowException` in one line where there is none."""
+        """Return the manager, opened once; raises `AirflowException` if it cannot be opened."""
         if self._manager is None:
             try:
                 self._manager = self._connect()
@@ -66,7 +66,7 @@ class GPUManagerHook(BaseHook):
         return GPUResourceManager.from_url(url, **options)
 
     def test_connection(self) -> tuple[bool, str]:
-        """For the button in Airflow's connection form."""
+        """Return whether the manager answers, and a line about it, for Airflow's connection form."""
         try:
             summary = self.get_conn().get_resource_summary()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Links from a task's page."""
+"""Link from a task's page in Airflow to the GPU console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ConsoleLink(BaseOperatorLink):
-    """The GPU console at this task's lease."""
+    """Link to this task's lease in the GPU console."""
 
     name = "GPU console"
 

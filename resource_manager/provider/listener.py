@@ -1,7 +1,7 @@
-"""Ends leases when Airflow says that their task or DAG run is over, without waiting for the reconciler.
+"""End leases when Airflow reports that their task or DAG run has ended, ahead of the reconciler.
 
-Airflow calls these in workers, the API server and the scheduler. All work happens in one thread of its own,
-so that none of them waits, and nothing here is needed for safety: what is missed, the reconciler does.
+Airflow calls these hooks in workers, the API server and the scheduler. A separate thread does all the work,
+so that none of them waits. Safety does not depend on it: the reconciler ends every lease that it misses.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def on_dag_run_failed(dag_run: Any, msg: str) -> None:
 
 
 def _task_ended(task_instance: Any) -> None:
-    """For a task ended from outside: one that ends by itself, in its worker, has released its GPUs."""
+    """End the lease of a task ended from outside; a task that ends in its worker has released its GPUs."""
     if isinstance(task_instance, RuntimeTaskInstance):
         return
-    # The id of this Airflow is read in the thread: a hook's own may be in a session of the scheduler.
+    # The instance id is read in the other thread: this one may be inside a database session of the scheduler.
     identity = TaskIdentity.of(task_instance, "")
 
     def end(manager: Manager) -> None:
@@ -87,7 +87,7 @@ def _safely(act: Callable[[Manager], None]) -> None:
     try:
         act(_manager())
     except Exception as error:
-        logger.warning("GPUs were not released here, the reconciler will: %s", error)
+        logger.warning("the GPUs were not released here; the reconciler will release them: %s", error)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What Airflow wants, asked from a worker or a trigger through the execution API."""
+"""States and XComs of task instances, read in a worker or a trigger through Airflow's execution API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resource_manager.task_identity import TaskIdentity
 
 
 class ExecutionTaskStates:
-    """`TaskStates` inside Airflow. Its methods block: call them from a thread where a loop runs."""
+    """`TaskStates` inside Airflow; its methods block, so an event loop must call them in a thread."""
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
         wanted: dict[tuple[str, str, str], set[TaskIdentity]] = defaultdict(set)
@@ -23,7 +23,7 @@ class ExecutionTaskStates:
             wanted[identity.dag_id, identity.run_id, identity.task_id].add(identity)
         found = set()
         for (dag_id, run_id, task_id), of_task in wanted.items():
-            # One task at a time: Airflow's answer calls the second of a mapped `train` like a task `train_1`.
+            # One task at a time: Airflow's answer names index 1 of a mapped `train` like a task `train_1`.
             answer = RuntimeTaskInstance.get_task_states(dag_id=dag_id, run_ids=[run_id], task_ids=[task_id])
             states = answer.get(run_id, {})
             for identity in of_task:
@@ -38,22 +38,22 @@ class ExecutionTaskStates:
 
 
 def is_wanted(identity: TaskIdentity) -> bool:
-    """False once the task ended or its run is gone; a cleared or retried task is still wanted."""
+    """Return whether the task has not ended and its run exists; true for a cleared or retried task."""
     return identity in ExecutionTaskStates().unfinished({identity})
 
 
 async def note(identity: TaskIdentity, key: str, value: Any) -> None:
-    """Keeps a JSON value beside the task for the rest of this try, for the next triggerer."""
+    """Store a JSON value with the task for the rest of this try, for the next triggerer."""
     await XCom.aset(key, value, **_place(identity))
 
 
 async def noted(identity: TaskIdentity, key: str) -> Any:
-    """What `note` kept in this try, or None."""
+    """Return the value that `note` stored in this try, or None."""
     return await XCom.aget_one(key=key, **_place(identity))
 
 
 def _place(identity: TaskIdentity) -> dict[str, Any]:
-    """The task instance as Airflow's own functions name it."""
+    """Return the task instance as arguments of Airflow's own functions."""
     place = asdict(identity)
     del place["instance"]
     return place

@@ -1,4 +1,4 @@
-"""What waits in the triggerer: for a grant, for room, for the end of a lease, and for the end of a job."""
+"""Triggers that wait for a grant, for free GPUs, for the end of a lease, and for the end of a job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowException
@@ -25,18 +26,31 @@ from resource_manager.task_identity import TaskIdentity
 POLL_S = 1.0
 OUTAGE_POLL_S = 5.0
 SETTLE_S = 5.0
-"""No trigger fires sooner: Airflow's scheduler fails a task that goes on before the scheduler has read that
-its worker let go of it (apache/airflow issues 71580 and 72716)."""
+"""Shortest time before a trigger fires: Airflow's scheduler fails a task that resumes before the scheduler
+has read that the task was deferred (apache/airflow issues 71580 and 72716)."""
 
 READ_S = 5.0
-"""How long a job's output is read before its watcher looks at everything else."""
+"""Longest time that a job's output is read before its lease, timeout and state are checked again."""
 
 LOG_PLACE = "job_log_place"
-"""XCom with how far the job's output is in the task's log: a `log_place`."""
+"""XCom with a `log_place`: the part of the job's output that is in the task's log."""
+
+
+class TriggerState(StrEnum):
+    """Reason for which a trigger fired: the `state` of its event, there a plain string."""
+
+    GRANTED = "granted"
+    REQUEST_LOST = "request_lost"
+    MAX_WAIT_EXCEEDED = "max_wait_exceeded"
+    LEASE_ENDED = "lease_ended"
+    LEASE_LOST = "lease_lost"
+    JOB_ENDED = "job_ended"
+    JOB_UNREACHABLE = "job_unreachable"
+    TIMED_OUT = "timed_out"
 
 
 class _Trigger(BaseTrigger):
-    """Keeps its arguments, which are plain values, for `serialize`."""
+    """Base that keeps its arguments, which are plain values, for `serialize`."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,18 +58,22 @@ class _Trigger(BaseTrigger):
         self._began_at = time.monotonic()
 
     async def _event(self, **payload: Any) -> TriggerEvent:
-        """An event, once it may fire."""
+        """Return an event, after `SETTLE_S` at the earliest."""
         await asyncio.sleep(max(self._began_at + SETTLE_S - time.monotonic(), 0.0))
         return TriggerEvent(payload)
+
+    async def _state_event(self, state: TriggerState, **payload: Any) -> TriggerEvent:
+        return await self._event(state=state.value, **payload)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments
 
 
 class GrantTrigger(_Trigger):
-    """Fires when the lease is granted, was lost, or was not granted within `max_wait_s`.
+    """Fire when the lease is granted, the request is gone, or it was not granted within `max_wait_s`.
 
-    Its event has the `state`, and `waited_s` and the `reasons` of the wait for the task's own log.
+    The event has the `state` (GRANTED, REQUEST_LOST or MAX_WAIT_EXCEEDED), and `waited_s` and `reasons` of
+    the wait for the task's own log.
     """
 
     def __init__(
@@ -77,21 +95,22 @@ class GrantTrigger(_Trigger):
             try:
                 status = await watch.status_of(self.identity.lease_id)
             except (ResourceManagerError, AirflowException) as error:
-                self.log.warning("the GPU manager does not answer, still waiting: %s", error)
+                self.log.warning("the GPU manager does not answer; still waiting: %s", error)
                 await asyncio.sleep(OUTAGE_POLL_S)
                 continue
             if status is None or status["state"] != "WAITING":
                 if status is not None and status["queued_at"] is not None:
                     waited_s = status["granted_at"] - status["queued_at"]
-                state = "LOST" if status is None else status["state"]
-                yield await self._event(state=state, waited_s=waited_s, reasons=log.reasons)
+                state = TriggerState.REQUEST_LOST if status is None else TriggerState.GRANTED
+                yield await self._state_event(state, waited_s=waited_s, reasons=log.reasons)
                 return
             waited_s = status["waited_s"]
             line = describe_waiting(status)
             if log.due(status["kind"], status["reason"], line, clock()):
                 self.log.info("%s", line)
             if self.max_wait_s is not None and waited_s >= self.max_wait_s:
-                yield await self._event(state="TOO LATE", waited_s=waited_s, reasons=log.reasons)
+                state = TriggerState.MAX_WAIT_EXCEEDED
+                yield await self._state_event(state, waited_s=waited_s, reasons=log.reasons)
                 return
             await asyncio.sleep(POLL_S)
 
@@ -100,7 +119,7 @@ class GrantTrigger(_Trigger):
 
 
 class VacancyTrigger(_Trigger):
-    """Fires when a request like this would be granted at once; takes nothing."""
+    """Fire when such a request would be granted at once; allocates nothing."""
 
     def __init__(
         self,
@@ -123,18 +142,19 @@ class VacancyTrigger(_Trigger):
                 if answer["would_be_granted"]:
                     yield await self._event(server_name=answer["server_name"])
                     return
-                line = f"waiting for room: {answer['reason']}{describe_start(answer.get('estimated_start'))}"
+                start = describe_start(answer.get("estimated_start"))
+                line = f"waiting for free GPUs: {answer['reason']}{start}"
                 if log.due(answer["kind"], answer["reason"], line, clock()):
                     self.log.info("%s", line)
             except InvalidRequestError:
                 raise
             except (ResourceManagerError, AirflowException) as error:
-                self.log.warning("the GPU manager does not answer, still waiting: %s", error)
+                self.log.warning("the GPU manager does not answer; still waiting: %s", error)
             await asyncio.sleep(self.poke_interval_s)
 
 
 class LeaseEndTrigger(_Trigger):
-    """Fires when that lease is over, whoever ends it."""
+    """Fire when the lease with this fencing token has ended, for any reason."""
 
     def __init__(
         self, identity: Mapping[str, Any], fencing_token: int, gpu_conn_id: str = DEFAULT_CONNECTION
@@ -150,15 +170,15 @@ class LeaseEndTrigger(_Trigger):
             try:
                 status = await watch.status_of(self.identity.lease_id)
                 if status is None or status.get("fencing_token") != self.fencing_token:
-                    yield await self._event(state="OVER")
+                    yield await self._state_event(TriggerState.LEASE_ENDED)
                     return
             except (ResourceManagerError, AirflowException) as error:
-                self.log.warning("the GPU manager does not answer, still waiting: %s", error)
+                self.log.warning("the GPU manager does not answer; still waiting: %s", error)
             await asyncio.sleep(OUTAGE_POLL_S)
 
 
 class JobTrigger(_Trigger):
-    """Watches a job: writes its output to the task's log, keeps the lease alive, fires when it ended."""
+    """Watch a job: write its output to the task's log, renew its lease, fire when it has ended."""
 
     def __init__(
         self,
@@ -170,7 +190,7 @@ class JobTrigger(_Trigger):
         timeout_s: float | None = None,
         started_at: float | None = None,
     ) -> None:
-        if started_at is None:  # then said for good: a restart of the triggerer is no new start of the job
+        if started_at is None:  # serialized, since a restart of the triggerer does not restart the job
             started_at = time.time()
         super().__init__(
             identity=dict(identity),
@@ -202,30 +222,31 @@ class JobTrigger(_Trigger):
                 status = await self._look()
                 reached_at = clock()
                 if status.state is not JobState.RUNNING:
-                    yield await self._event(
-                        state=str(status.state), exit_code=status.exit_code, last_line=self._last_line
+                    yield await self._state_event(
+                        TriggerState.JOB_ENDED, exit_code=status.exit_code, last_line=self._last_line
                     )
                     return
             except LauncherUnreachableError as error:
-                self.log.warning("the job cannot be seen, it may still run: %s", error)
+                self.log.warning("the job's state is unknown, it may still run: %s", error)
                 if clock() - reached_at > self.unreachable_s:
-                    yield await self._event(state="unreachable", detail=str(error))
+                    yield await self._state_event(TriggerState.JOB_UNREACHABLE, detail=str(error))
                     return
             if clock() - renewed_at > self.ttl_s / 3:
                 renewed_at = clock()
                 if not await self._renew():
-                    yield await self._event(state="lease lost")
+                    yield await self._state_event(TriggerState.LEASE_LOST)
                     return
                 await self._note()
             if self.timeout_s is not None and time.time() - self.started_at > self.timeout_s:
-                yield await self._event(state="timeout")
+                yield await self._state_event(TriggerState.TIMED_OUT)
                 return
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> JobStatus:
-        """The job's state, after its new output went to the log; it counts as running until all of it did.
+        """Copy the job's new output to the log and return its state: RUNNING until all output is copied.
 
-        Returns after `READ_S` even so: a job that prints faster than this reads still has its lease renewed.
+        Returns after `READ_S` in any case, so that a job that prints faster than this reads has its lease
+        renewed.
         """
         if self._launcher is None:
             self._launcher = await asyncio.to_thread(self.job.open)
@@ -240,15 +261,15 @@ class JobTrigger(_Trigger):
             for line in text.splitlines():
                 self.log.info("%s", line)
                 self._last_line = line if line.strip() else self._last_line
-                await asyncio.sleep(0)  # a lot of output holds up no other trigger
+                await asyncio.sleep(0)  # lets other triggers run between the lines of a long output
         return JobStatus(JobState.RUNNING)
 
     async def _recall(self) -> None:
-        """Goes on in the log where a triggerer before this one was, give or take a third of `ttl_s`."""
+        """Continue in the log where an earlier triggerer stopped, to within a third of `ttl_s`."""
         try:
             place = await noted(self.identity, LOG_PLACE)
-        except Exception as error:  # it is only a comfort
-            self.log.warning("the job's output may be here twice: %s", error)
+        except Exception as error:  # only the log depends on it
+            self.log.warning("the job's output may appear twice in this log: %s", error)
             return
         if place is not None and place["job"] == self.job.key:
             self._offset = self._noted_offset = place["offset"]
@@ -260,7 +281,7 @@ class JobTrigger(_Trigger):
         try:
             await note(self.identity, LOG_PLACE, log_place(self.job, self._offset, self._last_line))
         except Exception as error:
-            self.log.warning("a restart of the triggerer will show the job's output again: %s", error)
+            self.log.warning("a restart of the triggerer will repeat the job's output in this log: %s", error)
         else:
             self._noted_offset = self._offset
 
@@ -269,14 +290,17 @@ class JobTrigger(_Trigger):
             await asyncio.to_thread(self._launcher.close)
 
     async def _renew(self) -> bool:
-        """Keeps the lease; where it is gone, ends the job, since its GPUs may be someone else's now."""
+        """Renew the lease; if it is gone, stop the job, whose GPUs may be allocated to another task.
+
+        Returns False if the lease is gone.
+        """
         job = self.job
         try:
             await Watch.of(self.gpu_conn_id).call(
                 lambda manager: manager.renew(job.task_id, fencing_token=job.fencing_token)
             )
         except LeaseNotFoundError:
-            self.log.error("the lease was ended by someone else; stopping the job")
+            self.log.error("the lease was ended by another client; stopping the job")
             if self._launcher is not None:
                 await asyncio.to_thread(self._launcher.stop, job.key)
             return False
@@ -289,9 +313,9 @@ class JobTrigger(_Trigger):
 
 
 async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
-    """Ends the job and the lease of a task that a user ended, but not of one cleared or moved elsewhere.
+    """End the job and the lease of a task that a user ended, but not of one cleared or moved elsewhere.
 
-    Airflow also cancels a trigger that another triggerer took over, so it is asked what became of the task.
+    Airflow also cancels a trigger that another triggerer took over, so the task's state is read first.
     """
     identity = trigger.identity
     if await asyncio.to_thread(is_wanted, identity):
@@ -300,17 +324,20 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
     entry = await watch.call(lambda manager: manager.status_of(identity.lease_id))
     if entry is not None:
         manager = await watch.call(lambda manager: manager)
-        done = await asyncio.to_thread(reconcile.end, manager, entry)  # stopping takes a while
+        done = await asyncio.to_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
         trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)
 
 
 def log_place(job: RunningJob, offset: int = 0, last_line: str = "") -> dict[str, Any]:
-    """The place after `offset` of the job's output, and the last line with text before it."""
+    """Return the position after `offset` in the job's output, with the last non-empty line before it."""
     return {"job": job.key, "offset": offset, "last_line": last_line}
 
 
 def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:
-    """The identity of the task that runs, as it is and as a trigger takes it; raises `AirflowException`."""
+    """Return the running task's identity, as an object and as plain data for a trigger.
+
+    Raises `AirflowException`.
+    """
     try:
         identity = TaskIdentity.of(context["ti"], instance_id())
     except ResourceManagerError as error:

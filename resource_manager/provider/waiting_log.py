@@ -1,4 +1,4 @@
-"""What a waiting task writes into its log, and what it remembers of the wait for the moment it goes on."""
+"""Log lines of a task whose request is pending, and the reasons of the wait that its event carries."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from typing import Any
 from resource_manager.views import duration
 
 REASON_EVERY_S = 60.0
-"""How often figures within one kind of reason are told anew: on a busy cluster they change all the time."""
+"""Interval for changed figures within one kind of reason: on a busy cluster they change all the time."""
 
 STANDING_EVERY_S = 600.0
-"""How often a change of place or expected start is told while the reason stays."""
+"""Interval for a changed queue position or expected start while the reason stays the same."""
 
 KEPT_REASONS = 5
 
 
 class WaitingLog:
-    """Says when a line is due, and keeps the reasons: a trigger's lines can vanish from the task's log."""
+    """Decide when a line is due, and keep the reasons: a trigger's lines can vanish from the task's log."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
-        """The last reasons in order, one for each time that the kind changed; plain values for an event."""
+        """Last reasons in order, one for each change of the kind; plain values for an event."""
         self._kind: str | None = None
         self._reason = ""
         self._line = ""
         self._told_at = float("-inf")
 
     def due(self, kind: str | None, reason: str, line: str, now_s: float) -> bool:
-        """Whether to write the line now: at once for another kind of reason, else seldom, unchanged never."""
+        """Return whether to log the line: at once for a new kind of reason, never if it is unchanged.
+
+        A change within the same kind is due after `REASON_EVERY_S` or `STANDING_EVERY_S`.
+        """
         same_kind = kind == self._kind and bool(self.reasons)
         every_s = REASON_EVERY_S if reason != self._reason else STANDING_EVERY_S
         if same_kind:
@@ -43,13 +46,13 @@ class WaitingLog:
 
 
 def describe_waiting(status: Mapping[str, Any]) -> str:
-    """Where a waiting task stands, why it waits, and until when roughly."""
-    line = f"waiting for GPUs: place {status['position']} in the queue, {status['reason']}"
+    """Return a line with a pending request's queue position, reason and estimated start."""
+    line = f"waiting for GPUs: position {status['position']} in the queue, {status['reason']}"
     return f"{line}{describe_start(status.get('estimated_start'))}"
 
 
 def describe_start(estimate: Mapping[str, Any] | None) -> str:
-    """When it should start, and how sure that is; or why nobody knows. Empty where it was not estimated."""
+    """Return the estimated start and its confidence, or why it is unknown; empty without an estimate."""
     if estimate is None:
         return ""
     if estimate["at"] is None:
@@ -59,5 +62,5 @@ def describe_start(estimate: Mapping[str, Any] | None) -> str:
 
 
 def describe_wait(waited_s: float, reasons: Sequence[str]) -> str:
-    """The whole wait in one line, once it is over."""
+    """Return a summary of the finished wait in one line."""
     return f"waited {duration(waited_s)} for GPUs" + (f": {'; then: '.join(reasons)}" if reasons else "")

@@ -1,4 +1,4 @@
-"""One reading of the manager's state for all triggers of a triggerer, over one connection."""
+"""State of the manager, read once for all triggers of a triggerer over one connection."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from resource_manager.provider.hook import GPUManagerHook, Manager
 T = TypeVar("T")
 
 MAX_AGE_S = 0.5
-"""Triggers that ask within this time get the same reading."""
+"""Triggers that ask within this time share one reading."""
 
 SWEEP_EVERY_S = 5.0
-"""How soon what ran out is ended and granted to who waits, where no service does that."""
+"""Interval of expiring leases and scheduling pending requests, which the service does if there is one."""
 
 ESTIMATE_EVERY_S = 30.0
 
 
 class Watch:
-    """The manager of one connection, used from one thread of its own."""
+    """Manager of one connection, used from a single thread of its own."""
 
     _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watch]]] = WeakKeyDictionary()
 
@@ -39,20 +39,20 @@ class Watch:
 
     @classmethod
     def of(cls, gpu_conn_id: str) -> Watch:
-        """The watch of that connection in the running event loop."""
+        """Return the shared instance for a connection in the running event loop."""
         watches = cls._all.setdefault(asyncio.get_running_loop(), {})
         if gpu_conn_id not in watches:
             watches[gpu_conn_id] = cls(gpu_conn_id)
         return watches[gpu_conn_id]
 
     async def call(self, act: Callable[[Manager], T]) -> T:
-        """Does something with the manager without blocking the loop."""
+        """Call a function with the manager, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: act(self._hook.get_conn())
         )
 
     async def status_of(self, task_id: str) -> dict[str, Any] | None:
-        """The task's allocation or queue entry, at most `MAX_AGE_S` old, or None."""
+        """Return the task's lease or pending request, at most `MAX_AGE_S` old, or None."""
         async with self._reading:
             clock = asyncio.get_running_loop().time
             if clock() - self._read_at > MAX_AGE_S:
@@ -62,8 +62,8 @@ class Watch:
         return self._tasks.get(task_id)
 
     def _read(self, manager: Manager) -> list[dict[str, Any]]:
-        """Queue, with the starts to be expected, and leases; the queue first, so that no grant is missed."""
-        if not isinstance(manager, GPUResourceManager):  # the service does all of this itself
+        """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant."""
+        if not isinstance(manager, GPUResourceManager):  # the service expires, schedules and estimates itself
             return manager.queue() + manager.leases()
         now = time.monotonic()
         if now - self._swept_at > SWEEP_EVERY_S:
@@ -73,6 +73,6 @@ class Watch:
         if queue and now - self._estimated_at > ESTIMATE_EVERY_S:
             self._starts, self._estimated_at = manager.expected_starts(), now
         for entry in queue:
-            if entry["task_id"] in self._starts:  # else it has come since the last estimate
+            if entry["task_id"] in self._starts:  # otherwise it was queued after the last estimate
                 entry["estimated_start"] = self._starts[entry["task_id"]]
         return queue + manager.leases()

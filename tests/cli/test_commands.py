@@ -1,4 +1,4 @@
-"""Every command, against a service and straight against a store."""
+"""Every command, on a service and directly on a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture(params=["service", "store"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """run("status", "--json") -> the command's result; the state lives as long as the test."""
+    """Function `run("status", "--json")` that returns a command's result; the state is kept for the test."""
     manager = GPUResourceManager.from_url("memory://", policy="best_fit")
     runner = CliRunner()
     if request.param == "store":
@@ -51,7 +51,7 @@ def parsed(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_lease_from_end_to_end(run: Run) -> None:
+def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
     lease = parsed(run("allocate", "t1", "--gpus", "4", "--cpus", "8", "--label", "a=b", "--json"))
     assert lease["gpu_ids"] == [0, 1, 2, 3]
     assert lease["labels"] == {"a": "b"}
@@ -66,7 +66,7 @@ def test_a_lease_from_end_to_end(run: Run) -> None:
     assert run("release", "t1").exit_code == 1
 
 
-def test_the_queue(run: Run) -> None:
+def test_a_pending_request_is_shown_explained_and_cancelled(run: Run) -> None:
     for i in range(4):
         assert parsed(run("submit", f"t{i}", "--gpus", "8", "--cpus", "8", "--json"))["state"] == "RUNNING"
     assert parsed(run("submit", "late", "--gpus", "8", "--cpus", "8", "--json"))["state"] == "WAITING"
@@ -96,7 +96,7 @@ def test_the_queue(run: Run) -> None:
     assert run("cancel", "late").exit_code == 1
 
 
-def test_servers(run: Run) -> None:
+def test_servers_are_drained_restored_and_reset(run: Run) -> None:
     assert parsed(run("drain", "gpu-server-0", "--reason", "dust", "--json"))["state"] == "DRAINED"
     assert parsed(run("allocate", "t", "--gpus", "2", "--cpus", "1", "--json"))["server_id"] == 1
     assert parsed(run("restore", "0", "--json"))["state"] == "IDLE"
@@ -107,7 +107,7 @@ def test_servers(run: Run) -> None:
     assert parsed(run("leases", "--json")) == []
 
 
-def test_status_tells_free_used_and_closed_in_80_columns(run: Run) -> None:
+def test_status_shows_free_used_and_closed_in_80_columns(run: Run) -> None:
     for number in range(2):
         parsed(run("allocate", f"dag/run_{number}/job{number}", "--gpus", "2", "--cpus", "8", "--json"))
     parsed(run("allocate", "p", "--gpus", "1", "--cpus", "1", "--gpu-milli", "500", "--json"))
@@ -250,7 +250,7 @@ def test_a_refusal_is_one_line(words: str, said: str, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_share_and_a_server_are_asked_for_in_options(run: Run) -> None:
+def test_options_request_a_gpu_fraction_and_a_server(run: Run) -> None:
     wish = ("--gpus", "1", "--gpu-milli", "500", "--server", "gpu-server-3", "--json")
     for command in ("allocate", "submit"):
         lease = parsed(run(command, command, *wish))
@@ -266,14 +266,14 @@ def test_server_0_can_be_preferred(run: Run) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["token"]])
-def test_without_words_the_help_is_shown(arguments: list[str]) -> None:
+def test_without_arguments_the_help_is_printed(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("Usage: ")
     assert "\nCommands:\n" in result.stderr
 
 
-def test_unreachable_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_target_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "PATIENCE_S", 0.0)
     for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
         result = CliRunner().invoke(main, [*arguments, "status"])
@@ -282,7 +282,7 @@ def test_unreachable_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "serve", "submit t --gpus 2 --cpus 1", "history --json"])
-def test_without_a_store_two_lines_say_so(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_store_the_error_has_two_lines(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "in_airflow", lambda: False)
     result = CliRunner().invoke(main, command.split())
     assert (result.exit_code, result.stdout) == (2, "")
@@ -339,7 +339,7 @@ def test_a_service_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     servers[0].server_close()
 
 
-def test_completion_is_a_script() -> None:
+def test_completion_prints_a_script() -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_GPU_MANAGER_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).stdout
 
@@ -351,7 +351,7 @@ def test_every_command_has_json_and_a_help_text() -> None:
             assert any("--json" in option.opts for option in command.params), name
 
 
-def test_watching_shows_the_state_again_and_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_repeats_the_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
 
     def nap(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""`gpu-manager serve` as a process of its own: it starts, answers, and stops when told."""
+"""`gpu-manager serve` as a separate process: it starts, answers, and stops on SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resource_manager.cli.serving import addresses
 
 
 @pytest.mark.parametrize("options", [[], ["--trusted-proxy", "127.0.0.1", "--behind-https"]])
-def test_it_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None:
+def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None:
     archive = tmp_path / "history.jsonl"
     command = [sys.executable, "-m", "resource_manager.cli", "--store", "memory://", "serve", "--port", "0"]
     command += ["--archive", str(archive)]
@@ -42,7 +42,7 @@ def test_it_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None
     assert granted["lease"]["request"]["task_id"] == "test_001"
 
 
-def test_a_name_of_several_addresses_is_served_at_each() -> None:
+def test_a_host_name_with_several_addresses_is_served_at_each() -> None:
     server = create_server(lambda environ, start: [], listen="127.0.0.1:0 127.0.0.1:0")
     try:
         assert len(set(addresses(server))) == 2

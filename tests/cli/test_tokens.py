@@ -1,4 +1,4 @@
-"""Tokens are made, listed, revoked, and never kept in the clear."""
+"""Tokens are created, listed and revoked, and never stored in plain text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tokens_file(tmp_path: Path) -> Path:
     return tmp_path / "tokens.json"
 
 
-def test_a_token_is_kept_as_a_hash(tokens_file: Path) -> None:
+def test_a_token_is_stored_as_a_hash(tokens_file: Path) -> None:
     base = ["--store", "memory://", "token"]
     made = CliRunner().invoke(
         main, [*base, "create", "ada", "--role", "operator", "--tokens", str(tokens_file), "--json"]
@@ -37,7 +37,7 @@ def test_a_token_is_kept_as_a_hash(tokens_file: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["list"], ["create", "ada"], ["revoke", "0"]])
-def test_a_service_is_not_taken_for_where_tokens_are(command: list[str]) -> None:
+def test_token_commands_refuse_the_url_of_a_service(command: list[str]) -> None:
     result = CliRunner().invoke(
         main, ["--url", "http://127.0.0.1:1", "--store", "memory://", "token", *command]
     )
@@ -45,7 +45,7 @@ def test_a_service_is_not_taken_for_where_tokens_are(command: list[str]) -> None
     assert "leave out --url" in result.stderr
 
 
-def test_writers_at_once_undo_nothing_of_each_other(tokens_file: Path) -> None:
+def test_concurrent_writers_lose_no_token(tokens_file: Path) -> None:
     def make() -> None:
         for _ in range(25):
             tokens.create(TokenFile(tokens_file), "ada", Role.USER)
@@ -58,7 +58,7 @@ def test_writers_at_once_undo_nothing_of_each_other(tokens_file: Path) -> None:
     assert len(TokenFile(tokens_file).read()) == 100
 
 
-def test_a_broken_token_file_is_left_alone(tokens_file: Path) -> None:
+def test_a_broken_token_file_is_not_overwritten(tokens_file: Path) -> None:
     tokens_file.write_text("{")
     result = CliRunner().invoke(
         main, ["--store", "memory://", "token", "create", "ada", "--tokens", str(tokens_file)]
@@ -68,7 +68,7 @@ def test_a_broken_token_file_is_left_alone(tokens_file: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
-def test_serve_refuses_the_world_without_tokens(tokens_file: Path, host: str) -> None:
+def test_serve_refuses_a_public_address_without_tokens(tokens_file: Path, host: str) -> None:
     result = CliRunner().invoke(
         main, ["--store", "memory://", "serve", "--host", host, "--tokens", str(tokens_file)]
     )

@@ -1,4 +1,4 @@
-"""The sweep runs inside a real Airflow: its tasks are mapped, and the last one writes the page."""
+"""Simulation sweep inside a real Airflow: its tasks are mapped, and the last one writes the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo says when it cannot do what it was asked for; tests/e2e runs it."""
+"""Errors and output of the demo without a stack; tests/e2e runs the demo itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from demo.stack import Stack
 from resource_manager import GPUResourceManager
 
 
-def test_a_file_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_file_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "run", lambda picture, history: history.write_text(""))
     monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
     result: Any = CliRunner().invoke(demo.main, ["--history", "/nonexistent/history.jsonl"])
@@ -80,7 +80,7 @@ def test_a_docker_engine_that_hangs_does_not_answer(monkeypatch: pytest.MonkeyPa
     assert not demo._docker_answers()
 
 
-def test_a_taken_port_gives_way_to_the_next_free_one_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_replaced_by_the_next_free_one(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -92,7 +92,7 @@ def test_a_taken_port_gives_way_to_the_next_free_one_in_one_line(capsys: pytest.
     assert capsys.readouterr().out == ""
 
 
-def test_news_of_the_demo_fit_80_columns() -> None:
+def test_lines_of_the_demo_fit_80_columns() -> None:
     manager = GPUResourceManager.from_url("memory://")
     news = demo._News()
 
@@ -113,10 +113,10 @@ def test_news_of_the_demo_fit_80_columns() -> None:
     assert lines() == ["train_8gpu_02cpu  ended", "GPUs: 0 free, 24 used, 8 closed of 32"]
 
 
-def test_compose_without_docker_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compose_without_docker_fails_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     result: Any = CliRunner().invoke(compose.main)
     assert result.exit_code == 1
     assert result.output == (
-        "compose check failed: there is no program docker here; install Docker with Compose\n"
+        "compose check failed: the program docker is missing; install Docker with Compose\n"
     )

@@ -1,4 +1,4 @@
-"""A real Airflow, Redis and sshd for the fault tests, and a ledger that the jobs themselves write."""
+"""Real Airflow and Redis for the fault tests, and a ledger that the jobs themselves write."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from resource_manager import GPUResourceManager
 HERE = Path(__file__).parent
 TTL_S = 15
 BEAT_S = 0.2
-"""How often a job of the tests writes into the ledger."""
+"""Interval at which a job of the tests writes into the ledger."""
 
 PATIENCE = float(os.environ.get("E2E_PATIENCE", "1"))
-"""How much slower than two cores with nothing else to do this machine is: all limits are longer by that."""
+"""Factor on all time limits, for machines slower than two idle cores."""
 
 INVENTORY = """
 [[servers]]
@@ -49,7 +49,7 @@ address = "{docker}"
 
 
 def wait_for(condition, timeout_s=90.0, what="it"):
-    """Waits until `condition()` is true, and returns what it gave."""
+    """Wait until `condition()` is true, and return its value."""
     timeout_s *= PATIENCE
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -59,7 +59,7 @@ def wait_for(condition, timeout_s=90.0, what="it"):
 
 
 class Bench(Stack):
-    """The stack of the demo with the tests' DAGs, and what breaks it."""
+    """Stack of the demo with the tests' DAGs, and methods that break it."""
 
     def __init__(self, home, ssh_port, **settings):
         dags = home / "dags"
@@ -98,7 +98,7 @@ class Bench(Stack):
 
     @cached_property
     def instance(self):
-        """The id of this Airflow, as its API server wrote it down."""
+        """Instance id of this Airflow, as its API server published it."""
         return self.api.call("GET", "/variables/gpu_manager_instance")["value"]
 
     def stop(self):
@@ -111,7 +111,7 @@ class Bench(Stack):
         self.api.call("PATCH", "/dags/gpu_reconcile", {"is_paused": False})
 
     def of_component(self, name):
-        """The processes of `airflow <name>`, the first one first."""
+        """Return the processes of `airflow <name>` in the order of their start."""
         found = []
         for process in self.processes():
             try:
@@ -123,7 +123,7 @@ class Bench(Stack):
         return sorted(found, key=lambda process: process.create_time())
 
     def kill(self, name):
-        """kill -9 of a component, and then of what it started; some of that may just have ended by itself."""
+        """Kill a component and then its children with SIGKILL; some children may have ended by themselves."""
         roots = self.of_component(name)
         assert roots, f"no {name} runs"
         for victim in [*roots, *(child for root in roots for child in children_of(root))]:
@@ -131,7 +131,7 @@ class Bench(Stack):
                 victim.kill()
 
     def ports_of(self, name):
-        """This end's ports of the connections of a component, as texts."""
+        """Return the local ports of a component's connections as strings."""
         roots = self.of_component(name)
         found = set()
         for process in [*roots, *(child for root in roots for child in children_of(root))]:
@@ -143,14 +143,14 @@ class Bench(Stack):
         self.spawn(name, [str(Path(sys.executable).parent / "airflow"), name])
 
     def run(self, dag_id, **conf):
-        """Starts a run; returns it."""
+        """Start a run and return it."""
         wait_for(lambda: self.api.knows(dag_id), what=f"the reading of {dag_id}")
         run = Run(self, dag_id, self.api.trigger(dag_id, conf))
         self.runs.append(run)
         return run
 
     def one_trains_one_waits(self, waiting="local_job", **conf):
-        """A job on all GPUs, and a run of that DAG that waits for them; returns both."""
+        """Return a run whose job has all GPUs, and a run of the DAG `waiting` that waits for them."""
         trains = self.run("local_job")
         trains.wait_until_training()
         waits = self.run(waiting, **conf)
@@ -159,28 +159,28 @@ class Bench(Stack):
 
     @staticmethod
     def both_end_well(trains, waits, timeout_s=200.0):
-        """The first is told to end; then both succeed, each with the one process it ever had."""
+        """End the first run's job; assert that both runs succeed, each with a single process."""
         trains.finish()
         for run in (trains, waits):
             run.wait_until("success", timeout_s)
             assert len(run.processes()) == 1
 
     def history(self, change):
-        """All changes of that kind."""
+        """Return all changes of a kind."""
         return [entry for entry in self.manager.history(limit=1_000_000) if entry["change"] == change]
 
     def grants(self):
-        """Every request that was granted, in order."""
+        """Return every granted request, in order."""
         return [change["lease"]["request"] for change in self.history("granted")]
 
     def beats(self):
-        """Every line of the ledger."""
+        """Return every line of the ledger."""
         if not self.ledger.exists():
             return []
         return [json.loads(line) for line in self.ledger.read_text().splitlines()]
 
     def check_ledger(self):
-        """No GPU had two processes at once, and no task two; from what the jobs wrote."""
+        """Assert by the ledger that no GPU and no task had two processes at the same time."""
         spans = {}
         for beat in self.beats():
             span = spans.setdefault(beat["process"], [beat["at"], beat["at"], beat])
@@ -196,7 +196,7 @@ class Bench(Stack):
                 assert end < start, f"{owner}: {first} until {end} and {second} from {start}"
 
     def check_free(self, timeout_s=TTL_S + 30.0):
-        """All is free again within ttl + 30 s, and no process of a job is left."""
+        """Assert that all GPUs are free within ttl + 30 s, and that no process of a job is left."""
         manager = self.manager
 
         def free():
@@ -217,7 +217,7 @@ def children_of(process):
 
 
 class Run:
-    """One DAG run, mostly of one task called `job`."""
+    """DAG run, usually with one task called `job`."""
 
     def __init__(self, bench, dag_id, run_id):
         self.bench, self.dag_id, self.run_id = bench, dag_id, run_id
@@ -225,7 +225,7 @@ class Run:
         self.path = f"/dags/{dag_id}/dagRuns/{run_id}"
 
     def processes(self):
-        """The job's processes so far, by the ledger, in the order of their start."""
+        """Return the job's processes so far, by the ledger, in the order of their start."""
         return list(dict.fromkeys(beat["process"] for beat in self.beats()))
 
     def beats(self):
@@ -235,12 +235,12 @@ class Run:
         return next(iter(self.bench.api.task_instances(self.dag_id, self.run_id)))
 
     def states(self):
-        """task -> state"""
+        """Return the states of the run's tasks by task id."""
         tasks = self.bench.api.task_instances(self.dag_id, self.run_id)
         return {task["task_id"]: task["state"] for task in tasks}
 
     def count(self, *states):
-        """How many of its tasks are in one of these states."""
+        """Return the number of the run's tasks in one of these states."""
         wanted = "&".join(f"state={state}" for state in states)
         return self.bench.api.call("GET", f"{self.path}/taskInstances?limit=1&{wanted}")["total_entries"]
 
@@ -251,7 +251,7 @@ class Run:
         return self.bench.api.run_state(self.dag_id, self.run_id)
 
     def finish(self):
-        """Tells the job to end well."""
+        """Make the job end with success."""
         Path(f"{self.bench.ledger}-end-{self.lease_id.replace('/', '-')}").touch()
 
     def wait_until_training(self):
@@ -281,7 +281,7 @@ class Run:
         return self.bench.api.log(self.dag_id, self.run_id, task_id, try_number)
 
     def xcom(self, key):
-        """That XCom of the task, or None."""
+        """Return an XCom of the task, or None."""
         try:
             return self.bench.api.xcom(self.dag_id, self.run_id, "job", key)
         except StackError:

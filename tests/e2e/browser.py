@@ -1,4 +1,4 @@
-"""A headless Chromium, axe, and the console as a user starts it."""
+"""Headless Chromium, axe, and the console as a user starts it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ cpus = 64
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A Playwright browser on Debian's Chromium; skips where either is missing."""
+    """Yield a Playwright browser on Debian's Chromium; skip if either is missing."""
     playwright = pytest.importorskip("playwright.sync_api")
     path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if path is None:
@@ -45,7 +45,7 @@ def chromium() -> Iterator[Any]:
 
 
 def axe_source() -> str:
-    """axe's script, fetched once with npm into .build; skips where npm or its registry is missing."""
+    """Return axe's script, fetched once with npm into .build; skip if npm or its registry is missing."""
     script = REPOSITORY / ".build" / "axe.min.js"
     if not script.exists():
         npm = shutil.which("npm")
@@ -66,7 +66,7 @@ def axe_source() -> str:
 
 
 def serious(page: Any, source: str) -> list[str]:
-    """Serious and critical findings of axe, in words."""
+    """Return the serious and critical findings of axe as lines of text."""
     page.evaluate(source)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
@@ -78,7 +78,7 @@ def serious(page: Any, source: str) -> list[str]:
 
 
 class Service:
-    """A running `gpu-manager serve`, and a client for each of its tokens."""
+    """Running `gpu-manager serve`, with a client for each of its tokens."""
 
     def __init__(self, url: str, tokens: dict[str, str]) -> None:
         self.url = url
@@ -92,7 +92,7 @@ class Service:
 
 @contextmanager
 def serving(folder: Path, servers: int, *options: str) -> Iterator[Service]:
-    """The service on a store in memory, with tokens vera (reader), ursula (user), olga (operator)."""
+    """Run the service on a memory store, with tokens vera (reader), ursula (user), olga (operator)."""
     inventory = folder / "servers.toml"
     inventory.write_text(INVENTORY.format(count=servers))
     [port] = free_ports(1)
@@ -146,6 +146,6 @@ def log_in(page: Any, service: Service, name: str) -> None:
 
 
 def picture(page: Any, name: str) -> None:
-    """A screenshot, kept as an artefact."""
+    """Save a screenshot as an artefact."""
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"{name}.png")

@@ -1,4 +1,4 @@
-"""The machinery of the fault tests, started once for all of them."""
+"""Fixtures of the end-to-end tests, started once for all of them."""
 
 import pytest
 
@@ -10,13 +10,13 @@ __all__ = ["ssh_server"]
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory):
-    """The REST service; it runs once a test has started it."""
+    """REST service; it runs once a test has started it."""
     return Service(tmp_path_factory.mktemp("service"))
 
 
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory, ssh_server, service):
-    """The stack, with the reconciler on; started once for all tests."""
+    """Stack with the reconciler switched on; started once for all tests."""
     home = tmp_path_factory.mktemp("airflow")
     connections = {
         "AIRFLOW_CONN_TEST_SSH": ssh_server.connection,
@@ -29,7 +29,7 @@ def airflow(tmp_path_factory, ssh_server, service):
 
 @pytest.fixture
 def bench(airflow):
-    """The stack, all free before; and after the test, whatever happened in it, the ledger is true."""
+    """Stack with all GPUs free; after the test, also a failed one, the ledger is checked."""
     airflow.check_free()
     yield airflow
     for run in airflow.runs:

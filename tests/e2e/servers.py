@@ -1,4 +1,4 @@
-"""What the fault tests need beside Airflow and Redis: sshd, PostgreSQL and the GPU manager's own service."""
+"""Servers of the fault tests: sshd, PostgreSQL and the GPU manager's REST service."""
 
 import json
 import os
@@ -19,11 +19,11 @@ from tests.e2e.bench import wait_for
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
-"""The folder of PostgreSQL's programs, which Debian keeps off the PATH."""
+"""Folder of PostgreSQL's programs, which Debian does not put on the PATH."""
 
 
 class SSHServer:
-    """Debian's sshd on loopback, which lets root in with one key."""
+    """Debian's sshd on loopback, which accepts root with one key."""
 
     def __init__(self, home):
         self.home = home
@@ -48,7 +48,7 @@ class SSHServer:
         wait_for(lambda: answers(self.port), 60.0, "sshd")
 
     def stop(self):
-        """Ends the server and its sessions, as if the machine had lost its network."""
+        """Kill the server and its sessions, as if the machine had lost its network."""
         for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
             if "sshd" in (process.name() if isinstance(process, psutil.Process) else "sshd"):
                 process.kill()
@@ -56,7 +56,7 @@ class SSHServer:
 
     @property
     def connection(self):
-        """The Airflow connection to it."""
+        """Airflow connection to this server."""
         return json.dumps(
             {
                 "conn_type": "ssh",
@@ -69,7 +69,7 @@ class SSHServer:
 
 @pytest.fixture(scope="session")
 def ssh_server(tmp_path_factory):
-    """An sshd for all tests of a run; import it by name where it is used."""
+    """Run one sshd for all tests; import this fixture by name where it is used."""
     if SSHD is None or os.geteuid() != 0:
         pytest.skip("needs sshd (Debian: openssh-server) and root")
     server = SSHServer(tmp_path_factory.mktemp("sshd"))
@@ -80,9 +80,9 @@ def ssh_server(tmp_path_factory):
 
 
 class PostgreSQL:
-    """A server with one empty database, run as Debian's user postgres, since it refuses to run as root.
+    """PostgreSQL server with one empty database, run as Debian's user postgres, since it refuses root.
 
-    Its files have a folder of their own: only root gets through the temporary folders of root's pytest.
+    Its files are outside pytest's temporary folders, which only root can enter.
     """
 
     AS_POSTGRES = MappingProxyType({"user": "postgres", "group": "postgres", "extra_groups": [], "cwd": "/"})
@@ -111,7 +111,7 @@ class PostgreSQL:
         self.folder.cleanup()
 
     def query(self, statement):
-        """All rows of the answer."""
+        """Return all rows of the answer."""
         import psycopg2
 
         with closing(psycopg2.connect(self.url.replace("+psycopg2", ""))) as connection:
@@ -125,7 +125,7 @@ class PostgreSQL:
 
 
 class Service:
-    """`gpu-manager serve` with a token for one user, which is what an Airflow would have."""
+    """`gpu-manager serve` with a token for one user, as an Airflow would have."""
 
     USER = "airflow"
 
@@ -145,7 +145,7 @@ class Service:
     _program = (sys.executable, "-m", "resource_manager.cli")
 
     def start(self, bench):
-        """Serves the store of that bench, which ends it with everything else."""
+        """Serve the store of a bench, which stops the service with its other processes."""
         command = [*self._program, "serve", "--port", str(self.port), "--tokens", str(self.tokens)]
         self.process = bench.spawn("service", command)
         wait_for(lambda: answers(self.port), 120.0, "the service")
@@ -156,5 +156,5 @@ class Service:
 
     @property
     def connection(self):
-        """The Airflow connection to it."""
+        """Airflow connection to this server."""
         return json.dumps({"conn_type": "gpu_manager", "host": self.url, "password": self.token})

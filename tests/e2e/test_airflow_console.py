@@ -1,4 +1,4 @@
-"""The console inside a real Airflow: its frame, its users, its log-in."""
+"""Console inside a real Airflow: its frame, its users, its login."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WISH = {"required_gpus": 4, "required_cpus": 16}
 
 
 class ApiServer(Stack):
-    """Airflow's API server alone, with its Redis: what serves the console."""
+    """Airflow's API server, which serves the console, and its Redis; no other component."""
 
     def __enter__(self) -> Self:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def client(airflow: Stack, name: str | None) -> httpx.Client:
 
 
 def console(chromium: Any, airflow: Stack, name: str) -> tuple[Any, Any]:
-    """Airflow's page with our console in its frame, after logging in."""
+    """Log in and return Airflow's page with the console in its frame."""
     page = chromium.new_context(viewport={"width": 1400, "height": 850}).new_page()
     page.goto(f"{airflow.url}/auth/login", timeout=60_000)
     page.get_by_label("Username").fill(name)
@@ -91,11 +91,11 @@ def console(chromium: Any, airflow: Stack, name: str) -> tuple[Any, Any]:
     return page, frame
 
 
-def test_the_plugin_of_the_package_and_that_of_the_folder_are_one(airflow: Stack) -> None:
+def test_the_plugins_of_package_and_folder_are_loaded_once(airflow: Stack) -> None:
     assert_loaded_once(airflow.api)
 
 
-def test_strangers_get_nothing(airflow: Stack) -> None:
+def test_users_without_login_are_refused(airflow: Stack) -> None:
     with client(airflow, None) as stranger:
         for path in (
             "/",
@@ -119,7 +119,7 @@ def test_strangers_get_nothing(airflow: Stack) -> None:
 @pytest.mark.parametrize(
     ("name", "allocates", "drains"), [("vera", 403, 403), ("ursula", 200, 403), ("olga", 200, 200)]
 )
-def test_airflows_roles_are_ours(airflow: Stack, name: str, allocates: int, drains: int) -> None:
+def test_airflow_roles_decide_the_rights(airflow: Stack, name: str, allocates: int, drains: int) -> None:
     with client(airflow, name) as caller:
         assert caller.get("/api/status").status_code == 200
         wish = {**WISH, "task_id": f"role-{name}"}
@@ -130,7 +130,7 @@ def test_airflows_roles_are_ours(airflow: Stack, name: str, allocates: int, drai
         olga.post("/api/servers/3/restore").raise_for_status()
 
 
-def test_the_page_in_airflows_navigation(airflow: Stack, chromium: Any) -> None:
+def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) -> None:
     page, frame = console(chromium, airflow, "olga")
     frame.get_by_text("Live", exact=True).wait_for(timeout=20_000)
     labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
@@ -152,7 +152,7 @@ def test_the_page_in_airflows_navigation(airflow: Stack, chromium: Any) -> None:
     page.context.close()
 
 
-def test_a_lease_leads_to_its_task(airflow: Stack, chromium: Any) -> None:
+def test_a_lease_links_to_its_task(airflow: Stack, chromium: Any) -> None:
     labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
     with client(airflow, "ursula") as ursula:
         ursula.post("/api/allocate", json={**WISH, "task_id": "linked", "labels": labels}).raise_for_status()
@@ -165,7 +165,7 @@ def test_a_lease_leads_to_its_task(airflow: Stack, chromium: Any) -> None:
         ursula.post("/api/release", json={"task_id": "linked"}).raise_for_status()
 
 
-def test_a_viewer_finds_no_buttons(airflow: Stack, chromium: Any) -> None:
+def test_a_viewer_has_no_buttons(airflow: Stack, chromium: Any) -> None:
     page, frame = console(chromium, airflow, "vera")
     assert frame.get_by_text("Drain…").count() == 0
     assert frame.get_by_text("vera (reader)").is_visible()

@@ -1,4 +1,4 @@
-"""The same on PostgreSQL, which most installations have; once, since nothing of ours reads that database."""
+"""Airflow on PostgreSQL, as in most installations; two cases, since the manager never uses that database."""
 
 import os
 
@@ -30,7 +30,7 @@ def test_a_job_waits_and_trains(bench):
     first, second = bench.one_trains_one_waits(seconds=2)
     first.finish()
     second.wait_until("success")
-    assert "waiting for GPUs: place 1 in the queue" in second.log()
+    assert "waiting for GPUs: position 1 in the queue" in second.log()
     assert bench.database.query("select count(*) from task_instance where dag_id = 'local_job'") == [(2,)]
 
 

@@ -1,4 +1,4 @@
-"""The console in a real browser, on the service as a user starts it."""
+"""Console in a real browser, on the service as a user starts it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[b.Service]:
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
-    """A page that must not complain: no error on the console, no breach of the content policy."""
+    """Page that fails the test on an error in its console or a violation of the content policy."""
     context = chromium.new_context(viewport={"width": 1200, "height": 800})
     page = context.new_page()
     complaints: list[str] = []
@@ -85,7 +85,7 @@ def test_an_operator_drains_and_restores(page: Any, service: b.Service) -> None:
     row.get_by_text("IDLE").wait_for()
 
 
-def test_a_user_releases_only_his_own(page: Any, service: b.Service) -> None:
+def test_a_user_releases_only_their_own_leases(page: Any, service: b.Service) -> None:
     allocate(service, "ursula", "mine", labels={"dag_id": "d", "run_id": "manual__1", "task_id": "t"})
     allocate(service, "olga", "theirs")
     b.log_in(page, service, "ursula")
@@ -101,7 +101,7 @@ def test_a_user_releases_only_his_own(page: Any, service: b.Service) -> None:
     assert page.get_by_text("1 lease", exact=True).is_visible()
 
 
-def test_a_reader_finds_no_buttons(page: Any, service: b.Service) -> None:
+def test_a_reader_has_no_buttons(page: Any, service: b.Service) -> None:
     allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")
     assert page.get_by_text("Drain…").count() == 0
@@ -112,7 +112,7 @@ def test_a_reader_finds_no_buttons(page: Any, service: b.Service) -> None:
     page.get_by_role("heading", name="Log in").wait_for()
 
 
-def test_the_queue_says_when(page: Any, service: b.Service) -> None:
+def test_the_queue_shows_the_estimated_start(page: Any, service: b.Service) -> None:
     for i in range(4):
         allocate(service, "ursula", f"t{i}", required_gpus=8, expected_runtime_s=3000)
     with service.client("ursula") as ursula:
@@ -131,7 +131,7 @@ def test_the_queue_says_when(page: Any, service: b.Service) -> None:
     page.get_by_text("late is no longer in the queue.").wait_for()
 
 
-def test_the_keyboard_alone_is_enough(page: Any, service: b.Service) -> None:
+def test_the_console_can_be_used_by_keyboard_alone(page: Any, service: b.Service) -> None:
     b.log_in(page, service, "olga")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -150,7 +150,7 @@ def test_the_keyboard_alone_is_enough(page: Any, service: b.Service) -> None:
     assert page.get_by_text("by keyboard").is_visible()
 
 
-def test_the_api_can_be_tried(page: Any, service: b.Service) -> None:
+def test_the_api_page_sends_requests(page: Any, service: b.Service) -> None:
     b.log_in(page, service, "ursula")
     page.get_by_role("link", name="API", exact=True).click()
     form = page.locator("form[data-path='/api/allocate']")
@@ -159,7 +159,7 @@ def test_the_api_can_be_tried(page: Any, service: b.Service) -> None:
     form.get_by_text('"gpu_devices": "0,1,2,3"').wait_for()
 
 
-def test_charts_draw(page: Any, service: b.Service) -> None:
+def test_charts_are_drawn(page: Any, service: b.Service) -> None:
     allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")
     page.get_by_role("link", name="Charts").click()
@@ -196,7 +196,7 @@ def test_axe_finds_nothing_serious(chromium: Any, service: b.Service, scheme: st
     assert {path: items for path, items in found.items() if items} == {}
 
 
-def test_the_longest_reason_makes_no_page_wider(page: Any, service: b.Service) -> None:
+def test_the_longest_reason_does_not_widen_a_page(page: Any, service: b.Service) -> None:
     with service.client("olga") as olga:
         olga.post("/api/servers/0/drain", json={"reason": "n" * 250}).raise_for_status()
     b.log_in(page, service, "olga")
@@ -205,7 +205,7 @@ def test_the_longest_reason_makes_no_page_wider(page: Any, service: b.Service) -
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_thousand_servers(page: Any, tmp_path: Path) -> None:
+def test_the_console_shows_a_thousand_servers(page: Any, tmp_path: Path) -> None:
     with b.serving(tmp_path, 1000) as service:
         with service.client("olga") as olga:
             for start in range(0, 2000, 500):
@@ -234,4 +234,4 @@ def test_a_thousand_servers(page: Any, tmp_path: Path) -> None:
             olga.post("/api/release", json={"task_id": "t1999"}).raise_for_status()
         page.locator("#server-999").get_by_text("4 free, 4 used, 0 closed of 8").wait_for(timeout=8000)
         assert paint < 10_000  # the figure itself is measured by gpu-manager bench --http
-        page.close()  # before its service ends, of which a live page may complain
+        page.close()  # before its service ends, which a live page would report as an error

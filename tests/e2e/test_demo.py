@@ -1,4 +1,4 @@
-"""The main job, as `make demo` runs it, and what it would not let pass."""
+"""Demo as `make demo` runs it, and the errors that it finds."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
+def test_the_demo_trains_six_models_and_leaves_no_process(tmp_path):
     picture, history = tmp_path / "timeline.svg", tmp_path / "history.jsonl"
     done = subprocess.run(
         [sys.executable, "-m", "demo", "--picture", str(picture), "--history", str(history)],
@@ -36,7 +36,7 @@ def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
     assert "GPUs: 32 free, 0 used, 0 closed of 32" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert picture.read_text().startswith("<?xml")
-    # Replayed under the policy that was live, the recorded history gives every placement back.
+    # A replay of the recorded history under the same policy reproduces every placement.
     replayed = Replay(
         workload_of(read_history(str(history)), "demo"), get_policy("first_fit"), get_order("fifo")
     )
@@ -47,7 +47,7 @@ def test_the_demo_trains_six_models_and_leaves_nothing(tmp_path):
 
 def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
     class Quiet:
-        """A stack without processes, so that only the folder is left to tell of it."""
+        """Stack without processes, so that only its folder could remain."""
 
         url = service_url = redis_url = "here"
         api = SimpleNamespace(login=("admin", "word"))
@@ -89,7 +89,7 @@ def test_a_gpu_held_twice_is_found():
     spans = [
         (item.name, item.server, item.gpu_ids, item.granted_at, item.released_at or 99.0) for item in held
     ]
-    assert overlaps(spans) == ["GPU 1 of s0 was held by a and b at once"]
+    assert overlaps(spans) == ["GPU 1 of s0 was allocated to a and b at once"]
     assert overlaps([spans[0], ("b", "s0", (1, 2), 12.0, 13.0), ("c", "s1", (1,), 11.0, 12.0)]) == []
 
 

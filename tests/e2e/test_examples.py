@@ -1,4 +1,4 @@
-"""Every example DAG in a real Airflow; `train_digits` is the demo's."""
+"""Example DAGs in a real Airflow; `train_digits` is tested with the demo."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
 
 
 def run(bench, dag_id, **conf):
-    """Runs a DAG to its good end; returns the id of the run."""
+    """Run a DAG until it succeeds; return the id of the run."""
     run_id = bench.run(dag_id, **conf).run_id
     states = ("success", "failed")
     wait_for(lambda: bench.api.run_state(dag_id, run_id) in states, 300, f"the end of {dag_id}")
@@ -24,7 +24,7 @@ def test_submit_training_takes_a_form(bench):
     assert bench.api.xcom("submit_training", run_id, "train") == "0,1,2 of here"
 
 
-def test_submit_training_needs_no_gpu_for_the_form_as_it_is(bench):
+def test_submit_training_runs_with_the_defaults_of_the_form(bench):
     run_id = run(bench, "submit_training")
     said = bench.api.xcom("submit_training", run_id, "train")
     assert said.startswith("training on GPUs 0")
@@ -46,7 +46,7 @@ def test_pipeline_digits_shares_a_lease(bench):
     assert len(bench.api.xcom("pipeline_digits", run_id, "evaluate").split(",")) == 2
 
 
-def test_each_of_a_mapped_group_has_the_gpus_of_its_own_lease(bench):
+def test_each_index_of_a_mapped_group_has_the_gpus_of_its_own_lease(bench):
     run_id = run(bench, "mapped_leases")
     group = f"/dags/mapped_leases/dagRuns/{run_id}/taskInstances/on_gpus_of_its_own.gpu_lease"
     key = "xcomEntries/return_value?map_index="

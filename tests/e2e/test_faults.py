@@ -1,4 +1,4 @@
-"""What breaks, and what becomes of the jobs and their GPUs; docs/airflow.md has the table of outcomes."""
+"""Failures of components, and their effect on jobs and GPUs; docs/airflow.md has the table of outcomes."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
 
 
 def containers():
-    """The job containers that the engine knows."""
+    """Return the job containers that the engine lists."""
     listing = ["docker", "ps", "--all", "--quiet", "--filter", "label=gpu-manager.dag_id"]
     return subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
 
@@ -30,7 +30,7 @@ needs_docker = pytest.mark.skipif(
 
 
 def job_processes(bench):
-    """The processes of jobs that are alive."""
+    """Return the live processes of jobs."""
     found = []
     for process in bench.processes():
         try:
@@ -67,7 +67,7 @@ def test_the_worker_of_a_python_task_is_killed(bench):
 
 @pytest.mark.parametrize("state", ["failed", "success"])
 def test_a_python_task_is_marked_while_it_runs(bench, state):
-    """Its GPUs are granted again only once its process, and what that started, are gone."""
+    """Its GPUs are granted again only once its process and all its children are gone."""
     run = bench.run("python_job")
     wait_for(run.beats, what="start")
     waits = bench.run("local_job")
@@ -80,8 +80,8 @@ def test_a_python_task_is_marked_while_it_runs(bench, state):
 
 
 @pytest.mark.parametrize(("place", "processes"), [("launched", 1), ("collecting", 1), ("released", 2)])
-def test_the_worker_of_a_job_is_killed_in_its_moment(bench, place, processes):
-    """A job needs a worker before it is watched, and after it ended; only one that was over runs again."""
+def test_the_worker_of_a_job_is_killed_before_or_after_the_job(bench, place, processes):
+    """A job needs a worker before it is watched and after it has ended; only an ended one runs again."""
     run = bench.run("lingering_job", linger=place)
     if place == "launched":
         wait_for(run.beats, what="the start of the job")
@@ -104,7 +104,7 @@ def test_the_triggerer_is_killed(bench):
     trains, waits = bench.one_trains_one_waits(seconds=2)
     wait_for(lambda: trains.xcom("job_log_place")["offset"], what="a note of how far the log is")
     bench.kill("triggerer")
-    time.sleep(TTL_S + 2)  # nobody renews: the lease runs out, and its GPUs stay held
+    time.sleep(TTL_S + 2)  # without renewals the lease expires, and its GPUs stay allocated
     bench.start("triggerer")
     bench.both_end_well(trains, waits)
     assert trains.log().count("the job begins") == 1
@@ -145,7 +145,7 @@ def test_a_task_is_cleared_while_it_trains(bench):
     run.finish()
     run.wait_until("success")
     assert len(run.processes()) == 1
-    assert "the job was started before; going on with it" in run.log()
+    assert "the job was started by an earlier execution; watching it" in run.log()
 
 
 def test_a_task_is_cleared_while_it_waits(bench):
@@ -160,7 +160,7 @@ def test_a_task_is_cleared_while_it_waits(bench):
 def test_a_dag_run_is_deleted_while_it_trains(bench):
     run = bench.run("local_job")
     run.wait_until_training()
-    run.mark_run("failed")  # Airflow deletes no run that goes on
+    run.mark_run("failed")  # Airflow does not delete an unfinished run
     run.delete()
     wait_for(lambda: not job_processes(bench), TTL_S + 30, "the end of the job")
 
@@ -186,7 +186,7 @@ def test_the_server_of_a_job_is_gone_for_a_while(bench, ssh_server):
     run.finish()
     run.wait_until("success")
     assert len(run.processes()) == 1
-    assert "its GPUs stay held" in run.log(1)
+    assert "its GPUs stay allocated" in run.log(1)
 
 
 def test_an_ssh_job_of_a_task_marked_failed_is_stopped(bench):
@@ -197,7 +197,7 @@ def test_an_ssh_job_of_a_task_marked_failed_is_stopped(bench):
 
 
 @needs_docker
-def test_a_container_runs_beside_no_other_through_clear_and_mark(bench):
+def test_clear_and_mark_never_run_two_containers_at_once(bench):
     run = bench.run("docker_job")
     run.wait_until_training()
     run.clear()
@@ -212,7 +212,7 @@ def test_a_container_runs_beside_no_other_through_clear_and_mark(bench):
     wait_for(lambda: not containers(), TTL_S + 30, "the end of the container")
 
 
-def test_what_can_never_be_granted_fails_at_once(bench):
+def test_a_request_that_can_never_be_granted_fails_at_once(bench):
     run = bench.run("local_job", gpus=9)
     run.wait_until("failed", 60)
     assert "9" in run.log()
@@ -222,7 +222,7 @@ def test_what_can_never_be_granted_fails_at_once(bench):
 def test_a_job_that_fails_is_retried_with_a_new_lease(bench):
     run = bench.run("local_job", seconds=1, exit_code=3)
     run.wait_until("failed", 200)
-    # A try that Airflow itself loses (see docs/airflow.md) leaves its job to the next, which starts none.
+    # A try that Airflow itself loses (see docs/airflow.md) leaves its job to the next try, which starts none.
     collected = [number for number in (1, 2, 3) if "ended with exit code 3" in run.log(number)]
     assert len(run.processes()) == len(collected) >= 2
     assert collected[-1] == 3

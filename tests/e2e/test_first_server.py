@@ -1,4 +1,4 @@
-"""docs/first-server.md from its first block to its last, with one sshd for both servers."""
+"""Steps of docs/first-server.md from the first block to the last, with one sshd for both servers."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def blocks(language):
 
 
 def exported(script, folder):
-    """What a shell exports that runs the script."""
+    """Run the script in a shell and return the variables that it exports."""
     shell = subprocess.run(
         ["bash", "-ec", f"{script}\nenv -0"], cwd=folder, env={}, check=True, capture_output=True, text=True
     )
@@ -41,7 +41,7 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
         re.sub(r"10\.0\.0\.1[12]:22", f"127.0.0.1:{ssh_server.port}", inventory)
     )
     settings = exported(exports, tmp_path)
-    settings.pop("GPU_MANAGER_STORE")  # the stack has a Redis of its own
+    settings.pop("GPU_MANAGER_STORE")  # the stack uses its own Redis
     settings["AIRFLOW_CONN_GPU_SERVERS"] = (
         settings["AIRFLOW_CONN_GPU_SERVERS"]
         .replace('"login": "gpu"', '"login": "root"')

@@ -1,4 +1,4 @@
-"""Two real Airflows, production and staging, on one store: neither touches what is the other's."""
+"""Two real Airflow instances, production and staging, on one store: neither changes the other's leases."""
 
 import json
 import os
@@ -12,21 +12,21 @@ from tests.e2e.bench import PATIENCE, Bench, Run, wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500 * PATIENCE)]
 
 NO_SSH = 1
-"""A port for the inventory's server by ssh, which nobody asks for here."""
+"""Port of the inventory's ssh server, which these tests do not use."""
 
 TTL_S = str(round(60 * PATIENCE))
 
 
 @pytest.fixture(scope="module")
 def production(tmp_path_factory):
-    """An Airflow whose API server makes up its id."""
+    """Airflow whose API server generates its instance id."""
     with Bench(tmp_path_factory.mktemp("production"), NO_SSH, TEST_TTL_S=TTL_S) as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
 def staging(tmp_path_factory, production):
-    """An Airflow with a name, on production's store, whose jobs write into the same ledger."""
+    """Airflow with a configured id, on production's store, whose jobs write into the same ledger."""
     settings = {
         "GPU_MANAGER_STORE": production.redis_url,
         "GPU_MANAGER_REDIS_URL": production.redis_url,
@@ -41,7 +41,7 @@ def staging(tmp_path_factory, production):
 
 
 def train(bench, run_id, gpus):
-    """A run of `local_job` of that id, once its job runs."""
+    """Start a run of `local_job` with this id; return it once its job runs."""
     path = "/dags/local_job"
     wait_for(lambda: bench.api.knows("local_job"), what="the reading of local_job")
     bench.api.call("PATCH", path, {"is_paused": False})
@@ -53,7 +53,7 @@ def train(bench, run_id, gpus):
 
 
 def reconcile_by_command(bench, *words):
-    """`gpu-manager reconcile` beside that Airflow, without its environment."""
+    """Run `gpu-manager reconcile` on this Airflow's machine, without its environment."""
     user, password = bench.api.login
     login = ("--airflow-url", bench.url, "--airflow-user", user, "--airflow-password", password)
     store = bench.environment["GPU_MANAGER_STORE"]
@@ -63,7 +63,7 @@ def reconcile_by_command(bench, *words):
 
 
 def goes_on(run, lease):
-    """The job still writes, under the lease that it had."""
+    """Assert that the job still writes, under the same lease."""
     before = len(run.beats())
     wait_for(lambda: len(run.beats()) > before + 2, what=f"more of {run.lease_id}")
     held = run.bench.manager.status_of(run.lease_id)
@@ -73,16 +73,16 @@ def goes_on(run, lease):
 
 
 def looked_after(done):
-    """The leases that staging's reconciler did something about; it left alone the two of production."""
+    """Return the leases that staging's reconciler acted on; it leaves production's two unchanged."""
     assert done["other_instances"] == 2
     return {action["task_id"] for action in done["actions"]}
 
 
-def test_what_one_airflow_ends_is_never_the_others(production, staging):
+def test_an_airflow_never_ends_the_leases_of_another(production, staging):
     assert staging.instance == "staging"
     assert production.instance not in ("", "staging")
 
-    # Tasks of the same names hold different GPUs at once.
+    # Tasks with the same names hold different GPUs at the same time.
     ours, theirs = train(production, "nightly", 2), train(staging, "nightly", 2)
     unknown_to_staging = train(production, "ours-alone", 2)
     leases = {lease["task_id"]: lease for lease in production.manager.leases()}
@@ -95,13 +95,13 @@ def test_what_one_airflow_ends_is_never_the_others(production, staging):
     assert len(held) == len(set(held)) == 6
     assert leases[theirs.lease_id]["labels"]["instance"] == "staging"
 
-    # Staging's reconciler counts production's, also the run that no table of staging has.
+    # Staging's reconciler only counts production's leases, also that of a run that staging does not have.
     run_id = staging.api.trigger("gpu_reconcile")
     wait_for(lambda: staging.api.run_state("gpu_reconcile", run_id) == "success", 300, "staging's reconciler")
     done = staging.api.xcom("gpu_reconcile", run_id, "reconcile")
     assert looked_after(done) <= {theirs.lease_id}
 
-    # So does the command, which asks the Airflow at the address who it is.
+    # So does the command, which reads the instance id of the Airflow at the address.
     done = reconcile_by_command(staging)
     assert looked_after(json.loads(done.stdout)) <= {theirs.lease_id}
     done = reconcile_by_command(staging, "--instance", production.instance)
@@ -110,10 +110,10 @@ def test_what_one_airflow_ends_is_never_the_others(production, staging):
     for run in (ours, theirs, unknown_to_staging):
         goes_on(run, leases[run.lease_id])
 
-    # Ending, clearing and deleting in staging ends staging's only; the listener and the trigger do it.
+    # Ending, clearing and deleting in staging ends only staging's leases, by the listener and the trigger.
     theirs.mark("failed")
     wait_for(lambda: production.manager.status_of(theirs.lease_id) is None, 120, "the end in staging")
-    theirs.wait_until("failed")  # else the scheduler may end the run after it was cleared
+    theirs.wait_until("failed")  # otherwise the scheduler may end the run after it was cleared
     theirs.clear()
     wait_for(lambda: len(theirs.processes()) == 2, 200, "the cleared job in staging")
     theirs.mark_run("failed")
@@ -122,7 +122,7 @@ def test_what_one_airflow_ends_is_never_the_others(production, staging):
     for run in (ours, unknown_to_staging):
         goes_on(run, leases[run.lease_id])
 
-    # Production knows its own by the id in its Variable: in a task, and where a user ends one.
+    # Production identifies its leases by the id in its Variable, in a task and when a user ends one.
     ours.finish()
     ours.wait_until("success")
     unknown_to_staging.mark("failed")

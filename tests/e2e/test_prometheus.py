@@ -1,4 +1,4 @@
-"""A real Prometheus takes our example configuration, scrapes the service, and knows every expression."""
+"""A real Prometheus with the example configuration scrapes the service and evaluates every expression."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Its API, once it has scraped a service on which two tasks hold and one waits for GPUs."""
+    """Prometheus' API, after it scraped a service with two leases and one pending request."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no Prometheus: apt-get install prometheus")
@@ -60,7 +60,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
 
 
 def configuration(folder: Path, url: str) -> Path:
-    """The example as it is shipped, with the places of this test."""
+    """Return the example configuration with the addresses of this test."""
     settings = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     settings["global"]["scrape_interval"] = "1s"
     settings["rule_files"] = [str(MONITORING / "alerts.yml")]
@@ -86,7 +86,7 @@ def scraped(client: httpx.Client) -> bool:
         return False
 
 
-def test_it_counts_what_is_held_and_what_waits(prometheus: httpx.Client) -> None:
+def test_it_counts_leases_and_pending_requests(prometheus: httpx.Client) -> None:
     assert [entry["value"][1] for entry in query(prometheus, "gpu_manager_queue_length")] == ["1"]
 
 

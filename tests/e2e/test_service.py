@@ -1,4 +1,4 @@
-"""Airflow on the REST service: every operator's calls go over HTTP, to a real `gpu-manager serve`."""
+"""Airflow on the REST service: every operator's calls go over HTTP to a real `gpu-manager serve`."""
 
 import time
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
 
 @pytest.fixture
 def served(bench, service):
-    """The bench with the service beside it."""
+    """Stack with the REST service on its store."""
     service.start(bench)
     yield bench
     service.kill()
@@ -24,11 +24,11 @@ def test_a_job_waits_and_trains_through_the_service(served, service):
     second.wait_until_training()
     assert served.manager.status_of(second.lease_id)["owner"] == Service.USER
     service.kill()
-    time.sleep(3)  # the job goes on, and nobody renews
+    time.sleep(3)  # the job runs on without renewals
     service.start(served)
     second.finish()
     second.wait_until("success")
-    assert "waiting for GPUs: place 1 in the queue, no server with 8 local: " in second.log()
+    assert "waiting for GPUs: position 1 in the queue, no server with 8 local: " in second.log()
     assert len(second.processes()) == 1
 
 

@@ -1,4 +1,4 @@
-"""What waits for GPUs in a real Airflow: what it costs, and how soon it goes on."""
+"""Tasks that wait for GPUs in a real Airflow: their cost, and their delay after a release."""
 
 from itertools import pairwise
 from statistics import median
@@ -11,17 +11,17 @@ from tests.e2e.bench import PATIENCE, wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
 
 
-def test_what_waits_starts_within_seconds_of_the_release(bench):
+def test_a_pending_request_starts_within_seconds_of_the_release(bench):
     first, second = bench.one_trains_one_waits(seconds=2)
     first.finish()
     second.wait_until("success")
-    assert "waiting for GPUs: place 1 in the queue, no server with 8 local: " in second.log()
+    assert "waiting for GPUs: position 1 in the queue, no server with 8 local: " in second.log()
     assert " for GPUs: no server with 8 local: none is free anywhere" in second.log(), "kept after the wait"
     assert "beat on 0,1,2,3,4,5,6,7 of here" in second.log()
 
 
-def test_a_freed_gpu_runs_the_next_process_soon(bench, record_property):
-    """By the clocks of the jobs: from the last line that one writes to the first line of the next."""
+def test_a_released_gpu_soon_runs_the_next_process(bench, record_property):
+    """Measured by the jobs' clocks: from the last line of one to the first line of the next."""
     runs = [bench.run("local_job", seconds=6) for _ in range(11)]
     for run in runs:
         run.wait_until("success", 600)
@@ -39,24 +39,24 @@ def test_a_freed_gpu_runs_the_next_process_soon(bench, record_property):
         print(f"{name}: p50 {median(seconds):.1f},", " ".join(f"{value:.1f}" for value in sorted(seconds)))
 
 
-def test_a_sensor_waits_for_room_and_takes_nothing(bench):
+def test_a_sensor_waits_for_free_gpus_and_allocates_nothing(bench):
     first, sensor = bench.one_trains_one_waits("sensor_job")
     assert not bench.manager.queue()
     first.finish()
     sensor.wait_until("success")
-    assert "there is room on here" in sensor.log()
+    assert "the GPUs are free on here" in sensor.log()
     assert sensor.ended_at() > first.beats()[-1]["at"]
     assert sensor.lease_id not in {request["task_id"] for request in bench.grants()}
 
 
-def test_a_sensor_for_what_no_server_has_fails_at_once(bench):
+def test_a_sensor_for_more_than_any_server_has_fails_at_once(bench):
     sensor = bench.run("sensor_job", gpus=9)
     sensor.wait_until("failed")
     assert "gpus must be between" in sensor.log()
 
 
 def test_two_hundred_waiting_tasks_cost_no_slot_and_one_connection(bench, record_property):
-    """Slots by Airflow's own states of the tasks, connections by Redis' own list of its clients."""
+    """Slots are counted by Airflow's task states, connections by Redis' client list."""
     waiting = 200
     bench.manager.allocate_resources("holder", 8, 8, gpu_types=["local"], ttl_s=3600)
     run = bench.run("waiting_jobs")

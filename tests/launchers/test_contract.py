@@ -1,4 +1,4 @@
-"""What every launcher must do, with a real shell, a real sshd and a real Docker engine."""
+"""Contract of every launcher, with a real shell, a real sshd and a real Docker engine."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ from tests.waiting import wait_until_ended
 
 __all__ = ["ssh_server"]
 
-# Docker's SDK leaves the sockets of engines that do not answer, and its pools, to the collector.
+# Docker's SDK leaves its pools, and sockets to engines that do not answer, to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
@@ -58,7 +58,7 @@ def launcher(request, tmp_path, monkeypatch):
             except LauncherUnreachableError as error:
                 reason = str(error)
             if launcher is None:
-                gc.collect()  # here, where the sockets that Docker's SDK left may warn
+                gc.collect()  # before the test ends, while the warnings about such sockets are filtered
                 pytest.skip(reason)
         yield launcher
         launcher.close()
@@ -68,7 +68,7 @@ def launcher(request, tmp_path, monkeypatch):
 
 @pytest.fixture
 def job(launcher):
-    """Makes jobs with names of their own, and stops them after the test."""
+    """Return a function that makes jobs with unique keys, which are stopped after the test."""
     made = []
 
     def make(command, **arguments):
@@ -110,7 +110,7 @@ def test_the_log_can_be_read_as_it_grows(launcher, job):
     assert lines == [f"line {number}" for number in range(1, 6)]
 
 
-def test_output_is_what_the_job_wrote(launcher, job):
+def test_output_is_returned_unchanged(launcher, job):
     written = "10%\r20% \r30%\nform\ffeed\x1cs\n\x1b[1mé\u2028\x1b[0m\n" + "x" * 40_000 + "\n\nlast"
     started = job('printf %s "$WRITTEN"', environment={"WRITTEN": written})
     launcher.start(started)
@@ -123,7 +123,7 @@ def test_output_is_what_the_job_wrote(launcher, job):
     assert text == written
 
 
-def test_much_output_comes_in_pieces(launcher, job):
+def test_long_output_is_returned_in_chunks(launcher, job):
     started = job("yes $(seq 1000) | head -n 3000")
     launcher.start(started)
     wait_until_ended(launcher, started.key)
@@ -136,7 +136,7 @@ def test_much_output_comes_in_pieces(launcher, job):
     assert max(sizes) < 5 * 1024**2
 
 
-def test_stop_ends_it_and_forgets_it_however_often(launcher, job):
+def test_stop_ends_and_removes_a_job_and_may_be_repeated(launcher, job):
     started = job("trap '' TERM; while :; do sleep 0.1; done")
     launcher.start(started)
     assert launcher.status(started.key).state is JobState.RUNNING
@@ -145,7 +145,7 @@ def test_stop_ends_it_and_forgets_it_however_often(launcher, job):
     launcher.stop(started.key)
 
 
-def test_many_starters_at_once_start_one(launcher, job):
+def test_concurrent_starts_start_one_job(launcher, job):
     if type(launcher).__name__ == "SSHLauncher":
         pytest.skip("a connection belongs to one thread; the lock on the server is that of local")
     started = job("echo started; sleep 2")
@@ -155,7 +155,7 @@ def test_many_starters_at_once_start_one(launcher, job):
     assert launcher.logs(started.key)[0] == "started\n"
 
 
-def test_many_may_stop_it_at_once(launcher, job):
+def test_concurrent_stops_succeed(launcher, job):
     if type(launcher).__name__ == "SSHLauncher":
         pytest.skip("a connection belongs to one thread; the lock on the server is that of local")
     started = job("trap '' TERM; sleep 60")
@@ -166,7 +166,7 @@ def test_many_may_stop_it_at_once(launcher, job):
 
 
 @pytest.mark.parametrize("launcher", ["local", pytest.param("ssh", marks=pytest.mark.e2e)], indirect=True)
-def test_a_job_that_cannot_be_seen_is_not_said_to_be_gone(launcher, tmp_path):
+def test_a_job_of_unknown_state_is_reported_unreachable(launcher, tmp_path):
     (tmp_path / "j" / "lock").mkdir(parents=True)
     for look in (launcher.status, launcher.logs):
         with pytest.raises(LauncherUnreachableError, match="Is a directory"):
@@ -183,14 +183,14 @@ def test_a_job_that_cannot_be_seen_is_not_said_to_be_gone(launcher, tmp_path):
         ({"network_mode": "no-such-network"}, "network no-such-network not found"),
     ],
 )
-def test_a_container_option_that_is_wrong_is_named(launcher, job, container, reason):
+def test_a_wrong_container_option_is_named(launcher, job, container, reason):
     with pytest.raises(LauncherError, match=f"could not be started on .*{reason}"):
         launcher.start(job("true", container=container))
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("launcher", ["docker"], indirect=True)
-def test_a_log_that_the_engine_refuses_ends_no_watch(launcher, job):
+def test_a_log_that_the_engine_cannot_read_is_reported_unreachable(launcher, job):
     started = job("echo", container={"log_config": {"Type": "none"}})
     launcher.start(started)
     with pytest.raises(LauncherUnreachableError, match="does not support reading"):
@@ -199,7 +199,7 @@ def test_a_log_that_the_engine_refuses_ends_no_watch(launcher, job):
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("ssh_server")
-def test_what_a_server_prints_at_each_login_is_no_answer(tmp_path, monkeypatch):
+def test_output_of_a_login_script_is_not_part_of_the_answer(tmp_path, monkeypatch):
     server = SSHServer(tmp_path)
     with (tmp_path / "config").open("a") as config:
         config.write("ForceCommand printf 'wel\\377come\\nto'; eval \"$SSH_ORIGINAL_COMMAND\"\n")
@@ -215,7 +215,7 @@ def test_what_a_server_prints_at_each_login_is_no_answer(tmp_path, monkeypatch):
 
 
 @pytest.mark.e2e
-def test_a_server_that_is_gone_is_unreachable_and_the_job_outlives_it(ssh_server, tmp_path, monkeypatch):
+def test_a_job_outlives_an_unreachable_server(ssh_server, tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", ssh_server.connection)
     launcher = open_launcher("ssh", f"127.0.0.1:{ssh_server.port}", "test_ssh")
     launcher.root = str(tmp_path)
@@ -230,10 +230,10 @@ def test_a_server_that_is_gone_is_unreachable_and_the_job_outlives_it(ssh_server
     launcher.close()
 
 
-def test_what_is_missing_is_said_in_one_line(monkeypatch):
+def test_missing_parts_are_reported_in_one_line(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(LauncherError, match="no server to reach: give it an address"):
+        with pytest.raises(LauncherError, match="the ssh launcher has no address: set the server's"):
             open_launcher("ssh")
         with pytest.raises(LauncherError, match=r"ssh connection 'nope'.*defined"):
             open_launcher("ssh", "host", "nope")
@@ -248,7 +248,7 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("launcher", ["docker"], indirect=True)
-def test_a_container_that_cannot_start_says_why_and_leaves_nothing(launcher, job):
+def test_a_container_that_cannot_start_reports_why_and_is_removed(launcher, job):
     with pytest.raises(LauncherError, match=r"image 'no.invalid/x:1' is not on .* and cannot be pulled"):
         launcher.start(job("true", image="no.invalid/x:1"))
     wanted = job("true", gpu_ids=(0, 1), container={})

@@ -1,4 +1,4 @@
-"""What a job sees of its GPUs."""
+"""Devices that are visible to a job."""
 
 import shlex
 from itertools import pairwise
@@ -23,7 +23,7 @@ def test_whole_gpus_of_every_vendor():
     assert device_environment("ascend", [1, 2]) == {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}
 
 
-def test_a_share_limits_threads_and_memory():
+def test_a_gpu_fraction_limits_threads_and_memory():
     environment = device_environment("nvidia", [3], gpu_milli=250, gpu_memory_mib=20480)
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
@@ -31,7 +31,7 @@ def test_a_share_limits_threads_and_memory():
 
 
 @pytest.mark.parametrize(("memory_mib", "limit"), [(81920, "0=20480M"), (0, None)])
-def test_a_share_of_the_inventorys_memory_reaches_the_job(memory_mib, limit):
+def test_a_fraction_of_the_inventorys_memory_reaches_the_job(memory_mib, limit):
     nodes = [Node("a", 0, {"cpus": 8}, (Gpu(4, memory_mib=memory_mib),))]
     with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
         allocation = manager.allocate_resources("t", 1, 2, gpu_milli=250)
@@ -63,7 +63,7 @@ def test_a_container_gets_the_device_files_of_its_own_gpus(vendor, files):
     assert not {"--device", "--gpus"} & set(without)
 
 
-def test_an_inventory_may_name_the_vendors_that_are_known_here():
+def test_an_inventory_accepts_exactly_the_vendors_of_the_launchers():
     assert set(get_args(Vendor)) == set(VISIBLE_DEVICES)
 
 

@@ -1,4 +1,4 @@
-"""The local launcher with real processes."""
+"""Local launcher with real processes."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from resource_manager.launchers.local import LocalLauncher
 from tests.waiting import wait_for, wait_until_ended
 
 SLEEP = f"sleep 61.{os.getpid()}"
-"""A command that no other process of this machine runs."""
+"""Command that no other process of this machine runs."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):
     assert launcher.logs("j", offset) == ("", offset)
 
 
-def test_starting_again_starts_nothing_while_it_runs_or_after(launcher, tmp_path):
+def test_a_second_start_has_no_effect_while_the_job_runs_or_after(launcher, tmp_path):
     count = tmp_path / "j" / "count"
     job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; sleep 0.3"))
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_starting_again_starts_nothing_while_it_runs_or_after(launcher, tmp_path
     assert count.read_text() == "x\n"
 
 
-def test_many_starters_at_once_start_one_job(launcher, tmp_path):
+def test_concurrent_starts_run_the_command_once(launcher, tmp_path):
     count = tmp_path / "j" / "count"
     job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; {SLEEP}"))
     with ThreadPoolExecutor(16) as pool:
@@ -70,7 +70,7 @@ def test_many_starters_at_once_start_one_job(launcher, tmp_path):
     assert count.read_text() == "x\n"
 
 
-def test_stop_ends_even_what_ignores_signals_and_leaves_the_group(launcher, tmp_path):
+def test_stop_ends_processes_that_ignore_sigterm_and_left_the_group(launcher, tmp_path):
     launcher.start(Job("j", ("/bin/sh", "-c", f"trap '' TERM; setsid {SLEEP} & {SLEEP}")))
     wait_for(lambda: len(sleepers()) == 2)
     launcher.stop("j", grace_s=0.2)
@@ -79,8 +79,8 @@ def test_stop_ends_even_what_ignores_signals_and_leaves_the_group(launcher, tmp_
     launcher.stop("j")
 
 
-def test_stop_ends_even_what_ignores_signals_and_closed_the_lock(launcher):
-    """As the workers of Python's launchers do: its subprocesses close what they inherit."""
+def test_stop_ends_processes_that_ignore_sigterm_and_closed_the_lock(launcher):
+    """Python's subprocesses close inherited descriptors, as workers of training launchers do."""
     start = f"import subprocess; subprocess.Popen(['/bin/sh', '-c', 'trap \"\" TERM; {SLEEP}']).wait()"
     launcher.start(Job("j", (sys.executable, "-c", start)))
     wait_for(lambda: len(sleepers()) == 1)
@@ -88,8 +88,8 @@ def test_stop_ends_even_what_ignores_signals_and_closed_the_lock(launcher):
     assert sleepers() == []
 
 
-def test_a_job_has_its_time_to_save_its_work(launcher, tmp_path):
-    """It is told once: a second SIGTERM would raise SystemExit in the middle of its saving."""
+def test_a_job_has_its_grace_period_to_write_a_checkpoint(launcher, tmp_path):
+    """SIGTERM is sent once: a second one would raise SystemExit while the job writes its checkpoint."""
     saved = tmp_path.with_name(f"{tmp_path.name}-saved")
     program = (
         "import pathlib, signal, sys, time\n"
@@ -104,8 +104,8 @@ def test_a_job_has_its_time_to_save_its_work(launcher, tmp_path):
     assert saved.exists()
 
 
-def test_a_job_that_cannot_be_marked_as_started_is_not_started(launcher, tmp_path):
-    """As on a full disk: the next start would find no mark of it and start it again."""
+def test_a_job_is_not_started_if_its_group_file_cannot_be_written(launcher, tmp_path):
+    """Without the file `group`, as on a full disk, the next start would start the job again."""
     count = tmp_path / "j" / "count"
     (tmp_path / "j" / "group.new").mkdir(parents=True)
     job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}"))
@@ -126,11 +126,11 @@ def test_a_job_whose_every_process_was_killed_is_finished_without_an_exit_code(l
     assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, None)
 
 
-def test_a_job_lives_while_one_of_its_processes_does(launcher, tmp_path):
+def test_a_job_is_running_while_one_of_its_processes_is(launcher, tmp_path):
     launcher.start(Job("j", ("/bin/sh", "-c", f"{SLEEP}; true")))
     wait_for(lambda: len(sleepers()) == 1)
     command = sleepers()[0].parent()
-    command.parent().kill()  # the shell that would note the exit code
+    command.parent().kill()  # the shell that would write the exit code
     command.kill()
     assert launcher.status("j").state is JobState.RUNNING
     sleepers()[0].kill()
@@ -149,13 +149,13 @@ def test_a_job_outlives_the_process_that_started_it(launcher, tmp_path):
     assert launcher.logs("j")[0] == "done\n"
 
 
-def test_a_command_that_does_not_exist_says_so_in_the_log(launcher):
+def test_a_missing_command_is_named_in_the_log(launcher):
     launcher.start(Job("j", ("no-such-command",)))
     assert wait_until_ended(launcher, "j").exit_code == 127
     assert "no-such-command" in launcher.logs("j")[0]
 
 
-def test_the_log_comes_in_whole_lines(launcher):
+def test_the_log_is_returned_in_whole_lines(launcher):
     launcher.start(Job("j", (sys.executable, "-c", "print(('x' * 99 + '\\n') * 6000)")))
     wait_until_ended(launcher, "j")
     offset, lines = 0, []
@@ -168,7 +168,7 @@ def test_the_log_comes_in_whole_lines(launcher):
     assert lines == ["x" * 99] * 6000 + [""]
 
 
-def test_unknown_jobs_launchers_and_images():
+def test_unknown_jobs_are_absent_and_unknown_launchers_and_images_are_refused():
     assert LocalLauncher("/nonexistent").status("j") == JobStatus(JobState.ABSENT)
     assert LocalLauncher("/nonexistent").logs("j", 5) == ("", 5)
     with pytest.raises(LauncherError, match="unknown launcher 'cloud'; known are"):
@@ -184,7 +184,7 @@ def test_job_keys_are_safe_names_unique_by_lease():
     assert len(job_key("é" * 500, 1)) < 100
 
 
-def test_two_may_stop_it_at_once(launcher):
+def test_concurrent_stops_of_a_job_that_ignores_sigterm_succeed(launcher):
     launcher.start(Job("j", ("/bin/sh", "-c", f"trap '' TERM; {SLEEP}")))
     wait_for(lambda: len(sleepers()) == 1)
     with ThreadPoolExecutor(4) as pool:

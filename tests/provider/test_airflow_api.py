@@ -1,4 +1,4 @@
-"""Airflow's REST API as the command `gpu-manager reconcile` uses it, over real HTTP."""
+"""Airflow's REST API as used by `gpu-manager reconcile`, over real HTTP."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ NOTHING = {"actions": [], "other_instances": 0}
 
 
 class Airflow(BaseHTTPRequestHandler):
-    """Answers as Airflow 3.3 does."""
+    """HTTP handler that answers like Airflow 3.3."""
 
     TASKS = "/api/v2/dags/d/dagRuns/r%2B1/taskInstances"
 
@@ -73,21 +73,21 @@ def tasks(*names):
     }
 
 
-def test_tasks_that_go_on_are_told_from_those_that_ended_or_never_were(airflow):
+def test_unfinished_tasks_are_told_from_ended_and_missing_ones(airflow):
     states = AirflowTaskStates(airflow.url, user="u", password="p")
     assert states.unfinished(tasks("runs", "ended", "cleared", "gone")) == tasks("runs", "cleared")
     assert states.run_is_unfinished("d", "r+1")
     assert not states.run_is_unfinished("d", "gone")
 
 
-def test_a_token_that_ran_out_is_renewed(airflow):
+def test_an_expired_token_is_renewed(airflow):
     states = AirflowTaskStates(airflow.url, user="u", password="p")
     airflow.token = "token-2"
     assert states.unfinished(tasks("runs")) == tasks("runs")
     assert airflow.logins == 2
 
 
-def test_what_is_not_airflow_is_no_task_that_is_gone(airflow):
+def test_a_wrong_address_or_login_is_not_taken_for_a_missing_task(airflow):
     with pytest.raises(AirflowUnavailableError, match="answered 404"):
         AirflowTaskStates(f"{airflow.url}/proxy", token="token-1").unfinished(tasks("runs"))
     with pytest.raises(AirflowUnavailableError, match="answered 401"):
@@ -96,7 +96,7 @@ def test_what_is_not_airflow_is_no_task_that_is_gone(airflow):
         AirflowTaskStates(airflow.url, user="u", password="wrong")  # pragma: allowlist secret
 
 
-def test_the_command_goes_on_where_airflow_does_not_answer(airflow, monkeypatch):
+def test_the_command_tries_again_if_airflow_does_not_answer(airflow, monkeypatch):
     naps = []
 
     def nap(seconds):
@@ -110,17 +110,17 @@ def test_the_command_goes_on_where_airflow_does_not_answer(airflow, monkeypatch)
     words = ["--airflow-url", airflow.url, "--airflow-user", "u", "--airflow-password", "p"]
     done = CliRunner().invoke(main, ["--store", "memory://", "reconcile", *words, "--every", "7", "--json"])
     assert (done.exit_code, naps) == (0, [7.0, 7.0])
-    assert json.loads(done.stdout) == NOTHING, "the first time nothing is known"
-    assert done.stderr.endswith("refused the login: 503; trying again\n")
+    assert json.loads(done.stdout) == NOTHING, "the first attempt has no result"
+    assert done.stderr.endswith("refused the login with status 503; trying again\n")
     assert done.stderr.count("\n") == 1
 
 
-def test_the_command_says_what_it_did_or_why_not(airflow):
+def test_the_command_prints_its_actions_or_the_error(airflow):
     def run(*words):
         return CliRunner().invoke(main, ["--store", "memory://", "reconcile", *words])
 
     done = run("--airflow-url", airflow.url, "--airflow-user", "u", "--airflow-password", "p")
-    said = "nothing to do: every lease of this Airflow belongs to a task that goes on\n"
+    said = "nothing to do: every lease of this Airflow belongs to an unfinished task\n"
     assert (done.exit_code, done.stdout) == (0, said)
     done = run("--airflow-url", airflow.url, "--airflow-token", "token-1", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (0, NOTHING)
@@ -130,8 +130,8 @@ def test_the_command_says_what_it_did_or_why_not(airflow):
         assert done.stderr.count("\n") == 1
 
 
-def test_the_command_ends_no_jobs_of_an_airflow_that_it_did_not_ask(airflow, monkeypatch):
-    """An Airflow answers "not found" for each task of another, as for one that is over."""
+def test_the_command_refuses_the_id_of_another_airflow(airflow, monkeypatch):
+    """Airflow answers "not found" for the tasks of another instance, as for a deleted task."""
     monkeypatch.delenv("GPU_MANAGER_INSTANCE", raising=False)
 
     def run(*words):
@@ -144,15 +144,15 @@ def test_the_command_ends_no_jobs_of_an_airflow_that_it_did_not_ask(airflow, mon
         return done.stderr
 
     assert run("--instance", "staging").exit_code == 0
-    assert "is 'staging', not 'production'" in refused("--instance", "production")
-    assert "is 'staging', not 'production'" in refused("--instance", "production", "--every", "5")
+    assert "id 'staging', not 'production'" in refused("--instance", "production")
+    assert "id 'staging', not 'production'" in refused("--instance", "production", "--every", "5")
     assert "--instance: an instance is 1 to 40 letters" in refused("--instance", "a:b")
     monkeypatch.setenv("GPU_MANAGER_INSTANCE", "production")
-    assert "is 'staging', not 'production'" in refused()
-    assert run("--instance", "staging").exit_code == 0, "what is said counts before what is set"
+    assert "id 'staging', not 'production'" in refused()
+    assert run("--instance", "staging").exit_code == 0, "the option overrides the setting"
     monkeypatch.delenv("GPU_MANAGER_INSTANCE")
     for airflow.variable in ((404, {"detail": "no such Variable"}), (403, {"detail": "Forbidden"})):
-        assert "does not tell its instance id" in refused()
-        assert run("--instance", "production").exit_code == 0, "it may be set where no Variable tells it"
+        assert "does not give its instance id" in refused()
+        assert run("--instance", "production").exit_code == 0, "the option works without a Variable"
     airflow.variable = 200, {"value": "a/b"}
     assert "Airflow Variable 'gpu_manager_instance': an instance is" in refused()

@@ -1,4 +1,4 @@
-"""Two Airflows, production and staging, on one real Redis: neither can touch what is the other's."""
+"""Two Airflow instances, production and staging, on one real Redis: neither changes the other's leases."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ RUN = SimpleNamespace(dag_id="etl", run_id="nightly")
 
 
 class NothingGoesOn:
-    """An Airflow in which every task is over, or was never there."""
+    """States of an Airflow without unfinished tasks."""
 
     def unfinished(self, identities):
         return set()
@@ -75,7 +75,7 @@ def redis_server():
 
 @pytest.fixture
 def manager(redis_server, tmp_path, monkeypatch):
-    """A manager on a namespace that both Airflows have as their default connection."""
+    """Manager on a namespace that is the default connection of both Airflow instances."""
     url = f"unix://{redis_server.socket_file}?namespace={uuid4().hex}"
     connection = {"conn_type": "gpu_manager", "host": url}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
@@ -88,7 +88,7 @@ def manager(redis_server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def instance(monkeypatch):
-    """instance(name): code in that block runs in the Airflow of that name, in one without a name for None."""
+    """Context manager `instance(name)`: its block runs in the Airflow of this id, or without one for None."""
 
     @contextmanager
     def process(name):
@@ -110,7 +110,7 @@ def instance(monkeypatch):
 
 @pytest.fixture
 def empty_database(tmp_path, monkeypatch):
-    """A database for Airflow in which nothing is, not even tables."""
+    """Empty database for Airflow, without tables."""
     engine = create_engine(f"sqlite:///{tmp_path}/airflow.db")
     sessions = scoped_session(sessionmaker(engine, expire_on_commit=False))
     monkeypatch.setattr(airflow_settings, "Session", sessions)
@@ -121,13 +121,13 @@ def empty_database(tmp_path, monkeypatch):
 
 @pytest.fixture
 def database(empty_database):
-    """Airflow's own table of Variables on a database of the test's own."""
+    """Database of the test with Airflow's own table of Variables."""
     Variable.metadata.create_all(empty_database, [Team.__table__, Variable.__table__])
     return DatabaseAccess()
 
 
 def allocate(**arguments):
-    """What the operator gives to the task that both Airflows have."""
+    """Return the operator's allocation for the task that both Airflow instances have."""
     return GPUAllocateOperator(task_id="train", gpus=2, **arguments).execute({"ti": TASK})
 
 
@@ -140,7 +140,7 @@ def both_allocate(instance):
 
 
 def start_job(manager, identity):
-    """A job of `sleep` under a lease of its own; returns its key."""
+    """Start a job of `sleep` under its own lease; return its key."""
     labels = {**identity.labels, "launcher": "local", "host": socket.gethostname()}
     lease = manager.submit(identity.lease_id, 2, 1, ttl_s=60, labels=labels, quarantine=True)
     key = RunningJob.of(lease).key
@@ -153,12 +153,12 @@ def held(manager):
 
 
 def after_the_listener(act):
-    """Calls a hook of the listener and waits for what it set going."""
+    """Call a hook of the listener and wait until its work is done."""
     act()
     listener._thread().submit(lambda: None).result(30)
 
 
-def test_tasks_of_equal_names_hold_gpus_of_their_own(manager, instance):
+def test_tasks_with_equal_names_in_two_airflows_hold_different_gpus(manager, instance):
     ours, theirs = both_allocate(instance)
     assert (ours["task_id"], theirs["task_id"]) == (
         "production:etl/nightly/train",
@@ -171,7 +171,7 @@ def test_tasks_of_equal_names_hold_gpus_of_their_own(manager, instance):
         assert allocate()["fencing_token"] == ours["fencing_token"], "the next try finds its own"
 
 
-def test_the_reconciler_of_one_leaves_the_jobs_of_the_other_and_counts_them(manager):
+def test_the_reconciler_keeps_and_counts_the_leases_of_another_airflow(manager):
     our_job, their_job = start_job(manager, OURS), start_job(manager, THEIRS)
     assert our_job != their_job
     for server in range(4):
@@ -199,14 +199,14 @@ def test_the_reconciler_of_one_leaves_the_jobs_of_the_other_and_counts_them(mana
     assert held(manager) == {f"by-hand-{server}" for server in range(4)}
 
 
-def test_a_lease_is_released_in_its_own_airflow_only(manager, instance):
+def test_a_lease_is_released_only_by_its_own_airflow(manager, instance):
     ours, theirs = both_allocate(instance)
     release = GPUReleaseOperator(task_id="release", lease=ours)
     with (
         instance("staging"),
         pytest.raises(
             AirflowFailException,
-            match="belongs to the Airflow 'production', this is 'staging': release it there",
+            match="belongs to the Airflow instance 'production', not to this one, 'staging': release it",
         ),
     ):
         release.execute({"ti": TASK})
@@ -216,7 +216,7 @@ def test_a_lease_is_released_in_its_own_airflow_only(manager, instance):
     assert held(manager) == {theirs["task_id"]}
 
 
-def test_the_listener_ends_what_is_of_its_own_airflow_only(manager, instance):
+def test_the_listener_ends_only_leases_of_its_own_airflow(manager, instance):
     our_job, their_job = start_job(manager, OURS), start_job(manager, THEIRS)
     with instance("staging"):
         after_the_listener(lambda: listener.on_task_instance_failed(None, TASK, "ended by a user"))
@@ -226,20 +226,20 @@ def test_the_listener_ends_what_is_of_its_own_airflow_only(manager, instance):
     LocalLauncher().stop(our_job, 0)
 
 
-def test_the_listener_ends_leases_of_runs_of_its_own_airflow_only(manager, empty_database, instance):
+def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty_database, instance):
     ours, _ = both_allocate(instance)
     with instance("staging"):
         after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
     assert held(manager) == {ours["task_id"]}
     with instance(None):
         after_the_listener(lambda: listener.on_dag_run_failed(RUN, "no table of Variables in this database"))
-    assert held(manager) == {ours["task_id"]}, "one that does not know who it is ends nothing"
+    assert held(manager) == {ours["task_id"]}, "an Airflow without an instance id ends no lease"
     with instance("production"):
         after_the_listener(lambda: listener.on_dag_run_success(RUN, ""))
     assert held(manager) == set()
 
 
-def test_the_service_keeps_them_apart_as_the_store_does(manager, tmp_path):
+def test_the_service_separates_instances_like_the_store(manager, tmp_path):
     service = standalone(manager, Keeping(None, None, "secret"), open_to="loopback")
     client = ServiceClient("http://localhost")
     client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
@@ -259,7 +259,7 @@ def test_the_service_keeps_them_apart_as_the_store_does(manager, tmp_path):
         service.watch.close()
 
 
-def test_the_sensor_and_the_link_name_their_own_airflow(manager, instance):
+def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance):
     sensor = GPUAvailableSensor(task_id="train", gpus=2)
     with instance("staging"):
         assert sensor._arguments({"ti": TASK})["task_id"] == f"{THEIRS.lease_id} (sensor)"
@@ -267,7 +267,7 @@ def test_the_sensor_and_the_link_name_their_own_airflow(manager, instance):
     assert unquote(link).endswith(f"/gpu/leases?q={THEIRS.lease_id}")
 
 
-def test_the_console_links_to_tasks_of_its_own_airflow_only():
+def test_the_console_links_only_to_tasks_of_its_own_airflow():
     request = Request(OURS.lease_id, labels=OURS.labels)
     mapped = Request("x", labels=replace(OURS, map_index=3).labels)
     here = SimpleNamespace(airflow_url="https://airflow.example", instance="production")
@@ -276,7 +276,7 @@ def test_the_console_links_to_tasks_of_its_own_airflow_only():
     assert task_link(mapped, here) == f"{page}/mapped/3"
     assert task_link(request, SimpleNamespace(airflow_url="", instance="staging")) is None
     unknown = SimpleNamespace(airflow_url="https://airflow.example", instance=None)
-    assert task_link(request, unknown) == page, "a service that was not told believes its one address"
+    assert task_link(request, unknown) == page, "a service without an instance id links to its one Airflow"
 
 
 INSTANCES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,5}", fullmatch=True)
@@ -285,7 +285,7 @@ NAMES = st.text("a/%2F:5-", min_size=1, max_size=8)
 
 @given(INSTANCES, NAMES, NAMES, NAMES, st.integers(-1, 99))
 def test_no_two_tasks_have_the_same_lease_id(instance, dag_id, run_id, task_id, map_index):
-    """The identity comes back from its lease id, so each id is that of one identity."""
+    """The identity can be parsed from its lease id, so no two identities share one."""
     identity = TaskIdentity(instance, dag_id, run_id, task_id, map_index)
     name, _, path = identity.lease_id.partition(":")
     dag, run, task, *index = path.split("/")
@@ -294,7 +294,7 @@ def test_no_two_tasks_have_the_same_lease_id(instance, dag_id, run_id, task_id, 
     assert TaskIdentity.from_labels(identity.labels) == identity
 
 
-def test_what_airflow_allows_by_default_stays_readable():
+def test_default_airflow_ids_are_unchanged_in_the_lease_id():
     task = TaskIdentity("staging", "my.dag-1", "scheduled__2026-11-22T06:00:00+00:00", "group.train", 3)
     assert task.lease_id == "staging:my.dag-1/scheduled__2026-11-22T06:00:00+00:00/group.train/3"
 
@@ -322,7 +322,7 @@ def test_a_wrong_id_is_one_line(instance, wrong):
         identity_of({"ti": TASK})
 
 
-def test_a_task_says_what_to_do_until_there_is_an_id_and_then_goes_on(database, instance):
+def test_a_missing_id_fails_with_advice_until_it_is_published(database, instance):
     with instance(None):
         with pytest.raises(AirflowException, match="no instance id yet: start its API server") as caught:
             identity_of({"ti": TASK})
@@ -330,7 +330,7 @@ def test_a_task_says_what_to_do_until_there_is_an_id_and_then_goes_on(database, 
         made = publish_instance()
         assert identity_of({"ti": TASK})[0].instance == made
         database.set(VARIABLE, "another", made)
-        assert instance_id() == made, "the process keeps what it read"
+        assert instance_id() == made, "the process caches the id"
 
 
 def test_a_wrong_variable_is_one_line(database, instance):
@@ -343,12 +343,12 @@ def test_a_wrong_variable_is_one_line(database, instance):
             read()
 
 
-def test_an_outage_is_no_missing_id(empty_database, instance):
+def test_an_outage_is_not_reported_as_a_missing_id(empty_database, instance):
     with instance(None), pytest.raises(StoreUnavailableError, match="cannot be reached through the database"):
         instance_id()
 
 
-def test_api_servers_that_start_at_once_agree(database, instance):
+def test_api_servers_that_start_at_once_publish_one_id(database, instance):
     together = threading.Barrier(4)
 
     def start(_):
@@ -359,10 +359,10 @@ def test_api_servers_that_start_at_once_agree(database, instance):
         made = set(pool.map(start, range(4)))
         assert made == {database.get(VARIABLE)}
     with instance(None):
-        assert publish_instance() in made, "a restart keeps it"
+        assert publish_instance() in made, "a restart keeps the id"
 
 
-def test_an_api_server_that_comes_second_takes_the_id_of_the_first(database, instance, monkeypatch):
+def test_a_second_api_server_uses_the_id_of_the_first(database, instance, monkeypatch):
     def meanwhile(_):
         assert database.set(VARIABLE, "first", None)
         return "second"
@@ -373,7 +373,7 @@ def test_an_api_server_that_comes_second_takes_the_id_of_the_first(database, ins
     assert database.get(VARIABLE) == "first"
 
 
-def test_a_configured_id_takes_the_place_of_one_that_a_copied_database_brought(database, instance):
+def test_a_configured_id_replaces_that_of_a_copied_database(database, instance):
     with instance(None):
         production = publish_instance()
     with instance("staging"):
@@ -382,7 +382,7 @@ def test_a_configured_id_takes_the_place_of_one_that_a_copied_database_brought(d
         assert instance_id() == "staging" != production
 
 
-def test_the_id_is_there_before_the_api_server_answers(database, instance):
+def test_the_id_is_published_before_the_api_server_answers(database, instance):
     async def start():
         app = FastAPI()
         app.add_middleware(AT_START["middleware"])
@@ -402,7 +402,7 @@ def test_the_id_is_there_before_the_api_server_answers(database, instance):
         assert made == instance_id()
 
 
-def test_airflow_starts_where_there_can_be_no_id(database, instance, caplog):
+def test_airflow_starts_with_a_wrong_id(database, instance, caplog):
     app = object()
     with instance("a b"):
         assert publish_at_start(app) is app

@@ -1,4 +1,4 @@
-"""What a DAG's author imports, and the plugin that comes with the package."""
+"""Names for authors of DAGs, and the plugin of the package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def in_a_process_of_its_own(code: str, **environment: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_name_is_there_and_no_other() -> None:
+def test_every_public_name_can_be_imported_and_no_other() -> None:
     names = resource_manager.airflow.__all__
     assert all(callable(getattr(resource_manager.airflow, name)) for name in names)
     assert set(names) <= set(dir(resource_manager.airflow))
@@ -37,7 +37,7 @@ def test_every_name_is_there_and_no_other() -> None:
         from resource_manager.airflow import GPUTrainOperator  # type: ignore[attr-defined]  # noqa: F401
 
 
-def test_a_name_is_loaded_when_it_is_asked_for() -> None:
+def test_a_name_is_imported_at_its_first_use() -> None:
     code = (
         "import sys, resource_manager.airflow as ours\n"
         "before = 'airflow' in sys.modules\n"
@@ -49,7 +49,7 @@ def test_a_name_is_loaded_when_it_is_asked_for() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_reconciler_is_a_dag_in_one_line() -> None:
+def test_the_reconciler_dag_takes_one_line() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from resource_manager.airflow import reconcile_dag

@@ -1,4 +1,4 @@
-"""The provider as Airflow reads it: its description, its hook, its DAGs and its words to the user."""
+"""Provider in Airflow: its description, hook, operators, triggers, example DAGs and messages."""
 
 import asyncio
 import itertools
@@ -47,7 +47,13 @@ with warnings.catch_warnings():
     from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease, training
     from resource_manager.provider.sensors import GPUAvailableSensor
     from resource_manager.provider.task_state import ExecutionTaskStates
-    from resource_manager.provider.triggers import GrantTrigger, JobTrigger, LeaseEndTrigger, VacancyTrigger
+    from resource_manager.provider.triggers import (
+        GrantTrigger,
+        JobTrigger,
+        LeaseEndTrigger,
+        TriggerState,
+        VacancyTrigger,
+    )
     from resource_manager.provider.waiting_log import WaitingLog, describe_wait, describe_waiting
     from resource_manager.provider.watch import Watch
 
@@ -79,7 +85,7 @@ def fast_triggers(monkeypatch):
 
 
 def fire(trigger, meanwhile=lambda: None):
-    """The trigger's first event."""
+    """Return the payload of the trigger's first event."""
 
     async def run():
         asyncio.get_running_loop().call_later(0.1, meanwhile)
@@ -104,7 +110,7 @@ def test_every_example_is_a_dag():
     assert all(dag.description for dag in bag.dags.values())
 
 
-def test_what_the_provider_names_can_be_imported():
+def test_every_class_of_the_provider_description_can_be_imported():
     info = get_provider_info()
     (connection,) = info["connection-types"]
     assert import_string(connection["hook-class-name"]).conn_type == connection["connection-type"]
@@ -115,7 +121,7 @@ def test_what_the_provider_names_can_be_imported():
 @pytest.mark.parametrize(
     ("host", "kind"), [("memory://", GPUResourceManager), ("http://gpus.example.com", ServiceClient)]
 )
-def test_a_connection_leads_to_a_store_or_to_the_service(monkeypatch, host, kind):
+def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
     connection = {"conn_type": "gpu_manager", "host": host, "password": "t", "extra": {"policy": "best_fit"}}
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
     assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
@@ -135,8 +141,7 @@ def test_a_connection_can_be_tested_from_its_form(monkeypatch):
 ASKS = {"required_gpus": 8, "required_cpus": 64}
 
 
-def test_a_closed_server_is_free_for_neither_form_nor_sensor(monkeypatch):
-
+def test_a_closed_server_is_not_free_in_connection_test_and_sensor(monkeypatch):
     with GPUResourceManager.from_url("memory://") as manager:
         monkeypatch.setattr(GPUManagerHook, "get_conn", lambda self: manager)
         monkeypatch.setattr(GPUAvailableSensor, "_arguments", lambda self, context: {"task_id": "s", **ASKS})
@@ -149,7 +154,7 @@ def test_a_closed_server_is_free_for_neither_form_nor_sensor(monkeypatch):
         assert not sensor.poke({})
 
 
-def test_the_console_inside_airflow_is_on_the_store_of_the_tasks(monkeypatch):
+def test_the_console_inside_airflow_uses_the_store_of_the_tasks(monkeypatch):
     monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
     assert manager_of_tasks().settings.policy == "first_fit"
     connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"policy": "best_fit"}}
@@ -161,21 +166,21 @@ def test_the_console_inside_airflow_is_on_the_store_of_the_tasks(monkeypatch):
         manager_of_tasks()
 
 
-def test_a_wrong_extra_of_a_connection_is_one_line(monkeypatch):
+def test_a_wrong_extra_of_a_connection_is_reported_in_one_line(monkeypatch):
     connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"polciy": "best_fit"}}
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
     with pytest.raises(AirflowException, match=r"^connection 'gpus': setting 'polciy': Extra .* permitted$"):
         GPUManagerHook("gpus").get_conn()
 
 
-def test_a_missing_connection_is_one_line(monkeypatch):
+def test_a_missing_connection_is_reported_in_one_line(monkeypatch):
     with pytest.raises(AirflowException, match="connection 'nope' is not defined; add it"):
         GPUManagerHook("nope").get_conn()
     monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
     assert isinstance(GPUManagerHook().get_conn(), GPUResourceManager)
 
 
-def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
+def test_a_request_that_no_server_can_meet_fails_without_retry(manager):
     for demand, words in (
         (
             Demand(9),
@@ -206,7 +211,7 @@ def test_a_demand_that_no_server_can_meet_fails_for_good(manager):
     assert manager.leases() == []
 
 
-def test_a_server_that_is_required_is_waited_for_and_one_preferred_is_not(manager):
+def test_a_required_server_is_waited_for_and_a_preferred_one_is_not(manager):
     manager.allocate_resources("holds", 8, 1, prefer_server_id=2)
     assert Demand(2, prefer_server=2).submit(manager, TASK)["server_id"] == 0
     other = replace(TASK, task_id="pinned")
@@ -215,8 +220,8 @@ def test_a_server_that_is_required_is_waited_for_and_one_preferred_is_not(manage
     assert Demand(2, server="2").submit(manager, other)["server_name"] == "gpu-server-2"
 
 
-def test_one_gpu_is_granted_wherever_an_inventory_is_stored(monkeypatch, tmp_path):
-    """One process stores the inventory; the connections know a URL only, of the store or of a service."""
+def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path):
+    """One process stores the inventory; the connections have only a URL, of the store or of a service."""
     servers = tmp_path / "servers.toml"
     servers.write_text('[[servers]]\nname = "box"\ngpus = 2\ncpus = 8\n')
     with redis_server(None) as url:
@@ -250,16 +255,16 @@ def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypat
     assert server_of("gpu-server-2") is None
     monkeypatch.setenv(gpu.SERVER_VARIABLE, "gpu-server-2")
     assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
-    with pytest.raises(AirflowFailException, match="is for server 1, but this worker is on 'gpu-server-2'"):
+    with pytest.raises(AirflowFailException, match="requires server 1, but this worker is on 'gpu-server-2'"):
         server_of(1)
 
 
-def test_templates_give_texts(manager):
+def test_strings_of_templates_are_parsed(manager):
     status = Demand("4", "8", prefer_server=" 2 ").submit(manager, TASK)
     assert (status["server_id"], status["gpu_devices"], status["cpu_count"]) == (2, "0,1,2,3", 8)
 
 
-def test_native_templates_give_numbers_and_nothing(manager):
+def test_numbers_and_none_of_native_templates_are_accepted(manager):
     status = Demand(2, gpu_type=None, team=team_of(None, 5)).submit(manager, TASK)
     train = GPUTrainingOperator(task_id="t", gpus=2, command=["train", "--epochs", 3])
     assert train._job("k", status).command == ("train", "--epochs", "3")
@@ -267,7 +272,7 @@ def test_native_templates_give_numbers_and_nothing(manager):
     assert train._job("k", status).command == ()
 
 
-def test_a_try_with_another_shape_ends_the_lease_of_the_try_before(manager):
+def test_a_changed_request_ends_the_lease_of_the_earlier_try(manager):
     first = Demand(2).submit(manager, TASK)
     second = Demand(4).submit(manager, TASK)
     assert len(second["gpu_ids"]) == 4
@@ -275,36 +280,36 @@ def test_a_try_with_another_shape_ends_the_lease_of_the_try_before(manager):
     assert len(manager.leases()) == 1
 
 
-def test_a_lease_in_quarantine_comes_alive_when_its_task_asks_again(manager):
+def test_a_quarantined_lease_is_renewed_by_the_request_of_its_task(manager):
     Demand(2, ttl=timedelta(microseconds=1)).submit(manager, TASK)
     manager.sweep()
     assert manager.status_of(TASK.lease_id)["quarantined"]
     assert not Demand(2).submit(manager, TASK)["quarantined"]
 
 
-def test_the_end_of_a_lease_whose_job_is_out_of_reach_is_refused(manager):
+def test_a_lease_with_an_unreachable_job_is_not_ended(manager):
     Demand(2, labels={"launcher": "local", "host": "elsewhere"}).submit(manager, TASK)
-    with pytest.raises(AirflowException, match=r"belongs to elsewhere.*stay held until it is gone"):
+    with pytest.raises(AirflowException, match=r"is on elsewhere.*stay allocated until it is gone"):
         end_lease(manager, TASK.lease_id)
     assert len(manager.leases()) == 1
 
 
-def test_a_waiting_task_says_where_and_why():
+def test_the_log_line_of_a_wait_has_position_reason_and_start():
     status = {"position": 2, "reason": "1 ahead in the queue"}
-    assert describe_waiting(status) == "waiting for GPUs: place 2 in the queue, 1 ahead in the queue"
+    assert describe_waiting(status) == "waiting for GPUs: position 2 in the queue, 1 ahead in the queue"
     status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "fair"}
     assert re.search(r"; should start about \d\d:\d\d:\d\d \(fair\)$", describe_waiting(status))
     status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
     assert describe_waiting(status).endswith("; start unknown: nobody knows")
 
 
-def test_a_waiting_task_repeats_a_reason_only_when_it_changes():
+def test_a_wait_is_logged_again_only_if_it_changed():
     log = WaitingLog()
-    full, place_2 = ("no_capacity", "largest free is 3"), "place 2"
-    assert log.due(*full, place_2, 0.0)
-    assert not log.due(*full, place_2, 1e9), "nothing changed"
-    assert log.due(*full, "place 1", 1e9 + 1), "the place, long after"
-    assert not log.due(*full, "place 0", 1e9 + 300), "the place alone, too soon"
+    full, second = ("no_capacity", "largest free is 3"), "position 2"
+    assert log.due(*full, second, 0.0)
+    assert not log.due(*full, second, 1e9), "nothing changed"
+    assert log.due(*full, "position 1", 1e9 + 1), "the position, long after"
+    assert not log.due(*full, "position 0", 1e9 + 300), "the position alone, too soon"
     assert not log.due("no_capacity", "largest free is 2", "x", 1e9 + 30), "figures, too soon"
     assert log.due("no_capacity", "largest free is 1", "y", 1e9 + 90)
     assert log.due("behind_queue", "reserved for a", "z", 1e9 + 91), "another kind, at once"
@@ -316,7 +321,7 @@ def test_a_waiting_task_repeats_a_reason_only_when_it_changes():
     assert describe_wait(4.0, []) == "waited 4 s for GPUs"
 
 
-def test_the_reasons_of_a_wait_are_kept_for_the_task_s_log(manager, monkeypatch, fast_triggers, capsys):
+def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, monkeypatch, fast_triggers, capsys):
     monkeypatch.setenv("GPU_MANAGER_INSTANCE", TASK.instance)
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
@@ -325,7 +330,7 @@ def test_the_reasons_of_a_wait_are_kept_for_the_task_s_log(manager, monkeypatch,
     event = fire(GrantTrigger(asdict(TASK)), lambda: manager.release_resources("holds1"))
     full = "no server with 8 GPUs: none is free anywhere"
     assert event == json.loads(json.dumps(event))
-    assert (event["state"], event["reasons"]) == ("RUNNING", [full])
+    assert (event["state"], event["reasons"]) == (TriggerState.GRANTED, [full])
     lease = manager.status_of(TASK.lease_id)
     assert event["waited_s"] == pytest.approx(lease["granted_at"] - lease["queued_at"])
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="true", max_wait=timedelta(seconds=1))
@@ -337,36 +342,36 @@ def test_the_reasons_of_a_wait_are_kept_for_the_task_s_log(manager, monkeypatch,
         manager.submit(f"again{number}", 8, 8)
     Demand(8).submit(manager, TASK)
     with pytest.raises(AirflowException, match=f"no GPUs within max_wait = 0:00:01: {full}"):
-        operator.give_up_if_late(context, {**event, "state": "TOO LATE"})
+        operator.give_up_if_late(context, {**event, "state": TriggerState.MAX_WAIT_EXCEEDED})
 
 
-def test_the_grant_trigger_fires_when_room_is_made(manager, monkeypatch, fast_triggers):
+def test_the_grant_trigger_fires_after_a_release(manager, monkeypatch, fast_triggers):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     Demand(8).submit(manager, TASK)
     trigger = GrantTrigger(asdict(TASK))
-    assert fire(trigger, lambda: manager.release_resources("holds1"))["state"] == "RUNNING"
+    event = fire(trigger, lambda: manager.release_resources("holds1"))
+    assert event["state"] == TriggerState.GRANTED
 
 
-def test_the_grant_trigger_fires_when_others_ran_out_and_nobody_does_anything(
-    manager, monkeypatch, fast_triggers
-):
+def test_the_grant_trigger_fires_after_other_leases_expired(manager, monkeypatch, fast_triggers):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8, ttl_s=0.5)
     Demand(8).submit(manager, TASK)
-    assert fire(GrantTrigger(asdict(TASK)))["state"] == "RUNNING"
+    assert fire(GrantTrigger(asdict(TASK)))["state"] == TriggerState.GRANTED
 
 
-def test_the_grant_trigger_gives_up_after_max_wait_and_notices_a_loss(manager, monkeypatch, fast_triggers):
+def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, monkeypatch, fast_triggers):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     Demand(8).submit(manager, TASK)
-    assert fire(GrantTrigger(asdict(TASK), max_wait_s=0.05))["state"] == "TOO LATE"
+    late = fire(GrantTrigger(asdict(TASK), max_wait_s=0.05))
+    assert late["state"] == TriggerState.MAX_WAIT_EXCEEDED
     manager.cancel(TASK.lease_id)
-    assert fire(GrantTrigger(asdict(TASK)))["state"] == "LOST"
+    assert fire(GrantTrigger(asdict(TASK)))["state"] == TriggerState.REQUEST_LOST
 
 
 def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
@@ -399,18 +404,18 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
     manager.close()
     os.kill(server.pid, signal.SIGTERM)
     assert connections == 1
-    assert [event["state"] for event in fired] == ["RUNNING"]
+    assert [event["state"] for event in fired] == [TriggerState.GRANTED]
 
 
 @pytest.fixture
 def notes():
-    """What triggers noted with Airflow."""
+    """Values that triggers stored in Airflow."""
     return {}
 
 
 @pytest.fixture
 def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
-    """A lease whose job runs, and the trigger that watches it."""
+    """Return a function that starts a job under a lease and returns the trigger that watches it."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
 
@@ -436,9 +441,9 @@ def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
         reconcile.end(manager, entry)
 
 
-def test_the_job_trigger_reports_the_end_and_the_last_line(trained):
+def test_the_job_trigger_reports_exit_code_and_last_line(trained):
     assert fire(trained("echo one; echo two; echo; exit 4")) == {
-        "state": "finished",
+        "state": TriggerState.JOB_ENDED,
         "exit_code": 4,
         "last_line": "two",
     }
@@ -451,7 +456,7 @@ def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
 
 
-def test_the_next_triggerer_goes_on_in_the_log(trained, notes, tmp_path, capsys):
+def test_the_next_triggerer_continues_the_log(trained, notes, tmp_path, capsys):
     goes_on = tmp_path / "goes-on"
     first = trained(f"echo one; until [ -e {goes_on} ]; do sleep 0.05; done; echo two", ttl_s=0.05)
 
@@ -479,18 +484,18 @@ def test_the_next_triggerer_goes_on_in_the_log(trained, notes, tmp_path, capsys)
         ("printf '\\r 50 %%'; sleep 0.3; printf '\\r100 %%'", "100 %"),
     ],
 )
-def test_a_line_that_comes_in_pieces_is_one(trained, command, line):
+def test_a_line_written_in_pieces_is_logged_as_one(trained, command, line):
     assert fire(trained(command))["last_line"] == line
 
 
 def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(trained, manager):
     trigger = trained(f"while :; do echo {'y' * 100}; done", ttl_s=0.3, timeout_s=1.0)
     before = manager.status_of(TASK.lease_id)["expires_at"]
-    assert fire(trigger) == {"state": "timeout"}
+    assert fire(trigger) == {"state": TriggerState.TIMED_OUT}
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
 
 
-def test_much_output_holds_up_no_other_trigger(trained, monkeypatch):
+def test_long_output_does_not_block_other_triggers(trained, monkeypatch):
     trigger = trained("seq 1000")
     turns, turns_at_line = 0, {}
 
@@ -512,10 +517,10 @@ def test_much_output_holds_up_no_other_trigger(trained, monkeypatch):
     assert all(turns_at_line[str(number)] < turns_at_line[str(number + 1)] for number in range(1, 1000))
 
 
-def test_a_restart_of_the_triggerer_is_no_new_start_of_the_job(trained):
+def test_a_restart_of_the_triggerer_does_not_restart_the_timeout(trained):
     _, arguments = trained("sleep 60", timeout_s=900.0).serialize()
     arguments["started_at"] -= 1000.0
-    assert fire(JobTrigger(**arguments)) == {"state": "timeout"}
+    assert fire(JobTrigger(**arguments)) == {"state": TriggerState.TIMED_OUT}
 
 
 @pytest.mark.parametrize(
@@ -531,22 +536,23 @@ def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(line, value):
     assert training._value(line) == value
 
 
-def test_a_job_whose_lease_was_ended_by_someone_is_stopped(trained, manager):
+def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(trained, manager):
     trigger = trained("sleep 60", ttl_s=0.1)
-    assert fire(trigger, lambda: manager.release_resources(TASK.lease_id)) == {"state": "lease lost"}
+    event = fire(trigger, lambda: manager.release_resources(TASK.lease_id))
+    assert event == {"state": TriggerState.LEASE_LOST}
     with closing(trigger.job.open()) as launcher:
         assert launcher.status(trigger.job.key).state is JobState.ABSENT
 
 
-def test_the_job_trigger_ends_after_its_time_or_out_of_reach(trained):
-    assert fire(trained("sleep 60", timeout_s=0.05)) == {"state": "timeout"}
+def test_the_job_trigger_fires_after_timeout_or_if_unreachable(trained):
+    assert fire(trained("sleep 60", timeout_s=0.05)) == {"state": TriggerState.TIMED_OUT}
     lost = trained("sleep 60", unreachable_s=0.05)
     lost.job = replace(lost.job, address="elsewhere")
-    assert fire(lost)["state"] == "unreachable"
+    assert fire(lost)["state"] == TriggerState.JOB_UNREACHABLE
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_killed_trigger_ends_only_what_airflow_no_longer_wants(trained, manager, monkeypatch, wanted):
+def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(trained, manager, monkeypatch, wanted):
     trigger = trained("sleep 60")
     monkeypatch.setattr(triggers, "is_wanted", lambda identity: wanted)
     asyncio.run(trigger.on_kill())
@@ -556,8 +562,8 @@ def test_a_killed_trigger_ends_only_what_airflow_no_longer_wants(trained, manage
         assert launcher.status(trigger.job.key).state is expected
 
 
-def test_a_task_ended_by_a_user_starts_no_job_after_its_end(manager, monkeypatch):
-    """Airflow calls `on_kill` from a signal handler and goes on with `execute`, unless that raises."""
+def test_a_task_ended_by_a_user_does_not_start_its_job(manager, monkeypatch):
+    """Airflow calls `on_kill` from a signal handler and continues `execute` unless it raises."""
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     train = GPUTrainingOperator(task_id="t", gpus=2, command="true")
     Demand(2).submit(manager, TASK)
@@ -573,13 +579,13 @@ def test_a_task_ended_by_a_user_starts_no_job_after_its_end(manager, monkeypatch
 
 @pytest.fixture
 def ends(monkeypatch):
-    """What a `@task.gpu` said when it would have ended itself."""
+    """Queue of the reasons for which a `@task.gpu` would have ended its process."""
     said = queue.Queue()
     monkeypatch.setattr(gpu, "_end_this_process", said.put)
     return said
 
 
-def test_a_process_ends_before_its_lease_even_if_a_renewal_never_returns(manager, monkeypatch, ends):
+def test_a_process_ends_before_its_lease_if_a_renewal_hangs(manager, monkeypatch, ends):
     lease = Demand(2, ttl=timedelta(seconds=2)).submit(manager, TASK)
     answers, hangs = iter(["renewed"]), threading.Event()
     monkeypatch.setattr(manager, "renew", lambda *_, **__: next(answers, None) or hangs.wait(20))
@@ -588,12 +594,12 @@ def test_a_process_ends_before_its_lease_even_if_a_renewal_never_returns(manager
     hangs.set()
 
 
-def test_a_process_that_cannot_renew_for_any_reason_ends(manager, monkeypatch, ends):
+def test_a_process_ends_if_renewals_fail(manager, monkeypatch, ends):
     asked, clock = itertools.count(), SimpleNamespace(monotonic=lambda: 0.0)
 
     def renew(*_, **__):
         number = next(asked)
-        if number == 2:  # what the renewal before said is known
+        if number == 2:  # the error of the renewal before is stored by now
             clock.monotonic = lambda: 1.0
         if number:
             raise OSError("no file is left")
@@ -604,7 +610,7 @@ def test_a_process_that_cannot_renew_for_any_reason_ends(manager, monkeypatch, e
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
-def test_a_renewal_on_its_way_does_not_end_a_process_that_released_its_lease(manager, monkeypatch, ends):
+def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manager, monkeypatch, ends):
     answers, asked, released, answered = iter([None]), *(threading.Event() for _ in range(3))
 
     def renew(*_, **__):
@@ -625,7 +631,7 @@ def test_a_renewal_on_its_way_does_not_end_a_process_that_released_its_lease(man
 
 
 @pytest.mark.parametrize("ends_with", [None, AirflowSkipException("nothing to do")])
-def test_a_release_that_fails_does_not_change_how_the_function_ended(manager, monkeypatch, ends_with):
+def test_a_failed_release_does_not_change_the_result_of_the_function(manager, monkeypatch, ends_with):
     def act():
         if ends_with:
             raise ends_with
@@ -642,8 +648,8 @@ def test_a_release_that_fails_does_not_change_how_the_function_ended(manager, mo
         assert operator._run(context, manager, allocation) == "trained"
 
 
-def test_a_mapped_task_is_not_taken_for_one_whose_name_looks_like_it(monkeypatch):
-    """Airflow's answer names the second of a mapped `train` as it names a task `train_1`."""
+def test_a_mapped_task_is_not_confused_with_a_task_of_a_similar_name(monkeypatch):
+    """Airflow's answer names index 1 of a mapped `train` like a task `train_1`."""
     states = {("train", 1): "running", ("train_1", -1): "success"}
 
     def get_task_states(dag_id, run_ids, task_ids):
@@ -659,7 +665,7 @@ def test_a_mapped_task_is_not_taken_for_one_whose_name_looks_like_it(monkeypatch
     assert ExecutionTaskStates().unfinished(asked) == {asked[0]}
 
 
-def test_room_and_the_end_of_a_lease_are_noticed(manager, monkeypatch, fast_triggers):
+def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeypatch, fast_triggers):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
@@ -668,10 +674,12 @@ def test_room_and_the_end_of_a_lease_are_noticed(manager, monkeypatch, fast_trig
     lease = Demand(8).submit(manager, TASK)
     monkeypatch.setattr(triggers, "OUTAGE_POLL_S", 0.01)
     over = LeaseEndTrigger(asdict(TASK), lease["fencing_token"])
-    assert fire(over, lambda: manager.release_resources(TASK.lease_id)) == {"state": "OVER"}
+    event = fire(over, lambda: manager.release_resources(TASK.lease_id))
+    assert event == {"state": TriggerState.LEASE_ENDED}
+    assert type(event["state"]) is str, "events cross to the worker as plain data"
 
 
-def test_a_waiting_task_learns_when_it_should_start(manager, monkeypatch):
+def test_a_pending_request_has_an_estimated_start(manager, monkeypatch):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8, expected_runtime_s=600.0)
@@ -685,7 +693,7 @@ def test_a_waiting_task_learns_when_it_should_start(manager, monkeypatch):
     assert "; should start about " in describe_waiting(status)
 
 
-def test_triggers_come_back_from_what_they_serialize():
+def test_triggers_survive_serialization():
     job = {"key": "k", "task_id": "d/r/t", "fencing_token": 1, "launcher": "local"}
     for trigger in (
         GrantTrigger(asdict(TASK), "c", 5.0),
@@ -699,7 +707,7 @@ def test_triggers_come_back_from_what_they_serialize():
         assert type(trigger)(**arguments).serialize() == (path, arguments)
 
 
-def test_the_operators_tell_a_job_its_share_of_a_gpu(manager):
+def test_the_operators_limit_a_job_to_its_gpu_fraction(manager):
     with DAG("d"):
         train = GPUTrainingOperator(task_id="train", gpus=1, gpu_milli=250, command="true")
         with gpu_lease(gpus=1, gpu_milli=500) as lease:
@@ -713,7 +721,7 @@ def test_the_operators_tell_a_job_its_share_of_a_gpu(manager):
     assert (shared["CUDA_DEVICE_ORDER"], shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("PCI_BUS_ID", "50")
 
 
-def test_a_lease_in_a_mapped_group_is_that_of_its_own_index():
+def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():
     leases = []
 
     @task_group
@@ -731,7 +739,7 @@ def test_a_lease_in_a_mapped_group_is_that_of_its_own_index():
     assert pull in mapped.docker_command("image")
 
 
-def test_build_docker_cmd_is_one_command_of_a_shell(manager):
+def test_build_docker_cmd_returns_one_shell_command(manager):
     allocation = manager.allocate_resources("run 1/train", 2, 8)
     words = shlex.split(
         build_docker_cmd(allocation, "img:1", "python train.py --name 'a b'", env={"A": "b c"})

@@ -1,4 +1,4 @@
-"""Leases and jobs of tasks that are over, with real jobs of the local launcher."""
+"""Leases and jobs of tasks that have ended, with real jobs of the local launcher."""
 
 import socket
 
@@ -13,7 +13,7 @@ from resource_manager.task_identity import TaskIdentity
 
 
 class States:
-    """What Airflow would say."""
+    """Given states of tasks and runs in Airflow."""
 
     def __init__(self, unfinished=(), runs=()):
         self._unfinished, self._runs = set(unfinished), set(runs)
@@ -36,7 +36,7 @@ def identity(task_id, map_index=-1, instance="production"):
 
 
 def reconcile(manager, states):
-    """What the reconciler of production does, where nothing is another's."""
+    """Return the actions of production's reconciler; nothing belongs to another instance."""
     done = reconcile_instance(manager, states, "production")
     assert done.other_instances == 0
     return done.actions
@@ -54,7 +54,7 @@ def start_job(manager, task, command):
     return key
 
 
-def test_the_job_of_a_task_that_is_over_is_stopped_before_its_gpus_are_free(manager):
+def test_the_job_of_an_ended_task_is_stopped_before_its_gpus_are_free(manager):
     over, goes_on = identity("over"), identity("goes_on", 3)
     orphan, alive = start_job(manager, over, "sleep 60"), start_job(manager, goes_on, "sleep 60")
     actions = reconcile(manager, States(unfinished=[goes_on]))
@@ -67,15 +67,15 @@ def test_the_job_of_a_task_that_is_over_is_stopped_before_its_gpus_are_free(mana
     LocalLauncher().stop(alive, 0)
 
 
-def test_a_lease_stays_while_its_job_cannot_be_reached(manager):
+def test_a_lease_is_kept_while_its_job_is_unreachable(manager):
     submit(manager, identity("over"), launcher="local", host="elsewhere")
     (action,) = reconcile(manager, States())
     assert action.action == "kept"
-    assert "the job belongs to elsewhere" in action.detail
+    assert "the job is on elsewhere" in action.detail
     assert len(manager.leases()) == 1
 
 
-def test_a_request_that_waits_for_a_task_that_is_over_leaves_the_queue(manager):
+def test_the_pending_request_of_an_ended_task_is_cancelled(manager):
     for number in range(4):
         submit(manager, identity(f"holds{number}"))
     submit(manager, identity("waits"))
@@ -84,21 +84,21 @@ def test_a_request_that_waits_for_a_task_that_is_over_leaves_the_queue(manager):
     assert (action.action, manager.queue()) == ("cancelled", [])
 
 
-def test_a_lease_of_a_run_lives_until_the_run_is_over(manager):
+def test_a_lease_of_a_run_lives_until_the_run_has_ended(manager):
     submit(manager, identity("allocate"), scope="run")
     assert reconcile(manager, States(runs=[("d", "r")])) == []
     (action,) = reconcile(manager, States())
     assert (action.action, action.detail) == ("released", "it had no job")
 
 
-def test_a_lease_that_a_process_uses_is_left_to_run_out(manager):
-    """A worker hears some seconds later that its task is over; until then its process is on the GPUs."""
+def test_a_lease_of_a_process_is_left_to_expire(manager):
+    """A worker learns some seconds later that its task was ended; until then its process uses the GPUs."""
     submit(manager, identity("python"), scope="process")
     (action,) = reconcile(manager, States())
     assert (action.action, len(manager.leases())) == ("kept", 1)
 
 
-def test_a_lease_in_quarantine_whose_task_goes_on_is_renewed(manager):
+def test_a_quarantined_lease_of_an_unfinished_task_is_renewed(manager):
     task = identity("slow")
     manager.submit(task.lease_id, 8, 8, ttl_s=1e-9, quarantine=True, labels=task.labels)
     manager.sweep()
@@ -107,13 +107,13 @@ def test_a_lease_in_quarantine_whose_task_goes_on_is_renewed(manager):
     assert action.action == "renewed"
 
 
-def test_leases_of_nobody_in_airflow_are_left_alone(manager):
+def test_leases_without_an_airflow_task_are_kept(manager):
     manager.submit("by-hand", 8, 8)
     assert reconcile(manager, States()) == []
     assert len(manager.leases()) == 1
 
 
-def test_identities_come_back_from_their_labels():
+def test_identities_survive_their_labels():
     for task in (identity("a"), identity("a/b c", 0), identity("a", 12)):
         assert TaskIdentity.from_labels(task.labels) == task
     assert TaskIdentity.from_labels({}) is None

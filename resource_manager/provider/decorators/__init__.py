@@ -1,1 +1,1 @@
-"""TaskFlow decorators."""
+"""TaskFlow decorator `@task.gpu`."""

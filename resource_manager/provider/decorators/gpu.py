@@ -1,4 +1,4 @@
-"""`@task.gpu`: a Python function in a worker, with its GPUs in the environment."""
+"""`@task.gpu`: a Python function that runs in a worker with its GPUs in the environment."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers.devices import device_environment
+from resource_manager.models import Outcome
 from resource_manager.provider.demand import as_server
 from resource_manager.provider.hook import Manager
 from resource_manager.provider.operators.base import GPUOperator
@@ -27,15 +28,15 @@ SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 
 
 class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
-    """Waits for its GPUs in the triggerer, then runs the function in a worker and releases them.
+    """Wait for the GPUs in the triggerer, then run the function in a worker and release them.
 
-    The lease lives `ttl` beyond its last renewal, and the process ends itself before that if it cannot
-    renew. So a lease that ran out has no process any more, wherever the worker was. A new try that finds a
-    lease of a try before waits until that is over.
+    The lease lives `ttl` beyond its last renewal. A process that cannot renew ends itself before then, so
+    an expired lease has no process left, wherever the worker ran. A retry that finds the lease of an
+    earlier try waits until that lease has ended.
 
-    The function runs where its worker is. Where workers run on the GPU servers themselves, give each the
-    environment variable `GPU_MANAGER_SERVER` with its server's name and Airflow queues of their own: then
-    only GPUs of that server are asked for.
+    The function runs on its worker's machine. If workers run on the GPU servers themselves, give each
+    worker the environment variable `GPU_MANAGER_SERVER` with its server's name, and give each server an
+    Airflow queue: the task then requests GPUs of that server only.
 
     Parameters as for `GPUOperator`.
     """
@@ -57,7 +58,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         super().__init__(ttl=ttl, kwargs_to_upstream=call, **call, **kwargs)
 
     def execute(self, context: Any, granted_to_this_try: bool = False) -> Any:
-        """Asks for the lease, and runs the function if it is granted and no other try may still use it."""
+        """Request the lease; run the function if it is granted and no other try may still use it."""
         identity, plain_identity = identity_of(context)
         this_try = str(context["ti"].try_number)
         manager = self.manager
@@ -69,7 +70,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             server=self._server_of_worker(manager),
         )
         if not granted_to_this_try and status["labels"].get("try_number") != this_try:
-            self.log.info("a try before this one may still use the GPUs; waiting until its lease is over")
+            self.log.info("an earlier try may still use the GPUs; waiting until its lease has ended")
             self.defer(
                 trigger=LeaseEndTrigger(plain_identity, status["fencing_token"], self.gpu_conn_id),
                 method_name="execute_over",
@@ -77,17 +78,20 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         here = os.environ.get(SERVER_VARIABLE, status["server_name"])
         if here != status["server_name"]:
             manager.release_resources(
-                identity.lease_id, fencing_token=status["fencing_token"], outcome="FAILED"
+                identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.FAILED
             )
             raise AirflowException(
-                f"granted on {status['server_name']}, but this worker is on {here}: "
-                "give the task the queue of one server's workers"
+                f"the GPUs were granted on {status['server_name']}, but this worker is on {here} "
+                f"({SERVER_VARIABLE}): give the task the Airflow queue of one server's workers"
             )
-        self.log.info("holding GPUs %s of %s", status["gpu_devices"], status["server_name"])
+        self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
         return self._run(context, manager, status)
 
     def _server_of_worker(self, manager: Manager) -> str | None:
-        """The server that this worker is on, if it says so; raises where the task is for another one."""
+        """Return the server named by `GPU_MANAGER_SERVER`, or None if it is not set.
+
+        Raises `AirflowFailException` if the task requires another server.
+        """
         here, wanted = os.environ.get(SERVER_VARIABLE), as_server(self.server)
         if here is None or wanted is None or str(wanted) == here:
             return here
@@ -95,17 +99,17 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             if row["server_name"] == here and str(row["server_id"]) == str(wanted):
                 return here
         raise AirflowFailException(
-            f"the task is for server {wanted!r}, but this worker is on {here!r} ({SERVER_VARIABLE}): give "
-            "the task the queue of that server's workers"
+            f"the task requires server {wanted!r}, but this worker is on {here!r} ({SERVER_VARIABLE}): give "
+            "the task the Airflow queue of that server's workers"
         )
 
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
-        """Goes on after the wait: this try saw the request wait, so nobody else ran under its lease."""
+        """Continue after the wait; this try queued the request, so no other try ran under its lease."""
         self.give_up_if_late(context, event)
         return self.execute(context, granted_to_this_try=True)
 
     def execute_over(self, context: Any, event: dict[str, Any]) -> Any:
-        """Goes on after the lease of another try ended."""
+        """Continue after the lease of an earlier try ended."""
         return self.execute(context)
 
     def _run(self, context: Any, manager: Manager, allocation: dict[str, Any]) -> Any:
@@ -116,13 +120,13 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             gpu_milli=allocation["gpu_milli"],
             gpu_memory_mib=allocation["gpu_memory_mib"],
         )
-        token, outcome = allocation["fencing_token"], "FAILED"
+        token, outcome = allocation["fencing_token"], Outcome.FAILED
         before = {name: os.environ.get(name) for name in devices}
         os.environ.update(devices)
         try:
             with _kept(manager, allocation["task_id"], token, self.ttl.total_seconds()):
                 result = super().execute(context)
-            outcome = "SUCCESS"
+            outcome = Outcome.SUCCESS
             return result
         finally:
             for name, value in before.items():
@@ -132,13 +136,13 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
                     os.environ[name] = value
             try:
                 manager.release_resources(allocation["task_id"], fencing_token=token, outcome=outcome)
-            except ResourceManagerError as error:  # the function's own end counts, not this
-                self.log.warning("the lease was not released and will run out: %s", error)
+            except ResourceManagerError as error:  # a failed release must not hide the function's own result
+                self.log.warning("the lease was not released and will expire: %s", error)
 
 
 @contextmanager
 def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[None]:
-    """Renews the lease while the block runs; ends this process and its children before it runs out."""
+    """Renew the lease while the block runs; kill this process and its children before it expires."""
     over = threading.Event()
     renewed_at = time.monotonic()
     problem = "no answer"
@@ -152,13 +156,13 @@ def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[
                 manager.renew(task_id, fencing_token=token)
                 renewed_at = asked_at
             except LeaseNotFoundError:
-                if not over.is_set():  # else this process released it in the meantime
-                    _end_this_process("the lease was ended by someone else")
+                if not over.is_set():  # otherwise this process itself released the lease meanwhile
+                    _end_this_process("the lease was ended by another client")
                     return
-            except Exception as error:  # whatever it is, the lease runs out
+            except Exception as error:  # any failure to renew lets the lease expire
                 problem = str(error)
 
-    # A thread of its own: a renewal may wait for its answer beyond the lease's end.
+    # A separate thread, since a renewal may wait for its answer until after the lease has expired.
     def end_in_time() -> None:
         while not over.wait(max(renewed_at + 0.75 * ttl_s - time.monotonic(), 0.0)):
             if time.monotonic() - renewed_at >= 0.75 * ttl_s:
@@ -172,7 +176,7 @@ def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[
         yield
     finally:
         over.set()
-        guard.join()  # once the block is over, it ends nobody any more
+        guard.join()  # the guard must not kill the process after the block has ended
 
 
 def _end_this_process(reason: str) -> None:
@@ -187,7 +191,7 @@ def _end_this_process(reason: str) -> None:
 def gpu_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> Any:
-    """`@task.gpu(gpus=2)`: see `GPUDecoratedOperator`."""
+    """Decorate a function as `@task.gpu(gpus=2)`; see `GPUDecoratedOperator` for the parameters."""
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

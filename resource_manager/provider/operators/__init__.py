@@ -1,4 +1,4 @@
-"""The operators."""
+"""Airflow operators that request, use, release and reconcile leases."""
 
 from resource_manager.provider.operators.lease import (
     GPUAllocateOperator,

@@ -1,4 +1,4 @@
-"""What every operator that holds a lease shares: its demand as arguments, and the wait for the grant."""
+"""Base of the operators that hold a lease: the request as arguments, and the wait for the grant."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from resource_manager.models import MILLI_PER_GPU
 from resource_manager.provider.demand import Demand, team_of
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.provider.links import ConsoleLink
-from resource_manager.provider.triggers import GrantTrigger, identity_of
+from resource_manager.provider.triggers import GrantTrigger, TriggerState, identity_of
 from resource_manager.provider.waiting_log import describe_wait, describe_waiting
 
 
 class GPUOperator(BaseOperator):
-    """Asks for GPUs and CPUs of one server, and waits for them in the triggerer.
+    """Request GPUs and CPUs of one server, and wait for them in the triggerer.
 
     :param gpus: whole GPUs, all of one server.
     :param cpus: CPUs of the same server.
     :param prefer_server: name or id of the server to try first.
-    :param server: name or id of the only server that will do.
-    :param gpu_type: type of GPU, or several that will do.
-    :param gpu_milli: thousandths of one GPU, instead of whole ones.
-    :param priority: higher goes first where the queue's order says so; the task's `priority_weight` if None.
-    :param team: whose share it counts towards; the task's pool if None.
-    :param max_wait: how long to wait for the grant before failing; forever if None.
-    :param expected_runtime: tells others when they may start, and lets this task fill gaps where the queue's
-        order backfills; without one, what earlier runs of the task took is used.
-    :param ttl: life of the lease without renewal.
+    :param server: name or id of the required server.
+    :param gpu_type: accepted type of GPU, or several.
+    :param gpu_milli: GPU fraction in thousandths of one GPU, instead of whole GPUs.
+    :param priority: higher values start first if the queue order uses priorities; the task's
+        `priority_weight` if None.
+    :param team: team whose share of the cluster is charged; the task's pool if None.
+    :param max_wait: longest wait for the grant before the task fails; unlimited if None.
+    :param expected_runtime: used to estimate when pending requests start, and to let this task fill gaps if
+        the queue order backfills; if None, the runtimes of earlier runs of the task are used.
+    :param ttl: lifetime of the lease without renewal.
     :param gpu_conn_id: connection of type `gpu_manager`.
     """
 
@@ -71,7 +72,7 @@ class GPUOperator(BaseOperator):
 
     @property
     def manager(self) -> Manager:
-        """The manager behind the connection."""
+        """Manager behind the connection."""
         return GPUManagerHook(self.gpu_conn_id).get_conn()
 
     def lease(
@@ -83,7 +84,7 @@ class GPUOperator(BaseOperator):
         quarantine: bool = True,
         server: int | str | None = None,
     ) -> dict[str, Any]:
-        """This task's allocation; while there is none, defers, which leaves the method for good."""
+        """Return this task's allocation; defer while it is pending, which does not return."""
         identity, plain_identity = identity_of(context)
         demand = Demand(
             self.gpus,
@@ -111,14 +112,14 @@ class GPUOperator(BaseOperator):
         return status
 
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
-        """Goes on after the wait: asks again, which answers with the lease that was granted."""
+        """Continue after the wait: the repeated request returns the granted lease."""
         self.give_up_if_late(context, event)
         return self.execute(context)
 
     def give_up_if_late(self, context: Any, event: dict[str, Any]) -> None:
-        """Writes the wait into the log; raises `AirflowException` if `max_wait` was too short."""
+        """Log the wait; cancel the request and raise `AirflowException` if it exceeded `max_wait`."""
         identity, _ = identity_of(context)
         self.log.info("%s", describe_wait(event["waited_s"], event["reasons"]))
-        if event["state"] == "TOO LATE" and self.manager.cancel(identity.lease_id):
+        if event["state"] == TriggerState.MAX_WAIT_EXCEEDED and self.manager.cancel(identity.lease_id):
             why = f": {event['reasons'][-1]}" if event["reasons"] else ""
             raise AirflowException(f"no GPUs within max_wait = {self.max_wait}{why}")

@@ -1,4 +1,4 @@
-"""`GPUReconcileOperator` and its DAG: they end what Airflow's tasks left behind."""
+"""`GPUReconcileOperator` and its DAG, which end the jobs and leases that Airflow's tasks left behind."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from resource_manager.reconcile import reconcile
 
 
 class GPUReconcileOperator(BaseOperator):
-    """Compares this Airflow's leases with its task instances and jobs.
+    """Compare this Airflow's leases with its task instances and jobs.
 
-    Returns the `actions` it took, and as `other_instances` how many leases and requests of other Airflows
-    on the store it left alone.
+    The task returns the `actions` taken, and as `other_instances` the number of leases and pending requests
+    of other Airflow instances on the store, which it leaves unchanged.
     """
 
     ui_color = "#f4cccc"
@@ -38,9 +38,11 @@ class GPUReconcileOperator(BaseOperator):
         for action in done.actions:
             self.log.info("%s %s: %s", action.action, action.task_id, action.detail)
         if not done.actions:
-            self.log.info("every lease of this Airflow belongs to a task that goes on")
+            self.log.info("every lease of this Airflow belongs to an unfinished task")
         if done.other_instances:
-            self.log.info("%d leases and requests of other Airflows were left alone", done.other_instances)
+            self.log.info(
+                "%d leases and requests of other Airflow instances were left unchanged", done.other_instances
+            )
         return asdict(done)
 
 
@@ -51,9 +53,9 @@ def reconcile_dag(
     gpu_conn_id: str = DEFAULT_CONNECTION,
     **arguments: Any,
 ) -> DAG:
-    """A DAG that reconciles regularly, one run at a time; every installation needs one, switched on.
+    """Return a DAG that reconciles regularly, one run at a time; every installation needs it unpaused.
 
-    `arguments` are others of `DAG`'s, over those set here.
+    `arguments` are further arguments of `DAG`; they override those set here.
     """
     settings: dict[str, Any] = {
         "start_date": datetime(2026, 1, 1, tzinfo=UTC),
@@ -61,9 +63,10 @@ def reconcile_dag(
         "max_active_runs": 1,
         "dagrun_timeout": timedelta(minutes=10),
         "tags": ["gpu"],
-        "description": "Ends the jobs and leases of tasks that are over",
-        "doc_md": "Compares every lease with its Airflow task and its job. Where the task is over or its run "
-        "is gone, it stops the job and releases the GPUs; where the task goes on, it renews the lease.",
+        "description": "Ends the jobs and leases of tasks that have ended",
+        "doc_md": "Compares every lease with its Airflow task and its job. If the task has ended or its run "
+        "is gone, it stops the job and releases the GPUs; if the task is unfinished, it renews a quarantined "
+        "lease.",
     }
     with DAG(dag_id, schedule=schedule, **{**settings, **arguments}) as dag:
         GPUReconcileOperator(task_id="reconcile", gpu_conn_id=gpu_conn_id)

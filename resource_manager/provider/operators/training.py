@@ -1,4 +1,4 @@
-"""`GPUTrainingOperator`: waits for its GPUs, runs a job on them and releases them."""
+"""`GPUTrainingOperator`: wait for GPUs, run a job on them and release them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any, ClassVar, NoReturn
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
 
 from resource_manager.launchers import Job, JobState, LauncherError, LauncherUnreachableError
+from resource_manager.models import Outcome
 from resource_manager.provider.demand import end_lease, launcher_labels
 from resource_manager.provider.hook import Manager
 from resource_manager.provider.operators.base import GPUOperator
 from resource_manager.provider.task_state import is_wanted
-from resource_manager.provider.triggers import LOG_PLACE, JobTrigger, identity_of, log_place
+from resource_manager.provider.triggers import LOG_PLACE, JobTrigger, TriggerState, identity_of, log_place
 from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
 
-HELD = "its GPUs stay held until it is known to be gone"
+HELD = "its GPUs stay allocated until the job is known to be gone"
 
 
 class GPUTrainingOperator(GPUOperator):
-    """Runs a job on GPUs of one server, without a worker slot while it waits or trains.
+    """Run a job on GPUs of one server, without a worker slot while it waits or trains.
 
-    Every entry, first try, retry, cleared or resumed, does the same: it asks for the lease of this task
-    (and gets the one it already holds), starts the lease's job (unless it runs), and defers to a trigger.
+    Every execution (first try, retry, cleared or resumed) takes the same steps: request the lease of this
+    task, which returns the one it already holds; start the lease's job unless it runs; defer to a trigger.
 
-    :param command: a shell command, or a list of arguments that no shell reads.
+    :param command: shell command, or list of arguments that are not passed through a shell.
     :param image: container image, for the `docker` launcher; `command` may then be left out.
-    :param env: more environment for the job; its devices are added.
-    :param launcher: where the job runs: `local` (this machine), `ssh` or `docker` (the granted server, by
-        its address in the inventory). `docker` if there is an image, else `local`, if not named.
+    :param env: further environment for the job; the variables of its devices are added.
+    :param launcher: `local` (this machine), `ssh` or `docker` (the granted server, by its address in the
+        inventory). Default: `docker` if there is an image, else `local`.
     :param launcher_conn_id: connection of the launcher: of type ssh, or docker (for the registry).
-    :param container: more options for the container, as Docker's `create_host_config` names them.
-    :param unreachable_timeout: how long the job's server may be out of reach before this try fails.
+    :param container: further options for the container, as Docker's `create_host_config` names them.
+    :param unreachable_timeout: longest time that the job's server may be unreachable before this try fails.
 
-    and those of `GPUOperator`; whoever watches the job renews its lease.
+    Further parameters as for `GPUOperator`. The trigger that watches the job renews its lease.
 
-    Returns the last line of the job's output, as JSON where it is that (and has no NaN, which no XCom can
-    hold); XCom `allocation` has the lease.
-    `execution_timeout` counts from the start of the job.
+    The task returns the last line of the job's output, parsed if it is JSON (without NaN, which an XCom
+    cannot hold); XCom `allocation` has the lease. `execution_timeout` counts from the start of the job.
     """
 
     template_fields: Sequence[str] = (*GPUOperator.template_fields, "command", "image", "env", "launcher")
@@ -74,7 +74,7 @@ class GPUTrainingOperator(GPUOperator):
         self._identity: TaskIdentity | None = None
 
     def execute(self, context: Any) -> Any:
-        """Asks for the lease; goes on with the job if it is granted, else waits in the triggerer."""
+        """Request the lease; run the job if it is granted, else wait in the triggerer."""
         self._identity, _ = identity_of(context)
         launcher = self.launcher or ("docker" if self.image else "local")
         manager = self.manager
@@ -87,7 +87,7 @@ class GPUTrainingOperator(GPUOperator):
         if job is None:
             raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
         self.log.info(
-            "holding GPUs %s and %s CPUs of %s; job %s",
+            "allocated GPUs %s and %s CPUs of %s; job %s",
             allocation["gpu_devices"],
             allocation["cpu_count"],
             allocation["server_name"],
@@ -101,12 +101,12 @@ class GPUTrainingOperator(GPUOperator):
                 if launcher.status(job.key).state is JobState.ABSENT:
                     launcher.start(self._job(job.key, allocation))
                 else:
-                    self.log.info("the job was started before; going on with it")
+                    self.log.info("the job was started by an earlier execution; watching it")
                     started_at = allocation["granted_at"]
         except LauncherUnreachableError as error:
             raise AirflowException(f"{error}; {HELD}") from error
         except LauncherError as error:
-            end_lease(manager, allocation["task_id"], "FAILED")
+            end_lease(manager, allocation["task_id"], Outcome.FAILED)
             raise AirflowException(str(error)) from error
         timeout = self.execution_timeout
         self.defer(
@@ -123,7 +123,7 @@ class GPUTrainingOperator(GPUOperator):
         )
 
     def _job(self, key: str, allocation: dict[str, Any]) -> Job:
-        # Native rendering makes numbers of arguments, and None of an empty text.
+        # Native rendering turns arguments into numbers, and an empty text into None.
         given = self.command or ()
         command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))
         return Job(
@@ -146,15 +146,15 @@ class GPUTrainingOperator(GPUOperator):
         )
 
     def execute_ended(self, context: Any, event: dict[str, Any]) -> Any:
-        """Makes sure that nothing of the job is left, releases its GPUs and says how it ended."""
-        if event["state"] == "unreachable":
+        """Stop what is left of the job, release its GPUs, and return its result or raise its failure."""
+        if event["state"] == TriggerState.JOB_UNREACHABLE:
             raise AirflowException(f"{event['detail']}; {HELD}")
-        if event["state"] == "lease lost":
-            raise AirflowException("the lease was ended by someone else, so the job was stopped")
+        if event["state"] == TriggerState.LEASE_LOST:
+            raise AirflowException("the lease was ended by another client, so the job was stopped")
         succeeded = event.get("exit_code") == 0
         identity, _ = identity_of(context)
-        end_lease(self.manager, identity.lease_id, "SUCCESS" if succeeded else "FAILED")
-        if event["state"] == "timeout":
+        end_lease(self.manager, identity.lease_id, Outcome.SUCCESS if succeeded else Outcome.FAILED)
+        if event["state"] == TriggerState.TIMED_OUT:
             raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
         if event["exit_code"] is None:
             raise AirflowException(
@@ -165,9 +165,10 @@ class GPUTrainingOperator(GPUOperator):
         return _value(event["last_line"])
 
     def on_kill(self) -> None:
-        """Ends job and lease if a user ended the task in the moment that it was in a worker.
+        """End the job and its lease if a user ended the task while it was in a worker.
 
-        Airflow calls this between two steps of `execute`, which must not go on and start a job on free GPUs.
+        Airflow calls this between two steps of `execute`; it raises `AirflowTaskTerminated`, so that
+        `execute` does not continue and start a job on free GPUs.
         """
         if self._identity is not None and not is_wanted(self._identity):
             end_lease(self.manager, self._identity.lease_id)
@@ -175,7 +176,7 @@ class GPUTrainingOperator(GPUOperator):
 
 
 def _value(line: str) -> Any:
-    """The line as JSON where it is that and an XCom can hold it, else as text: the job went well anyway."""
+    """Return the line parsed as JSON if an XCom can hold the value, else as text: the job has succeeded."""
     try:
         value = json.loads(line, parse_int=_of_64_bits)
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
@@ -185,7 +186,7 @@ def _value(line: str) -> Any:
 
 
 def _of_64_bits(digits: str) -> int:
-    """All that Airflow's worker can tell its supervisor, in msgpack."""
+    """Parse an integer of at most 64 bits, the limit of msgpack between Airflow's worker and supervisor."""
     number = int(digits)
     if not -(2**63) <= number < 2**64:
         raise ValueError(f"{digits} has more than 64 bits")

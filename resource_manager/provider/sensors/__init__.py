@@ -1,4 +1,4 @@
-"""The sensor."""
+"""Sensor for free GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from resource_manager.provider.triggers import VacancyTrigger, identity_of
 
 
 class GPUAvailableSensor(BaseSensorOperator):
-    """Succeeds once such a request would be granted at once; it takes nothing, so others may be faster.
+    """Succeed once such a request would be granted; allocates nothing, so another request may come first.
 
     `gpus`, `cpus`, `server`, `gpu_type` and `gpu_milli` as for `GPUOperator`, and the parameters of every
     sensor.
@@ -47,7 +47,11 @@ class GPUAvailableSensor(BaseSensorOperator):
         self.gpu_conn_id = gpu_conn_id
 
     def poke(self, context: Any) -> bool:
-        """Whether it would be granted now; fails at once for what no server could ever grant."""
+        """Return whether the request would be granted now.
+
+        Raises `AirflowFailException` if the request is wrong or no server could ever grant it, and
+        `AirflowException` if the manager cannot answer.
+        """
         manager = GPUManagerHook(self.gpu_conn_id).get_conn()
         try:
             answer = manager.explain(**self._arguments(context))
@@ -71,8 +75,8 @@ class GPUAvailableSensor(BaseSensorOperator):
         return None
 
     def execute_vacant(self, context: Any, event: dict[str, Any]) -> None:
-        """There is room."""
-        self.log.info("there is room on %s", event["server_name"])
+        """Finish after the wait; the GPUs are free."""
+        self.log.info("the GPUs are free on %s", event["server_name"])
 
     def _arguments(self, context: Any) -> dict[str, Any]:
         identity, _ = identity_of(context)

@@ -1,4 +1,7 @@
-"""A job that writes down, five times a second, that it runs and on which GPUs; a ledger apart from ours."""
+"""Job that writes into a ledger, five times a second, that it runs and on which GPUs.
+
+The ledger is independent of the manager's history.
+"""
 
 import json
 import os

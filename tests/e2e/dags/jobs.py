@@ -1,4 +1,4 @@
-"""DAGs for the fault tests: jobs, a Python task, a sensor and a lease, as the run's configuration says."""
+"""DAGs for the fault tests: jobs, a Python task, a sensor and a lease, with parameters of the run."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ TTL = timedelta(seconds=int(os.environ.get("TEST_TTL_S", "15")))
 
 
 class LingeringOperator(GPUTrainingOperator):
-    """Its first try stays at the place that the run names, after it wrote down its process for the killer."""
+    """Operator whose first try writes its process id to a file, then stays at the step that the run names."""
 
     def defer(self, *, method_name, **arguments):
         if method_name == "execute_ended":
@@ -65,7 +65,7 @@ ssh_job = job_dag(
     command=f"exec python3 {beat}",
     launcher="ssh",
     launcher_conn_id="test_ssh",
-    retries=20,  # it may take some until the server is back
+    retries=20,  # several tries may fail until the server is back
 )
 docker_job = job_dag(
     "docker_job",
@@ -130,7 +130,7 @@ with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_r
             "GPU_SERVER": lease["server_name"],
             "GPU_LEASE_GPUS": os.environ["CUDA_VISIBLE_DEVICES"],
             "GPU_LEASE_FENCING_TOKEN": str(lease["fencing_token"]),
-            "IGNORES_SIGTERM": "yes",  # as a library deep in its own code does
+            "IGNORES_SIGTERM": "yes",  # like a library in native code
         }
         subprocess.run(
             [sys.executable, str(BEAT), LEDGER, str(params["seconds"]), "0"], env=environment, check=True
