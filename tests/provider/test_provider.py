@@ -162,7 +162,7 @@ def test_the_console_inside_airflow_uses_the_store_of_the_tasks(monkeypatch):
     assert manager_of_tasks().settings.policy == "best_fit"
     connection = {"conn_type": "gpu_manager", "host": "http://gpus.example.com"}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
-    with pytest.raises(ResourceManagerError, match=r"the service at http://gpus\.example\.com: use the console there"):
+    with pytest.raises(ResourceManagerError, match=r"at http://gpus\.example\.com: use the console there"):
         manager_of_tasks()
 
 
