@@ -45,7 +45,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "prefer_server: is 1, and prefer_server_id is 2",
     ),
     ({"gpus": 2, "gpu_milli": 500}, "gpu_milli=500 goes with gpus=1, got gpus=2"),
-    ({"gpus": 2, "utility": 5}, "utility needs target_s beside it"),
+    ({"gpus": 2, "utility": 5}, "utility needs target_s as well"),
     ({"gpus": 2, "server": "nowhere"}, "server 'nowhere' is not in the inventory of 4 servers"),
     ({"gpus": 2, "prefer_server": 77}, "prefer_server 77 is not in the inventory of 4 servers"),
     ({"gpus": 2, "prefer_server_id": 77}, "prefer_server_id 77 is not in the inventory of 4 servers"),

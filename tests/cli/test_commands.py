@@ -186,7 +186,7 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
         (("--gpus", "2", "--expected-runtime", "-1"), "Error: --expected-runtime"),
         (("--gpus", "2", "--resource", "a=-1"), "Error: --resource"),
         (("--gpus", "2", "--utility", "5"), "--target"),
-        (("--gpus", "2", "--target", "5"), "Error: --target and --sensitivity need --utility beside them\n"),
+        (("--gpus", "2", "--target", "5"), "Error: --target and --sensitivity need --utility as well\n"),
     ],
 )
 def test_a_wrong_option_is_named(run: Run, command: str, options: tuple[str, ...], line: str) -> None:
@@ -228,7 +228,7 @@ def test_what_if_asks_for_nobody_who_is_there(run: Run) -> None:
     ("words", "said"),
     [
         ("allocate t --gpus 2 --server 0", "Error: not granted"),
-        ("release nothing", "Error: 'nothing' holds no such lease"),
+        ("release nothing", "Error: there is no such lease of 'nothing'"),
     ],
 )
 def test_a_refusal_is_one_line(words: str, said: str, tmp_path: Path) -> None:
