@@ -155,7 +155,6 @@ class LockError(ResourceManagerError):
 class LockTimeoutError(LockError):
     """The lock could not be acquired within the allowed time."""
 
-    def __init__(self, name: str, waited_s: float) -> None:
-        super().__init__(f"lock {name!r} was not free within {waited_s:g} s")
-        self.name = name
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"the lock was busy for {waited_s:g} s; nothing was changed, try again")
         self.waited_s = waited_s

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState
+from resource_manager.explain import standings
 from resource_manager.models import Lease, Queued, Released, Request
 from resource_manager.policies import Policy
 from resource_manager.queueing import Order
-from resource_manager.refusal import short
+from resource_manager.refusal import RefusalKind, leases_in_the_way, no_capacity, short, unreleased_lease
 from resource_manager.runtime_history import Confidence, RuntimeOf
 
 MAX_STEPS = 500
 """Maximum number of simulated lease ends; a request that starts later gets no estimate."""
+
+NOT_WORTH_IT = "it is unknown when its utility will exceed its price"
 
 TOO_FAR = f"more than {MAX_STEPS} leases end before it"
 
@@ -51,7 +54,7 @@ def estimate_starts(
     unchanged. Times are seconds of the store's clock.
     """
     starts: dict[str, Start] = {}
-    endless: list[str] = []
+    endless: set[str] = set()
     too_far = False
     ticket = count()
     with cluster.trial():
@@ -64,7 +67,7 @@ def estimate_starts(
         def expect_end(lease: Lease, at: float) -> None:
             end = None if lease.quarantined else expected_end(lease, at, order.runtime_of)
             if end is None:
-                endless.append(lease.task_id)
+                endless.add(lease.task_id)
             else:
                 heapq.heappush(ends, (end[0], next(ticket), end[1], lease.task_id, lease.fencing_token))
 
@@ -82,9 +85,11 @@ def estimate_starts(
             cluster.apply(Released(task_id, fencing_token, at))
         else:
             too_far = True
-        unknown = Start(None, None, Confidence.POOR, TOO_FAR if too_far else _why_unknown(endless))
-        for task_id in cluster.waiting:
-            starts[task_id] = unknown
+        why = list(_why_unknown(cluster, policy, order, at, endless, too_far=too_far))
+    for request, detail in why:
+        if detail is None:  # what the closed servers have now, not what they will have
+            detail = no_capacity(cluster, request).detail
+        starts[request.task_id] = Start(None, None, Confidence.POOR, detail)
     return starts
 
 
@@ -99,12 +104,51 @@ def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float
     return now + max(OVERDUE_SHARE * (now - lease.granted_at), 1.0), Confidence.POOR
 
 
-def _why_unknown(endless: list[str]) -> str:
-    if not endless:
-        return "no lease that ends would free enough capacity for it"
-    others = f" and {len(endless) - 1} more" if len(endless) > 1 else ""
+def _why_unknown(
+    cluster: ClusterState,
+    policy: Policy,
+    order: Order,
+    at: float,
+    endless: Collection[str],
+    *,
+    too_far: bool,
+) -> Iterator[tuple[Request, str | None]]:
+    """Yield the requests still pending after all known lease ends, and why; None for closed servers."""
+    in_the_way: dict[tuple[object, ...], str] = {}
+    ahead: str | None = None
+    """Reason for which the first request that blocks the queue has no start."""
+    for standing in standings(cluster, policy, order, at):
+        request = standing.entry.request
+        detail: str | None
+        match standing.refusal.kind:
+            case RefusalKind.NEVER_FITS:
+                detail = standing.refusal.detail
+            case RefusalKind.MAINTENANCE:
+                detail = None
+            case RefusalKind.PRICE:
+                detail = NOT_WORTH_IT
+            case _ if too_far:
+                detail = TOO_FAR
+            case RefusalKind.BEHIND_QUEUE:
+                detail = ahead
+            case RefusalKind.AWAITING_RELEASE:
+                detail = unreleased_lease(cluster.nodes, request)
+                ahead = ahead or detail
+            case _:
+                if request.shape not in in_the_way:
+                    in_the_way[request.shape] = _endless(cluster, request, endless)
+                detail = in_the_way[request.shape]
+                ahead = ahead or detail
+        yield request, detail
+
+
+def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) -> str:
+    found = [lease.task_id for lease in leases_in_the_way(cluster, request) if lease.task_id in endless]
+    if not found:
+        return "no lease whose end is known frees enough capacity for it"
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (
-        f"the end of {short(endless[0])}{others} is unknown; "
+        f"the end of {short(found[0])}{others} is unknown; "
         "state runtimes: expected_runtime, --expected-runtime"
     )
 

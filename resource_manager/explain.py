@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resource_manager import allocator
 from resource_manager.cluster import ClusterState, NodeState, accepted_gpu_ids, accepts_node, could_ever_fit
@@ -15,12 +15,17 @@ from resource_manager.refusal import (
     Refusal,
     RefusalKind,
     free_on,
+    leases_in_the_way,
     needs,
     never_fits,
     no_capacity,
     recovering,
     short,
 )
+from resource_manager.reservations import MAX_RESERVATIONS, Reservations
+
+SHORTEST_RUN_S = 0.001
+"""A request that could not even start with this runtime is not helped by stating one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +90,28 @@ class _Reasons:
         self._window = window
         self._ahead: tuple[int, Request] | None = None
         """Position and request of the first one passed that blocks all behind it."""
+        self._reservations: Reservations | None = None
+        self._without_place: list[tuple[int, Request]] = []
+        """With backfill, the requests passed that have no reservation yet, in order."""
+        self._reserved: list[Request] = []
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
         self._without_room: dict[tuple[object, ...], Refusal] = {}
 
     def pass_by(self, position: int, entry: Waiting) -> None:
         """Advance to the requests behind this one."""
         request = entry.request
-        if self._ahead is None and self._node(request) is None and allocator.blocks(self._cluster, request):
-            self._ahead = (position, request)
+        if self._ahead is None:
+            if self._node(request) is None and allocator.blocks(self._cluster, request):
+                self._ahead = (position, request)
+        elif not self._order.backfill or len(self._without_place) > MAX_RESERVATIONS:
+            return
+        elif self._node(request) is None:
+            if not allocator.blocks(self._cluster, request):
+                return
+        elif self._by_price(entry):
+            return
+        if self._ahead is not None:
+            self._without_place.append((position, request))
 
     def of(self, entry: Waiting) -> Refusal:
         request = entry.request
@@ -134,16 +153,53 @@ class _Reasons:
             detail = f"{free}; no request is ahead: granted at the next pass over the queue, within seconds"
             return Refusal(RefusalKind.BEHIND_QUEUE, detail)
         position, ahead = self._ahead
-        who = f"{short(ahead.task_id)} (position {position}, {needs(ahead)})"
         if self._order.backfill:
-            detail = f"{free}; starting now could delay {who}"
-            if self._order.runtime_of(request) is None:
-                detail += ", because its runtime is unknown: state expected_runtime"
+            detail = f"{free}; {self._delay(request)}"
         else:
+            who = self._who(position, ahead)
             rule = f", {self._order.rule}" if self._order.rule else ""
             reserved = could_ever_fit(node.node, ahead)
             detail = f"{free}; reserved for {who}{rule}" if reserved else f"{free}; {who} is ahead{rule}"
         return Refusal(RefusalKind.BEHIND_QUEUE, detail)
+
+    def _who(self, position: int, ahead: Request) -> str:
+        return f"{short(ahead.task_id)} (position {position}, {needs(self._cluster, ahead)})"
+
+    def _delay(self, request: Request) -> str:
+        """Say why backfill does not start the request now, by the same steps as `allocator.serve`."""
+        if self._reservations is None:
+            self._reservations = Reservations(self._cluster, self._now, self._order.runtime_of)
+        while self._without_place:
+            position, ahead = self._without_place[0]
+            if not self._reservations.reserve(ahead):
+                return self._no_place(position, ahead)
+            self._reserved.append(ahead)
+            del self._without_place[0]
+        assert self._ahead is not None
+        delayed = f"starting now could delay {self._who(*self._ahead)}"
+        if self._order.runtime_of(request) is None and self._fits_a_gap(request):
+            return f"{delayed}, because its runtime is unknown: state expected_runtime"
+        return delayed
+
+    def _fits_a_gap(self, request: Request) -> bool:
+        """Return True if the request could start now if it were short enough."""
+        assert self._reservations is not None
+        placement = allocator.choose(self._cluster, request, self._policy)
+        brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
+        return placement is not None and self._reservations.without_delay(brief, placement) is not None
+
+    def _no_place(self, position: int, ahead: Request) -> str:
+        """Say why a request ahead has no reservation, so that no request overtakes it."""
+        who = self._who(position, ahead)
+        if len(self._reserved) == MAX_RESERVATIONS:
+            return f"nothing overtakes {who}: only the {MAX_RESERVATIONS} before it have a place in time"
+        leased = [lease.request for lease in leases_in_the_way(self._cluster, ahead)]
+        unknown = (one for one in (*leased, *self._reserved) if self._order.runtime_of(one) is None)
+        cause = ""
+        if endless := next(unknown, None):
+            noun = "lease " if endless.task_id in self._cluster.leases else ""
+            cause = f": the runtime of {noun}{short(endless.task_id)} is unknown"
+        return f"{who} may start at any moment{cause}, so nothing overtakes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +225,7 @@ def verdict(state: NodeState, request: Request) -> Verdict:
         state.name,
         state.node.server_id,
         fits,
-        fits or could_ever_fit(state.node, request),
+        not state.retired and could_ever_fit(state.node, request),
         () if fits else tuple(_reasons(state, request)),
     )
 

@@ -210,10 +210,7 @@ class GPUResourceManager:
 
         A mapping has the argument names of `allocate_resources` or of `submit`.
         """
-        asked = [
-            checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests
-        ]
-        return [_granted(result) for result in self._allocate(asked, views.allocation)]
+        return [_granted(result) for result in self.try_allocate_batch(requests)]
 
     # ---- leases and the queue ----
 
@@ -244,6 +241,15 @@ class GPUResourceManager:
         """Allocate as `allocate`, with the lease as the dict of `allocate_resources`."""
         request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
         return self._allocate([request], views.allocation)[0]
+
+    def try_allocate_batch(
+        self, requests: Iterable[Mapping[str, Any] | Request]
+    ) -> list[dict[str, Any] | Refusal]:
+        """As `allocate_batch`, with a refusal in the place of each None."""
+        asked = [
+            checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests
+        ]
+        return self._allocate(asked, views.allocation)
 
     def submit(
         self,

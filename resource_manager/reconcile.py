@@ -96,7 +96,7 @@ class Action:
     detail: str = ""
 
 
-def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome = Outcome.CANCELLED) -> Action:
+def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Outcome.CANCELLED) -> Action:
     """End one lease (its job first) or pending request, given as an entry of `leases()` or `queue()`.
 
     The lease is kept if the job cannot be stopped: GPUs that a job may still use must not become free.
@@ -119,7 +119,7 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome = Outcome.C
         except LauncherError as error:
             return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
         detail = "its job was stopped" if was is JobState.RUNNING else "its job was gone"
-    released = manager.release_resources(task_id, fencing_token=entry["fencing_token"], outcome=outcome)
+    released = manager.release_resources(task_id, fencing_token=entry["fencing_token"], outcome=outcome or "")
     return Action(task_id, ActionKind.RELEASED if released else ActionKind.GONE_BEFORE, detail)
 
 

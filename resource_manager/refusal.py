@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from resource_manager.cluster import ClusterState
+from resource_manager.errors import LockTimeoutError
 from resource_manager.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.node_state import NodeState, accepted_gpu_ids, book, could_ever_fit
+from resource_manager.node_state import NodeState, accepted_gpu_ids, accepts_node, book, could_ever_fit
 
 MAX_SHOWN = 120
 """Maximum length of a name in a sentence; names may have a thousand characters."""
 
+MAX_DETAIL = 480
+"""Maximum length of a sentence, so that no interface has to shorten it and all show the same."""
+
 MAX_TYPES = 3
+
+SPELT_WITH_AN = "AEFHILMNORSX"
+"""Letters whose names begin with a vowel: an A100, an RTX 6000, but a V100."""
 
 
 class RefusalKind(StrEnum):
@@ -37,6 +44,9 @@ class Refusal:
     kind: RefusalKind
     detail: str
     retry_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", short(self.detail, MAX_DETAIL))
 
     def __str__(self) -> str:
         return self.detail
@@ -62,28 +72,38 @@ def recovering(window: RecoveryWindow) -> Refusal:
 
 def lock_busy(waited_s: float) -> Refusal:
     """Return the refusal of a request for which the lock could not be acquired in time."""
-    return Refusal(
-        RefusalKind.LOCK_BUSY, f"the lock was busy for {waited_s:g} s; nothing was changed, try again"
-    )
+    return Refusal(RefusalKind.LOCK_BUSY, str(LockTimeoutError(waited_s)))
 
 
 def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:
     """Return the refusal of a request that fits no server of the inventory even when empty, else None."""
-    if any(could_ever_fit(state.node, request) for state in cluster.nodes if not state.retired):
-        return None
     states = [state for state in cluster.nodes if not state.retired]
-    detail = f"no server could ever satisfy {needed(request)}"
+    if any(could_ever_fit(state.node, request) for state in states):
+        return None
     allowed = [state for state in states if request.required_node in (None, state.name)]
-    if request.gpus and allowed:
-        best = max(allowed, key=lambda state: len(accepted_gpu_ids(state.node, request)))
-        most = len(accepted_gpu_ids(best.node, request))
-        if most < request.gpus:
-            largest = f"the largest, {short(best.name)}, has {most}" if most else "there is none"
-            return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {largest}")
+    return Refusal(RefusalKind.NEVER_FITS, _never(allowed, request))
+
+
+def _never(allowed: list[NodeState], request: Request) -> str:
+    """Say why none of these servers, all that the request allows, could fit it even when empty."""
+    required = request.required_node
     if not allowed:
-        gone = short(request.required_node or "")
-        return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {gone} left the inventory")
-    return Refusal(RefusalKind.NEVER_FITS, f"{detail}: {_lack(allowed, request, ever=True)}")
+        gone = "the inventory has no server" if required is None else f"{short(required)} left the inventory"
+        return f"no server could ever satisfy {needed(request)}: {gone}"
+    if not any(accepts_node(state.node, request) for state in allowed) or (
+        request.gpus and not any(state.node.gpus for state in allowed)
+    ):
+        gpu = gpu_word(request, 1)
+        return f"no server has {_a(gpu)}" if required is None else f"{short(required)} has no {gpu}"
+    who = "no server could ever" if required is None else f"{short(required)} could never"
+    best = max(allowed, key=lambda state: len(accepted_gpu_ids(state.node, request)))
+    most = len(accepted_gpu_ids(best.node, request))
+    if most < request.gpus:
+        has = f"the largest, {short(best.name)}, has {most}" if required is None else f"it has {most}"
+        return f"{who} satisfy {needed(request)}: {has}"
+    if lack := _lack(allowed, request, ever=True):
+        return f"{who} satisfy {needed(request)}: {lack}"
+    return f"no server has {'both ' if _parts(request) == 2 else ''}{needed(request)}"
 
 
 def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
@@ -93,18 +113,31 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     if not is_open:
         return Refusal(RefusalKind.MAINTENANCE, _closed(usable, request))
     detail = _nearest(is_open, request)
-    for state in is_open:
-        unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
-        if unconfirmed and _fits_without(state, unconfirmed, request):
-            return Refusal(
-                RefusalKind.AWAITING_RELEASE,
-                f"{detail}; {short(unconfirmed[0].task_id)} on {short(state.name)} was not renewed, but its "
-                "job may still run: release the lease once the job is known to be gone",
-            )
+    if unreleased := unreleased_lease(is_open, request):
+        return Refusal(RefusalKind.AWAITING_RELEASE, f"{detail}; {unreleased}")
     free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
     if free_but_closed:
         detail = f"{detail}; {_closed(free_but_closed, request)}"
     return Refusal(RefusalKind.NO_CAPACITY, detail)
+
+
+def leases_in_the_way(cluster: ClusterState, request: Request) -> Iterator[Lease]:
+    """Yield the leases on open servers that could fit the request when empty."""
+    for state in cluster.nodes:
+        if state.is_open and could_ever_fit(state.node, request):
+            yield from state.leases.values()
+
+
+def unreleased_lease(states: Iterable[NodeState], request: Request) -> str:
+    """Say which quarantined lease to release so that the request can start; empty if there is none."""
+    for state in states:
+        unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
+        if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
+            return (
+                f"{short(unconfirmed[0].task_id)} on {short(state.name)} was not renewed, but its job may "
+                "still run: release the lease once the job is known to be gone"
+            )
+    return ""
 
 
 def free_on(state: NodeState, request: Request) -> str:
@@ -135,9 +168,22 @@ def needed(request: Request) -> str:
     return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def needs(request: Request) -> str:
-    """Return the demand for a note in brackets: `needs 6` GPUs, or the amounts of a request without GPUs."""
-    if not request.gpus:
+def _parts(request: Request) -> int:
+    return len(request.resources) + (request.gpus > 0)
+
+
+def _a(noun: str) -> str:
+    """Return the noun with its article: `a GPU`, `an A100`."""
+    is_spelt = noun[1:2].isupper() or noun[1:2].isdigit()
+    return f"{'an' if noun[0] in (SPELT_WITH_AN if is_spelt else 'AEIOUaeiou') else 'a'} {noun}"
+
+
+def needs(cluster: ClusterState, request: Request) -> str:
+    """Return what a pending request lacks, for brackets: `needs 6` GPUs, or all if GPUs are not short."""
+    if not request.gpus or any(
+        state.is_open and could_ever_fit(state.node, request) and _gpus_suffice(state, request)
+        for state in cluster.nodes
+    ):
         return f"needs {needed(request)}"
     return f"needs {request.gpus if request.gpu_milli == MILLI_PER_GPU else f'{request.gpu_milli} milli'}"
 
@@ -151,11 +197,11 @@ def gpu_word(request: Request, count: int) -> str:
     return f"GPU{'' if count == 1 else 's'}{f' by {short(request.vendor)}' if request.vendor else ''}"
 
 
-def short(name: str) -> str:
+def short(name: str, most: int = MAX_SHOWN) -> str:
     """Return the name, with the middle of a very long one left out: both ends distinguish names."""
-    if len(name) <= MAX_SHOWN:
+    if len(name) <= most:
         return name
-    half = MAX_SHOWN // 2 - 1
+    half = most // 2 - 1
     return f"{name[:half]}…{name[-half:]}"
 
 
@@ -192,8 +238,11 @@ def _gpus_suffice(state: NodeState, request: Request) -> bool:
 
 
 def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> str:
-    """Describe the resource that is short, on the server with most of it: free, or with `ever` in total."""
-    free = "in total" if ever else "free"
+    """Describe the resource that is short, on the server with most of it: free, or with `ever` in total.
+
+    Empty if with `ever` no single resource is short.
+    """
+    free = "" if ever else " free"
     if not ever and request.gpus and not any(_gpus_suffice(state, request) for state in states):
         best = max(states, key=lambda state: _most_free(state, request))
         unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
@@ -205,8 +254,8 @@ def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> s
 
         best = max(states, key=has)
         if has(best) < amount:
-            return f"the most {short(name)} {free} is {max(has(best), 0):g} on {short(best.name)}"
-    return f"no server has all of it {'' if ever else 'free '}at once"
+            return f"the most {short(name)}{free} is {max(has(best), 0):g} on {short(best.name)}"
+    return "" if ever else f"no server has {'both' if _parts(request) == 2 else 'all of it'} free at once"
 
 
 def _closed(states: list[NodeState], request: Request) -> str:

@@ -157,16 +157,19 @@ def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int)
     least, most = gpu_range(cluster, settings)
     if least <= gpus <= most:
         return
-    if gpus < least:
-        setting, is_set = "GPU_MANAGER_MIN_GPUS", settings.min_gpus is not None
-    else:
-        setting, is_set = "GPU_MANAGER_MAX_GPUS", settings.max_gpus is not None
     is_built_in, largest = _offered(cluster)
+    if gpus < least:
+        setting, is_set, may_help = "GPU_MANAGER_MIN_GPUS", settings.min_gpus is not None, gpus >= 0
+    else:
+        setting, is_set, may_help = "GPU_MANAGER_MAX_GPUS", settings.max_gpus is not None, gpus <= largest
     if is_set:
         why = f"set by {setting}"
     else:
         why = "the inventory is the built-in one" if is_built_in else f"the largest server has {largest}"
-        why += f"; {setting} sets another limit"
+        if may_help:
+            why += f"; {setting} sets another limit"
+    if least == most:
+        raise InvalidRequestError(f"{name} must be {least}, got {gpus} ({why})", field=name)
     raise InvalidRequestError(f"{name} must be between {least} and {most} ({why}), got {gpus}", field=name)
 
 

@@ -15,9 +15,6 @@ KEPT_RUNTIMES = 20
 ENOUGH_RUNTIMES = 3
 MAX_TASKS = 10_000
 
-CUT_SHORT = frozenset({Outcome.FAILED, Outcome.CANCELLED})
-"""Outcomes of runs that say nothing about how long the task takes."""
-
 
 class Confidence(IntEnum):
     """Confidence of an estimate: the lowest of all lease ends it depends on."""
@@ -49,10 +46,10 @@ def stated_runtime(request: Request) -> Runtime | None:
 
 
 def task_key(request: Request) -> str:
-    """Return the key that all runs of a task share: DAG and task by labels, else the id without numbers."""
+    """Return the key that all runs of a task share: Airflow, DAG and task, else the id without numbers."""
     labels = request.labels
     if labels.get("dag_id"):
-        return f"{labels['dag_id']}/{labels.get('task_id', '')}"
+        return "/".join(labels.get(name, "") for name in ("instance", "dag_id", "task_id"))
     return re.sub(r"\d+", "#", request.task_id)
 
 
@@ -69,7 +66,7 @@ class RuntimeHistory:
         self._live: dict[str, Lease] = {}
 
     def add(self, change: Change) -> None:
-        """Learn from a change: the release of a lease gives the runtime of its task."""
+        """Learn from a change: a lease released with outcome SUCCESS tells how long its task ran."""
         match change:
             case Granted(lease=lease):
                 self._live[lease.task_id] = lease
@@ -79,7 +76,7 @@ class RuntimeHistory:
                     lease_of is not None
                     and isinstance(change, Released)
                     and lease_of.fencing_token == change.fencing_token
-                    and change.outcome not in CUT_SHORT
+                    and change.outcome == Outcome.SUCCESS
                 ):
                     self._learn(task_key(lease_of.request), max(change.at - lease_of.granted_at, 1.0))
 

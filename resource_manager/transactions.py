@@ -151,7 +151,7 @@ class Transactions:
                 except ValueError:
                     self._mutex.acquire()  # another thread is deciding this operation: its result counts
                 else:
-                    raise LockTimeoutError("of this process", self._lock_timeout_s)
+                    raise LockTimeoutError(self._lock_timeout_s)
             try:
                 if not operation.done:
                     with self._whole_or_none():
@@ -339,7 +339,7 @@ class Transactions:
         started = time.monotonic()
         lock = self.store.lock()
         if not lock.acquire(max(deadline - started, 0.0)):
-            raise LockTimeoutError("of the store", self._lock_timeout_s)
+            raise LockTimeoutError(self._lock_timeout_s)
         self._measured("lock_wait_s", time.monotonic() - started)
         return lock
 

@@ -14,7 +14,7 @@ from resource_manager.explain import Standing, Verdict, explain, refusals_of, st
 from resource_manager.models import MILLI_PER_GPU, Amount, Granted, Lease, Placement, Request
 from resource_manager.policies import Policy, scores_of
 from resource_manager.queueing import Order
-from resource_manager.refusal import RecoveryWindow
+from resource_manager.refusal import RecoveryWindow, RefusalKind
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def explanation(
         "would_be_granted": granted,
         "kind": kind,
         "reason": reason,
-        "could_ever_fit": any(answer.could_fit for answer in verdicts),
+        "could_ever_fit": kind != RefusalKind.NEVER_FITS,
         "server_name": placement.node if placement else None,
         "gpu_ids": list(placement.gpu_ids) if placement else [],
         "ahead_in_queue": len(cluster.waiting),
@@ -277,7 +277,7 @@ def quotes(
 ) -> dict[str, Any]:
     """Return the price of the request now on every server, and on the one where it would start.
 
-    `price` and `utility` are None without a utility, `covered` if the request fits on no server.
+    `price` and `utility` are None without a utility, `covered` if the request fits on no server now.
     """
     chosen = None
     if placement is not None:

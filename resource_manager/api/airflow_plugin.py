@@ -6,6 +6,8 @@ Airflow loads plugins in every process, tasks included, so heavy imports wait fo
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +16,8 @@ from airflow.configuration import conf
 logger = logging.getLogger(__name__)
 
 PREFIX = "/gpu"
+
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 
 
 class LazyService:
@@ -33,15 +37,34 @@ class LazyService:
 def publish_at_start(app: Any) -> Any:
     """Publish this Airflow's instance id for its tasks and return the API server's app unchanged.
 
-    The API server calls this once as it starts, before it answers any request.
+    The API server calls this once as it starts, before it answers any request. If the database is not ready
+    then, a thread tries again until the id is written.
     """
+    if not _published():
+        threading.Thread(target=_publish_later, name="publish-instance", daemon=True).start()
+    return app
+
+
+def _publish_later() -> None:
+    wait_s = FIRST_RETRY_S
+    while True:
+        time.sleep(wait_s)
+        if _published():
+            return
+        wait_s = min(2 * wait_s, MAX_RETRY_S)
+
+
+def _published() -> bool:
+    """Publish the instance id; return False after a failure that a later try may not meet."""
     from resource_manager.airflow_instance import publish_instance
+    from resource_manager.errors import SettingsError
 
     try:
         logger.info("GPU leases of this Airflow carry the instance id %s", publish_instance())
     except Exception as error:  # Airflow must start all the same
         logger.error("this Airflow has no instance id, so tasks get no GPUs: %s", error)
-    return app
+        return isinstance(error, SettingsError)  # no later try can succeed
+    return True
 
 
 AT_START = {"middleware": publish_at_start, "name": "GPU resource manager"}

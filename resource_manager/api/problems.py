@@ -29,7 +29,7 @@ from resource_manager.errors import (
     StoreUnavailableError,
     UnknownNodeError,
 )
-from resource_manager.refusal import Refusal, RefusalKind
+from resource_manager.refusal import Refusal, RefusalKind, lock_busy
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.rest_s))
         case LockTimeoutError():
             logger.error("the lock could not be taken: %s", detail)
-            return from_refusal(Refusal(RefusalKind.LOCK_BUSY, detail))
+            return from_refusal(lock_busy(error.waited_s))
         case StoreFullError():
             logger.error("the store is full: %s", detail)
             return ProblemError(

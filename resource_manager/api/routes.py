@@ -86,8 +86,17 @@ def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
 def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
     requests = [arguments(item, caller) for item in body.requests]
     refuse_taken(here, caller, [item.task_id for item in body.requests])
-    results = here.manager.allocate_batch(requests)
-    return {"results": [result and own(result, caller) for result in results]}
+    results: list[Any] = []
+    refusals: list[Any] = []
+    for result in here.manager.try_allocate_batch(requests):
+        if isinstance(result, Refusal):
+            here.metrics.refusals.labels(result.kind).inc()
+            results.append(None)
+            refusals.append({"kind": str(result.kind), "detail": result.detail})
+        else:
+            results.append(own(result, caller))
+            refusals.append(None)
+    return {"results": results, "refusals": refusals}
 
 
 @routes.add(
@@ -117,7 +126,7 @@ def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
     token = held_by(here, caller, body.task_id, body.fencing_token)
     if not here.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
         held_by(here, caller, body.task_id, token)  # raises if the lease is over; else the lock was not free
-        raise LockTimeoutError("of the store", here.manager.settings.lock_timeout_s)
+        raise LockTimeoutError(here.manager.settings.lock_timeout_s)
     return {"success": True, "task_id": body.task_id}
 
 
@@ -195,7 +204,7 @@ def restore(here: Service, caller: Identity, body: NoBody, server_id: int) -> An
 )
 def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
     if not here.manager.reset_resources():
-        raise LockTimeoutError("of the store", here.manager.settings.lock_timeout_s)
+        raise LockTimeoutError(here.manager.settings.lock_timeout_s)
     return {"success": True}
 
 

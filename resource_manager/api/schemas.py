@@ -304,10 +304,18 @@ class Submission(Answer):
     state: str
 
 
+class RefusedRequest(Answer):
+    """Refusal of a request of a batch: its kind and one sentence."""
+
+    kind: str
+    detail: str
+
+
 class BatchAnswer(Answer):
-    """Answers to a batch: an entry for each request, in order; null for one that did not fit."""
+    """Answers to a batch: an entry for each request, in order: its allocation, or null and a refusal."""
 
     results: list[Allocation | None]
+    refusals: list[RefusedRequest | None]
 
 
 class Done(Answer):

@@ -94,7 +94,7 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
 def leases_table(leases: Sequence[Row], now: float) -> Table:
     table = Table(title=f"{len(leases)} leases")
     table.add_column("task", overflow="fold")  # never cut, since the end of an id tells most
-    for name in ("server", "GPUs", "CPUs", "owner", "team", "age", "ends in"):
+    for name in ("server", "GPUs", "CPUs", "owner", "team", "age", "renew within"):
         table.add_column(name)
     for lease in leases:
         ends = lease.get("expires_at")

@@ -105,8 +105,11 @@ class Demand:
         }
 
 
-def end_lease(manager: Manager, lease_id: str, outcome: Outcome = Outcome.CANCELLED) -> None:
-    """End the task's lease or pending request; raises `AirflowException` if its job may still run."""
+def end_lease(manager: Manager, lease_id: str, outcome: Outcome | None = Outcome.CANCELLED) -> None:
+    """End the task's lease or pending request, with outcome None if it is unknown.
+
+    Raises `AirflowException` if its job may still run.
+    """
     entry = manager.status_of(lease_id)
     if entry is None:
         return

@@ -14,13 +14,19 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from resource_manager import reconcile
 from resource_manager.airflow_instance import instance_id
-from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import (
+    InvalidRequestError,
+    LeaseNotFoundError,
+    NeverFitsError,
+    ResourceManagerError,
+)
 from resource_manager.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
 from resource_manager.provider.hook import DEFAULT_CONNECTION
 from resource_manager.provider.task_state import is_wanted, note, noted
-from resource_manager.provider.waiting_log import WaitingLog, describe_start, describe_waiting
+from resource_manager.provider.waiting_log import WaitingLog, describe_vacancy, describe_waiting
 from resource_manager.provider.watch import Watch
 from resource_manager.reconcile import RunningJob
+from resource_manager.refusal import RefusalKind
 from resource_manager.task_identity import TaskIdentity
 
 POLL_S = 1.0
@@ -119,7 +125,11 @@ class GrantTrigger(_Trigger):
 
 
 class VacancyTrigger(_Trigger):
-    """Fire when such a request would be granted at once; allocates nothing."""
+    """Fire when such a request would be granted at once, or can never be any more; allocates nothing.
+
+    The event has the `server_name`, None with a `detail` if no server can ever fit the request, and the
+    `reasons` of the wait.
+    """
 
     def __init__(
         self,
@@ -140,14 +150,16 @@ class VacancyTrigger(_Trigger):
             try:
                 answer = await watch.call(lambda manager: manager.explain(**self.arguments))
                 if answer["would_be_granted"]:
-                    yield await self._event(server_name=answer["server_name"])
+                    yield await self._event(server_name=answer["server_name"], reasons=log.reasons)
                     return
-                start = describe_start(answer.get("estimated_start"))
-                line = f"waiting for free GPUs: {answer['reason']}{start}"
+                if answer["kind"] == RefusalKind.NEVER_FITS:
+                    raise NeverFitsError(answer["reason"])
+                line = describe_vacancy(answer)
                 if log.due(answer["kind"], answer["reason"], line, clock()):
                     self.log.info("%s", line)
-            except InvalidRequestError:
-                raise
+            except InvalidRequestError as error:  # the inventory may have changed since the task asked
+                yield await self._event(server_name=None, detail=str(error), reasons=log.reasons)
+                return
             except (ResourceManagerError, AirflowException) as error:
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
             await asyncio.sleep(self.poke_interval_s)

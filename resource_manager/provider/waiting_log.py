@@ -51,6 +51,11 @@ def describe_waiting(status: Mapping[str, Any]) -> str:
     return f"{line}{describe_start(status.get('estimated_start'))}"
 
 
+def describe_vacancy(answer: Mapping[str, Any]) -> str:
+    """Return a line with the reason why a sensor still waits, and the estimated start."""
+    return f"waiting for free GPUs: {answer['reason']}{describe_start(answer.get('estimated_start'))}"
+
+
 def describe_start(estimate: Mapping[str, Any] | None) -> str:
     """Return the estimated start and its confidence, or why it is unknown; empty without an estimate."""
     if estimate is None:

@@ -26,6 +26,7 @@ from resource_manager.locks import Lock, RedisLock
 from resource_manager.models import Change, Granted, InventoryChanged
 from resource_manager.outage import outage
 from resource_manager.redis_client import MEMORY_FULL, RedisClient, load_script
+from resource_manager.refusal import RecoveryWindow, recovering
 from resource_manager.schemas import FORMAT_VERSION, change_from_json, check_format
 from resource_manager.server_clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.stores import redis_layout
@@ -233,11 +234,9 @@ class RedisStore:
                     version, stored, f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry"
                 )
             case "resting":
-                raise StateUnconfirmedError(
-                    f"{where} was restarted or failed over; new grants pause for another {detail} s "
-                    "so that owners can renew their leases",
-                    rest_s=float(detail),
-                )
+                left_s = float(detail)
+                window = RecoveryWindow(max(self._reconfirm_s - left_s, 0.0), left_s)
+                raise StateUnconfirmedError(recovering(window).detail, rest_s=left_s)
             case "format":
                 check_format(detail, f"the state in {where}")
             case "empty" if not self._epoch:

@@ -233,7 +233,7 @@ class VariableStore:
         lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)
         if not lock.acquire(2 * LOCK_LIFE_S if patient else 0.0):
             if patient:
-                raise LockTimeoutError(self._variable, 2 * LOCK_LIFE_S)
+                raise LockTimeoutError(2 * LOCK_LIFE_S)
             raise LockedError(version)
         return lock
 

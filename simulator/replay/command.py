@@ -15,15 +15,17 @@ from simulator.cli import BadInput, common_options, print_json
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb, plots
 from simulator.replay.comparison import Case, pictures, read
-from simulator.replay.options import refuse_idle, source_of, workload_options
+from simulator.replay.options import default_order, refuse_idle, source_of, workload_options
 from simulator.replay.replay import Record, Replay, against_record
 from simulator.report import write_csv, write_json
+
+ORDER_HELP = "Queue order, also with +backfill; default priority for --history, srtf for muri, else fifo."
 
 
 @click.command("replay")
 @workload_options(["openb", "muri", "csv", "json"])
 @click.option("--policy", default="first_fit", show_default=True, help="Placement policy.")
-@click.option("--order", help="Queue order, also with +backfill; default fifo, and srtf for muri.")
+@click.option("--order", help=ORDER_HELP)
 @click.option(
     "--curve", type=click.Path(dir_okay=False, path_type=Path), help="openb: write the curve as CSV."
 )
@@ -46,13 +48,13 @@ def command(
     """Replay a recorded workload through the resource manager's own allocator."""
     if curve is not None and trace != "openb":
         raise BadInput("--curve needs --trace openb; other replays write their curves into --output-dir")
-    refuse_idle(trace, history, [order or "fifo"])
+    refuse_idle(trace, history, [order or default_order(history)])
     with progress_bar("replaying") as progress:
         if trace == "muri":
             summary = _muri(data, jobs, order or "srtf", progress)
         else:
             source = source_of(trace, data, pods, nodes, jobs, history)
-            case = Case(source, policy, order or "fifo", seed, quotas)
+            case = Case(source, policy, order or default_order(history), seed, quotas)
             if trace == "openb":
                 summary = _openb(case, progress, curve, output_dir)
             else:

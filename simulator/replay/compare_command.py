@@ -16,7 +16,7 @@ from simulator.cli import common_options, print_json, refuse_given, seeds_of, se
 from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import REDIS_SCHEMES, read_history
-from simulator.replay.options import refuse_idle, source_of, workload_options
+from simulator.replay.options import default_order, refuse_idle, source_of, workload_options
 from simulator.replay.page import render, shown
 from simulator.report import write_json, write_text
 
@@ -29,11 +29,20 @@ def parse_names(context: click.Context, parameter: click.Parameter, value: str) 
     return names
 
 
+def parse_names_if_any(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> list[str] | None:
+    """Names, separated by commas; None where none were given."""
+    return None if value is None else parse_names(context, parameter, value)
+
+
 @click.command("compare")
 @workload_options(["openb", "csv", "json"])
 @click.option("--policies", callback=parse_names, default="first_fit,best_fit,fgd", show_default=True)
 @click.option(
-    "--orders", callback=parse_names, default="fifo", show_default=True, help="Also with +backfill."
+    "--orders",
+    callback=parse_names_if_any,
+    help="Queue orders, also with +backfill; default priority for --history, else fifo.",
 )
 @seeds_option
 @click.option("--workers", type=click.IntRange(1), help="Processes; by default one per core.")
@@ -51,7 +60,7 @@ def command(
     history: str | None,
     quotas: tuple[tuple[str, float], ...],
     policies: list[str],
-    orders: list[str],
+    orders: list[str] | None,
     seeds: list[int] | None,
     workers: int | None,
     dask: str | None,
@@ -67,6 +76,7 @@ def command(
     seeds = seeds_of(seeds, seed)
     if dask is not None:
         refuse_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
+    orders = orders or [default_order(history)]
     refuse_idle(trace, history, orders)
     with in_a_file(history, output_dir) as recorded:
         source = source_of(trace, data, pods, nodes, jobs, recorded)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from resource_manager.settings import Settings
 from simulator.cli import BadInput, refuse_given
 from simulator.replay.comparison import Source
 
@@ -64,6 +65,11 @@ def refuse_idle(trace: str | None, history: str | None, orders: Sequence[str]) -
     refuse_given(IDLE_WITH[trace], f"cannot be used with {workload}")
     if not any(order.startswith("fair_share") for order in orders):
         refuse_given(("quotas",), "applies only to the order fair_share")
+
+
+def default_order(history: str | None) -> str:
+    """The live default for one's own history, first come first served for published traces."""
+    return Settings().order if history is not None else "fifo"
 
 
 def source_of(

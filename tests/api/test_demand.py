@@ -25,7 +25,7 @@ def test_a_request_under_the_current_names(open_client: FlaskClient) -> None:
     assert open_client.get("/api/explain", query_string=query).get_json()["server_name"] == "gpu-server-1"
 
 
-BUILT_IN = "(the inventory is the built-in one; GPU_MANAGER_MAX_GPUS sets another limit)"
+BUILT_IN = "(the inventory is the built-in one)"
 ADVICE = "that GPU fraction is"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"gpus": 9}, f"gpus must be between 2 and 8 {BUILT_IN}, got 9"),

@@ -15,6 +15,7 @@ from resource_manager.api.idempotency import MAX_BODY_BYTES, MemoryReplies
 from resource_manager.api.metrics import Metrics
 from resource_manager.api.tokens import Role
 from resource_manager.api.watch import Watch
+from resource_manager.cli.tables import leases_table
 from resource_manager.errors import (
     CorruptStateError,
     LockTimeoutError,
@@ -23,6 +24,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreUnavailableError,
 )
+from resource_manager.refusal import lock_busy
 
 WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
@@ -34,8 +36,13 @@ def fill(client: FlaskClient, count: int = 4, gpus: int = 8) -> None:
 
 def test_a_batch_has_an_answer_for_each_request(open_client: FlaskClient) -> None:
     requests = [{**WISH, "task_id": f"t{i}", "required_gpus": 8} for i in range(5)]
-    results = open_client.post("/api/allocate/batch", json={"requests": requests}).json["results"]  # type: ignore[index]
-    assert [result and result["server_id"] for result in results] == [0, 1, 2, 3, None]
+    answer = open_client.post("/api/allocate/batch", json={"requests": requests}).get_json()
+    assert [result and result["server_id"] for result in answer["results"]] == [0, 1, 2, 3, None]
+    assert answer["refusals"] == [
+        *[None] * 4,
+        {"kind": "no_capacity", "detail": "no server with 8 GPUs: none is free anywhere"},
+    ]
+    assert metrics(open_client)["gpu_manager_refusals_total{kind=no_capacity}"] == 1
     assert open_client.post("/api/allocate/batch", json={"requests": []}).status_code == 400
     twice = {"requests": [WISH, WISH]}
     assert open_client.post("/api/allocate/batch", json=twice).status_code == 400
@@ -286,7 +293,7 @@ def test_a_full_cluster_is_a_refusal_with_its_kind_and_reason(open_client: Flask
     ("error", "kind", "retry_after"),
     [
         (StateUnconfirmedError("Redis was restarted", rest_s=47.2), "recovering", "48"),
-        (LockTimeoutError("of the store", 60.0), "lock_busy", "5"),
+        (LockTimeoutError(60.0), "lock_busy", "5"),
     ],
 )
 @pytest.mark.parametrize("path", ["/api/allocate", "/api/submit"])
@@ -309,6 +316,8 @@ def test_a_store_failure_is_not_reported_as_missing_capacity(
     assert problem["type"] == f"urn:gpu-manager:{kind.replace('_', '-')}"
     assert problem["error"] == "Resource allocation failed"
     assert answer.headers["Retry-After"] == retry_after
+    if kind == "lock_busy":
+        assert problem["detail"] == lock_busy(60.0).detail
 
 
 def test_an_unreachable_store_is_503(
@@ -337,7 +346,7 @@ def test_an_unreachable_store_is_503(
         CorruptStateError("the state cannot be read"),
         StateLostError("the state went back in time"),
         StateUnconfirmedError("nothing is granted yet", rest_s=5.0),
-        LockTimeoutError("of the store", 60.0),
+        LockTimeoutError(60.0),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -366,7 +375,7 @@ def test_a_busy_lock_is_not_reported_as_a_missing_lease(
     assert lock.acquire(1)
     refused = open_client.post("/api/release", json={"task_id": "t"})
     assert refused.status_code == 503
-    assert "was not free" in refused.get_json()["detail"]
+    assert "the lock was busy for " in refused.get_json()["detail"]
     lock.release()
     assert open_client.post("/api/release", json={"task_id": "t"}).status_code == 200
 
@@ -399,3 +408,13 @@ def test_events_name_the_changed_servers(open_client: FlaskClient) -> None:
     assert metrics(open_client)["gpu_manager_http_streams"] == 1
     response.close()
     assert metrics(open_client)["gpu_manager_http_streams"] == 0
+
+
+def test_a_time_to_live_is_not_shown_as_an_end(open_client: FlaskClient) -> None:
+    open_client.post("/api/allocate", json=WISH)
+    page = open_client.get("/leases").get_data(as_text=True)
+    assert "Expires unless renewed</th>" in page
+    assert ">Ends<" not in page
+    headers = [str(column.header) for column in leases_table([], 0.0).columns]
+    assert "renew within" in headers
+    assert "ends in" not in headers

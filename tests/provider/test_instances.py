@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
     from fastapi import FastAPI
 
+    from resource_manager.api import airflow_plugin
     from resource_manager.api.airflow_plugin import AT_START, publish_at_start
     from resource_manager.provider import listener
     from resource_manager.provider.demand import Demand
@@ -49,6 +50,7 @@ from resource_manager.models import Request
 from resource_manager.reconcile import RunningJob, reconcile
 from resource_manager.stores.airflow_access import DatabaseAccess
 from resource_manager.task_identity import TaskIdentity
+from tests.waiting import wait_for
 
 OURS = TaskIdentity("production", "etl", "nightly", "train")
 THEIRS = replace(OURS, instance="staging")
@@ -400,6 +402,24 @@ def test_the_id_is_published_before_the_api_server_answers(database, instance):
         made = asyncio.run(start())
         assert made is not None
         assert made == instance_id()
+
+
+def test_the_id_is_written_once_the_database_is_ready(database, instance, monkeypatch, caplog):
+    get, fails = DatabaseAccess.get, iter([True, True, True])
+
+    def not_ready(self, key):
+        if next(fails, False):
+            raise StoreUnavailableError("the database is not ready")
+        return get(self, key)
+
+    monkeypatch.setattr(DatabaseAccess, "get", not_ready)
+    monkeypatch.setattr(airflow_plugin, "FIRST_RETRY_S", 0.01)
+    app = object()
+    with instance(None):
+        assert publish_at_start(app) is app
+        wait_for(lambda: get(database, VARIABLE) is not None)
+        wait_for(lambda: "publish-instance" not in {thread.name for thread in threading.enumerate()})
+    assert caplog.text.count("the database is not ready") == 3
 
 
 def test_airflow_starts_with_a_wrong_id(database, instance, caplog):

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import logging
 import os
 import queue
 import re
@@ -24,7 +25,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.dag_processing.dagbag import DagBag
-    from airflow.sdk import DAG, task_group
+    from airflow.sdk import DAG, BaseOperator, task_group
     from airflow.sdk._shared.module_loading import import_string
     from airflow.sdk.exceptions import (
         AirflowException,
@@ -63,6 +64,7 @@ from resource_manager.client import ServiceClient
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.launchers import Job, JobState, build_docker_cmd
 from resource_manager.launchers.devices import job_environment
+from resource_manager.models import Gpu, Node, Outcome
 from resource_manager.reconcile import RunningJob
 from resource_manager.task_identity import TaskIdentity
 
@@ -670,13 +672,108 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeyp
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     room = VacancyTrigger({"task_id": "x", "gpus": 8, "cpus": 8}, poke_interval_s=0.01)
-    assert fire(room, lambda: manager.release_resources("holds2")) == {"server_name": "gpu-server-2"}
+    assert fire(room, lambda: manager.release_resources("holds2")) == {
+        "server_name": "gpu-server-2",
+        "reasons": ["no server with 8 GPUs: none is free anywhere"],
+    }
     lease = Demand(8).submit(manager, TASK)
     monkeypatch.setattr(triggers, "OUTAGE_POLL_S", 0.01)
     over = LeaseEndTrigger(asdict(TASK), lease["fencing_token"])
     event = fire(over, lambda: manager.release_resources(TASK.lease_id))
     assert event == {"state": TriggerState.LEASE_ENDED}
     assert type(event["state"]) is str, "events cross to the worker as plain data"
+
+
+def test_a_sensor_logs_why_it_waits_and_why_it_waited(manager, monkeypatch, caplog):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    monkeypatch.setattr(GPUAvailableSensor, "_arguments", lambda self, context: {"task_id": "s", **ASKS})
+    monkeypatch.setattr(GPUAvailableSensor, "log", logging.getLogger("task"))
+    sensor = GPUAvailableSensor(task_id="s", gpus=8, cpus=64, deferrable=False)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    with caplog.at_level("INFO"):
+        assert not sensor.poke({})
+        assert not sensor.poke({})
+    assert caplog.text.count("waiting for free GPUs: no server with 8 GPUs: none is free anywhere") == 1
+    with caplog.at_level("INFO"):
+        sensor.execute_vacant({}, {"server_name": "gpu-server-2", "reasons": ["full", "reserved"]})
+    assert "waited for GPUs: full; then: reserved" in caplog.text
+    assert "the GPUs are free on gpu-server-2" in caplog.text
+
+
+def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, monkeypatch):
+    monkeypatch.setattr(triggers, "instance_id", lambda: "i")
+    context = {"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="s", map_index=-1)}
+    for number in range(4):
+        manager.submit(f"holds{number}", 6, 6)
+    manager.submit("waits", 8, 8, priority=3)
+    asks = {"gpus": 2, "cpus": 2}
+    sensor = GPUAvailableSensor(task_id="s", pool="vision", priority_weight=7, **asks)
+    arguments = sensor._arguments(context)
+    assert (arguments["priority"], arguments["team"]) == (7, "vision")
+    assert manager.explain(**arguments)["would_be_granted"]
+    assert not manager.explain(**{**arguments, "priority": 0})["would_be_granted"]
+
+
+@pytest.mark.parametrize("gpus", [8, 6])
+def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(monkeypatch, fast_triggers, gpus):
+    """With 8 the number is out of range then, with 6 of that type no server fits."""
+    large, small = (
+        [Node("a", 0, {"cpus": 8}, tuple(Gpu(i, "A100") for i in range(8)))],
+        [
+            Node("a", 0, {"cpus": 8}, tuple(Gpu(i, "A100") for i in range(2))),
+            Node("b", 1, {"cpus": 8}, tuple(Gpu(i, "V100") for i in range(6))),
+        ],
+    )
+    with GPUResourceManager.from_url("memory://", inventory=large) as manager:
+        monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+        held = manager.submit("holds", 8, 1)
+        wait = VacancyTrigger({"task_id": "x", "gpus": gpus, "gpu_types": ["A100"]}, poke_interval_s=0.01)
+
+        def shrink():
+            manager.apply_inventory(small)
+            manager.release_resources("holds", fencing_token=held["fencing_token"])
+
+        event = fire(wait, shrink)
+        assert event["server_name"] is None
+        sensor = GPUAvailableSensor(task_id="s", gpus=gpus)
+        words = "between 1 and 6" if gpus == 8 else "no server could ever satisfy 6 A100"
+        with pytest.raises(AirflowFailException, match=words):
+            sensor.execute_vacant({}, event)
+
+
+@pytest.mark.parametrize(
+    ("work", "more", "outcome"),
+    [
+        ("success", "success", Outcome.SUCCESS),
+        ("success", "failed", ""),
+        ("success", None, ""),
+        (OSError("no answer"), None, ""),
+    ],
+)
+def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(
+    manager, monkeypatch, work, more, outcome
+):
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+    monkeypatch.setattr(triggers, "instance_id", lambda: "i")
+    with DAG("d") as dag, gpu_lease(gpus=2):
+        BaseOperator(task_id="work") >> BaseOperator(task_id="more")
+    allocated = TaskIdentity("i", "d", "r", "gpu_lease.allocate")
+    manager.allocate_resources(allocated.lease_id, 2, 1, labels={**allocated.labels, "scope": "run"})
+    states = {"gpu_lease.work": work, "gpu_lease.more": more, "gpu_lease.allocate": "success"}
+
+    def get_task_states(dag_id, task_ids, run_ids, map_index):
+        (asked,) = task_ids
+        if isinstance(states[asked], Exception):
+            raise states[asked]
+        return {run_ids[0]: {asked: states[asked]} if states[asked] else {}}
+
+    release = dag.get_task("gpu_lease.release")
+    release.lease = manager.leases()[0]
+    ids = {"dag_id": "d", "run_id": "r", "task_id": "gpu_lease.release", "map_index": -1}
+    release.execute({"ti": SimpleNamespace(**ids, get_task_states=get_task_states)})
+    (ended,) = [change for change in manager.history() if change["change"] == "released"]
+    assert ended.get("outcome", "") == outcome
 
 
 def test_a_pending_request_has_an_estimated_start(manager, monkeypatch):

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings, learning
+from resource_manager.admission import PriceAdmission
 from resource_manager.cluster import ClusterState
 from resource_manager.estimates import MAX_STEPS, estimate_starts
 from resource_manager.inventory import default_inventory
-from resource_manager.models import Granted, Lease, Placement, Quarantined, Queued, Request
+from resource_manager.models import Drained, Granted, Lease, Placement, Quarantined, Queued, Request, Utility
 from resource_manager.policies import get_policy
 from resource_manager.queueing import get_order
 from resource_manager.runtime_history import Confidence, Runtime
@@ -87,16 +88,52 @@ def test_other_reasons_for_an_unknown_start() -> None:
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 8), 1.0))
     cluster.apply(Quarantined("runs0", 1, 5.0))
-    assert "the end of runs0 is unknown" in estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
+    assert estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail == (
+        "runs0 on gpu-server-0 was not renewed, but its job may still run: release the lease once the job is "
+        "known to be gone"
+    )
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 9), 1.0))
     detail = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
-    assert detail == "no lease that ends would free enough capacity for it"
+    assert detail == "no server could ever satisfy 9 GPUs: the largest, gpu-server-0, has 8"
     cluster = busy(10.0)
     for number in range(MAX_STEPS + 2):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0))
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
     assert starts[f"w{MAX_STEPS + 1}"].detail == f"more than {MAX_STEPS} leases end before it"
+
+
+def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() -> None:
+    cluster = busy(None, None, None)
+    cluster.apply(Drained("gpu-server-0", 1.0))
+    cluster.apply(Queued(Request("w", 8), 1.0))
+    cluster.apply(Queued(Request("here", 8, required_node="gpu-server-2"), 2.0))
+    cluster.apply(Queued(Request("closed", 8, required_node="gpu-server-0"), 3.0))
+    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    assert starts["w"].detail.startswith("the end of runs1 and 1 more is unknown; ")
+    assert starts["here"].detail.startswith("the end of runs2 is unknown; ")
+    assert starts["closed"].detail == "gpu-server-0 has 0 but is drained"
+
+
+def test_a_request_behind_another_has_the_same_detail() -> None:
+    cluster = busy(None, 600.0)
+    cluster.apply(Queued(Request("head", 8, required_node="gpu-server-0"), 1.0))
+    cluster.apply(Queued(Request("behind", 2), 2.0))
+    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    assert starts["behind"].detail == starts["head"].detail
+    assert "the end of runs0 is unknown" in starts["head"].detail
+
+
+def test_a_price_that_is_not_covered_names_no_lease() -> None:
+    cluster = ClusterState(default_inventory(1))
+    request = Request("holds", 4, resources={"cpus": 32})
+    cluster.apply(Granted(Lease(request, Placement("gpu-server-0", (0, 1, 2, 3)), 1, 0.0), 0.0))
+    worth = Utility(16.0, 7200.0)
+    asks = Request("w", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=worth)
+    cluster.apply(Queued(asks, 1.0))
+    order = replace(FIFO, admission=PriceAdmission(1.0, 100.0))
+    detail = estimate_starts(cluster, FIRST_FIT, order, 10.0)["w"].detail
+    assert detail == "it is unknown when its utility will exceed its price"
 
 
 @pytest.fixture

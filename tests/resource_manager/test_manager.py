@@ -362,7 +362,7 @@ class TestQueue:
             manager.submit("a", 4, 8)
 
     def test_a_request_that_can_never_fit_is_refused_at_once(self, manager: GPUResourceManager) -> None:
-        with pytest.raises(InvalidRequestError, match="no server could ever"):
+        with pytest.raises(InvalidRequestError, match="no server has an H100"):
             manager.submit("a", 8, 8, gpu_types=["H100"])
         with pytest.raises(UnknownNodeError):
             manager.submit("a", 8, 8, server="elsewhere")
@@ -573,7 +573,7 @@ class TestRefusals:
     def test_a_request_that_never_fits_is_a_refusal_here_and_an_error_in_submit(self, clock: Clock) -> None:
         manager = small(clock)
         refused = manager.allocate("t", 2, gpu_types=["H900"])
-        said = "no server could ever satisfy 2 H900 and 1 cpu: there is none"
+        said = "no server has an H900"
         assert refused == Refusal(RefusalKind.NEVER_FITS, said)
         assert manager.allocate_resources("t", 2, 1, gpu_types=["H900"]) is None
         with pytest.raises(NeverFitsError, match=said):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from resource_manager import allocator
 from resource_manager.admission import PriceAdmission
+from resource_manager.api.problems import from_refusal
 from resource_manager.cluster import ClusterState
 from resource_manager.explain import refusals_of, standings
 from resource_manager.models import (
@@ -27,6 +28,7 @@ from resource_manager.models import (
 from resource_manager.policies import get_policy
 from resource_manager.queueing import Order, get_order
 from resource_manager.refusal import (
+    MAX_DETAIL,
     MAX_SHOWN,
     RecoveryWindow,
     Refusal,
@@ -36,6 +38,8 @@ from resource_manager.refusal import (
     recovering,
     short,
 )
+from resource_manager.reservations import MAX_RESERVATIONS
+from resource_manager.views import explanation
 
 FIRST_FIT = get_policy("first_fit")
 FIFO = get_order("fifo")
@@ -155,6 +159,86 @@ def test_under_backfill_the_reason_names_the_delayed_request_and_the_remedy() ->
     assert allocator.allocate_in_turn(cluster, [short_one], FIRST_FIT, order, 10.0)
 
 
+def backfilled(*leases: Lease, head: Request | None = None) -> ClusterState:
+    """A server with those leases and a pending request that does not fit, under backfill."""
+    cluster = cluster_of(server("s1", 1), server("small", 2, 1))
+    for lease in leases:
+        cluster.apply(Granted(lease, 0.0))
+    cluster.apply(Queued(head or Request("train_a", 6, expected_runtime_s=50.0), 1.0))
+    return cluster
+
+
+def lease(task_id: str, first: int, count: int, token: int, runtime_s: float | None) -> Lease:
+    request = Request(task_id, count, expected_runtime_s=runtime_s)
+    return Lease(request, Placement("s1", tuple(range(first, first + count))), token, 0.0)
+
+
+def test_no_runtime_is_asked_for_where_none_would_help() -> None:
+    order = get_order("priority+backfill")
+    cluster = backfilled(lease("known", 0, 1, 1, 100.0), lease("a", 1, 4, 2, None))
+    said = (
+        "behind_queue",
+        "3 GPUs are free on s1; train_a (position 1, needs 6) may start at any moment: the runtime of lease "
+        "a is unknown, so nothing overtakes it",
+    )
+    brief = Request("t", 2, expected_runtime_s=1.0)
+    assert reason(cluster, Request("t", 2), order) == reason(cluster, brief, order) == said
+    assert not allocator.allocate_in_turn(cluster, [brief], FIRST_FIT, order, 10.0)
+
+
+def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
+    order = get_order("fifo+backfill")
+    cluster = backfilled(lease("a", 0, 4, 1, 100.0), head=Request("train_a", 6))
+    cluster.apply(Queued(Request("train_b", 8, expected_runtime_s=5.0), 2.0))
+    brief = Request("t", 2, expected_runtime_s=1.0)
+    assert reason(cluster, brief, order)[1] == (
+        "4 GPUs are free on s1; train_b (position 2, needs 8) may start at any moment: the runtime of "
+        "train_a is unknown, so nothing overtakes it"
+    )
+    assert not allocator.allocate_in_turn(cluster, [brief], FIRST_FIT, order, 10.0)
+
+
+def test_only_so_many_get_a_place_in_time() -> None:
+    order = get_order("fifo+backfill")
+    cluster = backfilled(lease("a", 0, 4, 1, 100.0))
+    for number in range(MAX_RESERVATIONS + 5):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=5.0), 2.0))
+    assert reason(cluster, Request("t", 2, expected_runtime_s=1.0), order)[1] == (
+        f"4 GPUs are free on s1; nothing overtakes w{MAX_RESERVATIONS - 1} (position {MAX_RESERVATIONS + 1}, "
+        f"needs 8): only the {MAX_RESERVATIONS} before it have a place in time"
+    )
+
+
+def test_no_runtime_is_asked_for_where_the_head_starts_once_an_overdue_job_ends() -> None:
+    order = get_order("fifo+backfill")
+    cluster = backfilled(lease("overdue", 0, 6, 1, 5.0), head=Request("train_a", 8, expected_runtime_s=5.0))
+    assert reason(cluster, Request("t", 2), order)[1] == (
+        "2 GPUs are free on s1; starting now could delay train_a (position 1, needs 8)"
+    )
+
+
+def test_the_short_resource_of_the_request_ahead_is_named() -> None:
+    cluster = cluster_of(server("s1", 1, cpus=32))
+    hold(cluster, "runs", "s1", 2, 8)
+    cluster.apply(Queued(Request("train_a", 2, resources={"cpus": 30}), 1.0))
+    assert reason(cluster, Request("t", 1, resources={"cpus": 1}))[1] == (
+        "6 GPUs are free on s1; reserved for train_a (position 1, needs 2 GPUs and 30 cpus), first come, "
+        "first served"
+    )
+    hold(cluster, "more", "s1", 5, 8)
+    assert "(position 1, needs 2), " in reason(cluster, Request("t", 1, resources={"cpus": 1}))[1]
+
+
+def test_a_retired_server_never_takes_it() -> None:
+    cluster = cluster_of(server("s1", 1, 2), server("s2", 2, 8))
+    hold(cluster, "a", "s2", 1)
+    cluster.apply(InventoryChanged((server("s1", 1, 2),), 2.0))
+    request = Request("t", 8)
+    answer = explanation(cluster, request, "first_fit", FIRST_FIT, FIFO, 3.0)
+    assert (answer["kind"], answer["could_ever_fit"]) == ("never_fits", False)
+    assert [row["could_fit"] for row in answer["servers"]] == [False, False]
+
+
 def test_closed_servers_do_not_count_as_free_and_are_named() -> None:
     cluster = cluster_of(server("s1", 1, 4), server("s3", 3, 8))
     cluster.apply(Drained("s3", 0.0, "broken fan"))
@@ -195,12 +279,38 @@ def test_a_utility_that_does_not_exceed_the_price() -> None:
 def test_a_request_that_never_fits_names_the_largest_server() -> None:
     cluster = cluster_of(server("s1", 1, 2, "A100"), server("s2", 2, 8, "V100"))
     for request, detail in (
-        (Request("t", 4, gpu_types=("A100",)), "4 A100: the largest, s1, has 2"),
-        (Request("t", 1, gpu_types=("H900",)), "1 H900: there is none"),
-        (Request("t", 9), "9 GPUs: the largest, s2, has 8"),
-        (Request("t", 1, resources={"ram": 5}), "1 GPU and 5 ram: the most ram in total is 0 on s1"),
+        (
+            Request("t", 4, gpu_types=("A100",)),
+            "no server could ever satisfy 4 A100: the largest, s1, has 2",
+        ),
+        (Request("t", 1, gpu_types=("H900",), resources={"cpus": 1}), "no server has an H900"),
+        (Request("t", 2, gpu_types=("T4", "L4")), "no server has a T4 or L4"),
+        (Request("t", 1, vendor="amd"), "no server has a GPU by amd"),
+        (Request("t", 9), "no server could ever satisfy 9 GPUs: the largest, s2, has 8"),
+        (
+            Request("t", 1, resources={"ram": 5}),
+            "no server could ever satisfy 1 GPU and 5 ram: the most ram is 0 on s1",
+        ),
+        (
+            Request("t", 4, gpu_types=("A100",), required_node="s1"),
+            "s1 could never satisfy 4 A100: it has 2",
+        ),
+        (Request("t", 1, gpu_types=("V100",), required_node="s1"), "s1 has no V100"),
     ):
-        assert reason(cluster, request) == ("never_fits", f"no server could ever satisfy {detail}")
+        assert reason(cluster, request) == ("never_fits", detail)
+    cluster = cluster_of(server("s1", 1, 8, cpus=16), server("s2", 2, 2, cpus=64))
+    for request, detail in (
+        (Request("t", 8, resources={"cpus": 60}), "no server has both 8 GPUs and 60 cpus"),
+        (
+            Request("t", 8, resources={"cpus": 60, "ram": 0}),
+            "no server has 8 GPUs, 60 cpus and 0 ram",
+        ),
+    ):
+        assert reason(cluster, request) == ("never_fits", detail)
+    assert reason(cluster_of(), Request("t", 1)) == (
+        "never_fits",
+        "no server could ever satisfy 1 GPU: the inventory has no server",
+    )
     assert never_fits(cluster, Request("t", 8)) is None
 
 
@@ -242,10 +352,16 @@ def test_a_sentence_stays_short_for_long_names() -> None:
     names = tuple(f"{i}" * 250 for i in range(50))
     cluster = cluster_of(server("s" * 500, 1, 2))
     request = Request("t", 4, gpu_types=names, resources=dict.fromkeys(names, 1))
-    assert len(reason(cluster, request)[1]) < 12 * MAX_SHOWN
+    assert len(reason(cluster, request)[1]) <= MAX_DETAIL
     cluster.apply(Queued(Request("q" * 1000, 2), 1.0))
     hold(cluster, "a", "s" * 500, 1)
-    assert len(reason(cluster, Request("t", 1))[1]) < 6 * MAX_SHOWN
+    assert len(reason(cluster, Request("t", 1))[1]) <= MAX_DETAIL
+    cluster = cluster_of(*(server(f"{number}" * 300, number) for number in range(4)))
+    for number in range(4):
+        cluster.apply(Drained(f"{number}" * 300, 0.0, "r" * 300))
+    detail = reason(cluster, Request("t", 1))[1]
+    assert MAX_DETAIL - 10 < len(detail) <= MAX_DETAIL
+    assert from_refusal(Refusal(RefusalKind.MAINTENANCE, detail)).detail == detail, "REST cuts nothing more"
     assert short("a" * 500 + "b").endswith("b")
     assert len(short("x" * 500)) < MAX_SHOWN
 

@@ -108,15 +108,14 @@ class TestRange:
         with worker, GPUResourceManager.from_url(url) as late:
             assert worker.submit("t", 1)["gpu_ids"] == [0]
             assert late.submit("u", 1, prefer_server="box")["gpu_ids"] == [1]
-            assert "between 1 and 4 (the largest server has 4;" in refusal(late, "submit", "v", 5)
+            assert "between 1 and 4 (the largest server has 4), got 5" in refusal(late, "submit", "v", 5)
 
 
 class TestMessages:
     def test_the_limit_and_its_setting_are_named(self) -> None:
         with GPUResourceManager.from_url("memory://", inventory=nodes("a", gpus=8, cpus=64)) as manager:
             assert refusal(manager, "submit", "t", 9, 1) == (
-                "gpus must be between 1 and 8 (the largest server has 8; GPU_MANAGER_MAX_GPUS sets another "
-                "limit), got 9"
+                "gpus must be between 1 and 8 (the largest server has 8), got 9"
             )
             assert refusal(manager, "submit", "t", 0, 1) == (
                 "gpus must be between 1 and 8 (the largest server has 8; GPU_MANAGER_MIN_GPUS sets another "
@@ -128,6 +127,10 @@ class TestMessages:
         with GPUResourceManager.from_url("memory://", max_gpus=4) as manager:
             words = "required_gpus must be between 2 and 4 (set by GPU_MANAGER_MAX_GPUS), got 5"
             assert refusal(manager, "allocate_resources", "t", 5, 1) == words
+
+    def test_a_range_of_one_is_no_range(self) -> None:
+        with GPUResourceManager.from_url("memory://", inventory=nodes("a", gpus=1, cpus=64)) as manager:
+            assert refusal(manager, "submit", "t", 3, 1) == "gpus must be 1, got 3 (the largest server has 1)"
 
     def test_errors_use_the_callers_parameter_names(self, manager: GPUResourceManager) -> None:
         for method in ("submit", "explain"):

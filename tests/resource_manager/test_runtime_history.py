@@ -44,19 +44,21 @@ def test_a_stated_runtime_takes_precedence() -> None:
 
 
 def test_runs_of_one_dag_and_task_are_one_task() -> None:
-    labels = {"dag_id": "d", "task_id": "t", "run_id": "r1"}
-    assert task_key(Request("x", labels=labels)) == "d/t"
+    labels = {"instance": "i", "dag_id": "d", "task_id": "t", "run_id": "r1"}
+    assert task_key(Request("x", labels=labels)) == "i/d/t"
     history = RuntimeHistory()
     run(history, "instance:d/r1/t", 60.0, labels=labels)
     assert history.runtime_of(Request("y", labels={**labels, "run_id": "r2"})) == Runtime(
         60.0, Confidence.FAIR
     )
+    assert history.runtime_of(Request("y", labels={**labels, "instance": "staging"})) is None
 
 
 def test_failed_cancelled_and_expired_runs_are_ignored() -> None:
     history = RuntimeHistory()
     run(history, "t1", 5.0, "FAILED")
     run(history, "t2", 5.0, "CANCELLED")
+    run(history, "t5", 5.0, "")
     history.add(Granted(Lease(Request("t3", 2), Placement("a", (0, 1)), 7, 0.0), 0.0))
     history.add(Expired("t3", 7, 50.0))
     history.add(Released("never seen", 1, 50.0))
@@ -67,7 +69,7 @@ def test_failed_cancelled_and_expired_runs_are_ignored() -> None:
 def test_a_lease_granted_before_the_history_counts_too() -> None:
     history = RuntimeHistory()
     history.take_over([Lease(Request("t1", 2), Placement("a", (0, 1)), 3, 10.0)])
-    history.add(Released("t1", 3, 40.0))
+    history.add(Released("t1", 3, 40.0, "SUCCESS"))
     assert history.runtime_of(Request("t2", 2)) == Runtime(30.0, Confidence.FAIR)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +18,7 @@ from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.provider.operators.base import GPUOperator
 from resource_manager.provider.triggers import identity_of
 from resource_manager.reconcile import RUN_SCOPE
+from resource_manager.task_identity import TaskIdentity
 
 
 class GPUAllocateOperator(GPUOperator):
@@ -41,6 +42,8 @@ class GPUAllocateOperator(GPUOperator):
 
 class GPUReleaseOperator(BaseOperator):
     """End a lease of `GPUAllocateOperator`; as a teardown, succeed also if the lease has already ended.
+
+    The outcome is SUCCESS only if all tasks between the two succeeded: only such a lease teaches a runtime.
 
     :param lease: allocation that `GPUAllocateOperator` returned: `allocate.output`.
     """
@@ -69,7 +72,37 @@ class GPUReleaseOperator(BaseOperator):
                 f"lease {entry['task_id']!r} belongs to the Airflow instance {instance!r}, not to this one, "
                 f"{identity.instance!r}: release it there"
             )
-        end_lease(manager, self.lease["task_id"], Outcome.SUCCESS)
+        end_lease(manager, self.lease["task_id"], self._outcome(context, entry, identity))
+
+    def _outcome(self, context: Any, entry: Mapping[str, Any], identity: TaskIdentity) -> Outcome | None:
+        """Return SUCCESS if all tasks between the allocation and this release succeeded, else None."""
+        labels = entry["labels"]
+        if (labels.get("dag_id"), labels.get("run_id")) != (identity.dag_id, identity.run_id):
+            return None
+        try:
+            between = [
+                task.task_id
+                for task in self.get_flat_relatives(upstream=True)
+                if labels.get("task_id") in task.get_flat_relative_ids(upstream=True)
+            ]
+            succeeded = all(_succeeded(context["ti"], task_id) for task_id in between)
+        except Exception as error:  # the lease ends all the same
+            self.log.warning("it is unknown how the tasks of the lease ended: %s", error)
+            return None
+        return Outcome.SUCCESS if between and succeeded else None
+
+
+def _succeeded(task_instance: Any, task_id: str) -> bool:
+    """Return True if all instances of the task in the DAG run and, in a mapped group, index succeeded."""
+    map_index = task_instance.map_index
+    states = task_instance.get_task_states(
+        dag_id=task_instance.dag_id,
+        task_ids=[task_id],
+        run_ids=[task_instance.run_id],
+        map_index=map_index if map_index is not None and map_index >= 0 else None,
+    )
+    found = states.get(task_instance.run_id, {}).values()
+    return bool(found) and all(state == "success" for state in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,16 +12,18 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.models import MILLI_PER_GPU
-from resource_manager.provider.demand import Demand
+from resource_manager.provider.demand import Demand, team_of
 from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.provider.triggers import VacancyTrigger, identity_of
+from resource_manager.provider.waiting_log import WaitingLog, describe_vacancy
+from resource_manager.refusal import RefusalKind
 
 
 class GPUAvailableSensor(BaseSensorOperator):
     """Succeed once such a request would be granted; allocates nothing, so another request may come first.
 
     `gpus`, `cpus`, `server`, `gpu_type` and `gpu_milli` as for `GPUOperator`, and the parameters of every
-    sensor.
+    sensor. It asks with the task's `priority_weight`, and for the team of the task's pool.
     """
 
     template_fields: Sequence[str] = ("gpus", "cpus", "server", "gpu_type")
@@ -45,6 +48,7 @@ class GPUAvailableSensor(BaseSensorOperator):
         self.gpu_milli = gpu_milli
         self.deferrable = deferrable
         self.gpu_conn_id = gpu_conn_id
+        self._waiting_log = WaitingLog()
 
     def poke(self, context: Any) -> bool:
         """Return whether the request would be granted now.
@@ -59,8 +63,12 @@ class GPUAvailableSensor(BaseSensorOperator):
             raise AirflowFailException(str(error)) from None
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error
-        if not answer["could_ever_fit"]:
+        if answer["kind"] == RefusalKind.NEVER_FITS:
             raise AirflowFailException(answer["reason"])
+        if not answer["would_be_granted"]:
+            line = describe_vacancy(answer)
+            if self._waiting_log.due(answer["kind"], answer["reason"], line, time.monotonic()):
+                self.log.info("%s", line)
         return bool(answer["would_be_granted"])
 
     def execute(self, context: Any) -> Any:
@@ -75,7 +83,14 @@ class GPUAvailableSensor(BaseSensorOperator):
         return None
 
     def execute_vacant(self, context: Any, event: dict[str, Any]) -> None:
-        """Finish after the wait; the GPUs are free."""
+        """Log the reasons of the wait and finish.
+
+        Raises `AirflowFailException` if no server can ever grant the request any more.
+        """
+        if event["reasons"]:
+            self.log.info("waited for GPUs: %s", "; then: ".join(event["reasons"]))
+        if event["server_name"] is None:
+            raise AirflowFailException(event["detail"])
         self.log.info("the GPUs are free on %s", event["server_name"])
 
     def _arguments(self, context: Any) -> dict[str, Any]:
@@ -83,4 +98,9 @@ class GPUAvailableSensor(BaseSensorOperator):
         demand = Demand(
             self.gpus, self.cpus, gpu_type=self.gpu_type, gpu_milli=self.gpu_milli, server=self.server
         )
-        return {"task_id": f"{identity.lease_id} (sensor)", **demand.shape()}
+        return {
+            "task_id": f"{identity.lease_id} (sensor)",
+            **demand.shape(),
+            "priority": self.priority_weight,
+            "team": team_of(self, None),
+        }

@@ -115,7 +115,8 @@ def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisSe
     assert after is not None
     assert after.version > version + 1000, "no earlier replica passes as current"
     assert after.fencing > fencing + 1000, "no fencing token of a lost lease is issued again"
-    with pytest.raises(StateUnconfirmedError, match=r"^Redis at .* another [123] s so that owners") as caught:
+    said = r"^recovering: Redis restarted \d s ago; grants resume in [0123] s \(until then the owners"
+    with pytest.raises(StateUnconfirmedError, match=said) as caught:
         add(store, after, "b")
     assert 0 < caught.value.rest_s <= 3.0
     released = Released("a", after.leases["a"].fencing_token, store.now())

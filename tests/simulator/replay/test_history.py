@@ -130,6 +130,17 @@ def test_another_policy_decides_otherwise(tmp_path: Path) -> None:
     assert recorded["earlier"] >= len(recorded["started_earlier"])
 
 
+def test_ones_own_history_is_replayed_in_the_live_default_order(tmp_path: Path) -> None:
+    record("memory://", "first_fit", "priority", tmp_path / "history.jsonl")
+    workload = ["--history", str(tmp_path / "history.jsonl"), "--json"]
+    replayed = json.loads(CliRunner().invoke(main, ["replay", *workload]).stdout)
+    assert (replayed["order"], replayed["recorded"]["different"]) == ("priority", 0)
+    compared = CliRunner().invoke(main, ["compare", *workload, "--workers", "1", "--policies", "fgd"])
+    assert [run["order"] for run in json.loads(compared.stdout)["runs"]] == ["priority"]
+    help_text = CliRunner().invoke(main, ["compare", "--help"]).output
+    assert "default priority for --history" in " ".join(help_text.split())
+
+
 def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None:
     """The kept changes are replayed; earlier leases that have since ended are unknown and left out."""
     with GPUResourceManager.from_url("memory://") as manager:
