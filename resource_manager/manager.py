@@ -245,7 +245,7 @@ class GPUResourceManager:
     def try_allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Request]
     ) -> list[dict[str, Any] | Refusal]:
-        """As `allocate_batch`, with a refusal in the place of each None."""
+        """Answer as `allocate_batch`, with a refusal in the place of each None."""
         asked = [
             checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests
         ]

@@ -68,7 +68,7 @@ def refuse_idle(trace: str | None, history: str | None, orders: Sequence[str]) -
 
 
 def default_order(history: str | None) -> str:
-    """The live default for one's own history, first come first served for published traces."""
+    """Return the live default order for a recorded history, `fifo` for published traces."""
     return Settings().order if history is not None else "fifo"
 
 

@@ -169,8 +169,7 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
     [
         (
             ("--gpus", "9"),
-            "--gpus must be between 2 and 8 (the inventory is the built-in one; GPU_MANAGER_MAX_GPUS sets "
-            "another limit), got 9",
+            "--gpus must be between 2 and 8 (the inventory is the built-in one), got 9",
         ),
         (
             ("--gpus", "2", "--cpus", "65"),
