@@ -1,0 +1,1 @@
+"""Pure state: nodes, requests, leases, and the changes whose fold gives what is free."""

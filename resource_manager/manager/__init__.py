@@ -1,0 +1,1 @@
+"""`GPUResourceManager`: demands in, leases or refusals out."""

@@ -1,0 +1,1 @@
+"""Pure decisions: placement, queue order, backfill, admission and estimates."""

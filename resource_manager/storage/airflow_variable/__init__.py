@@ -1,0 +1,1 @@
+"""The state in one Airflow Variable, under a Redis lock."""

@@ -1,0 +1,1 @@
+"""The state in Redis."""
