@@ -40,7 +40,7 @@ mutants: install
 	$(BIN)/uv pip install --quiet --python $(VENV)-mutants/bin/python -r pyproject.toml --extra mutants
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut run --max-children 1
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut results
-	$(BIN)/python tests/resource_manager/planted_bugs.py
+	$(BIN)/python tests/planted_bugs.py
 
 bench: install
 	$(BIN)/gpu-manager bench

@@ -16,11 +16,11 @@ import click
 from simulator.cli import BadInput, InputErrors, print_json
 from simulator.edge.command import POLICIES
 from simulator.edge.dataset import TIERS, Dataset
-from simulator.edge.generate import generate
+from simulator.edge.dataset_files import read_dataset
 from simulator.edge.plan import Plan, read_plan
 from simulator.edge.published import published_score
+from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import score_plan
-from simulator.edge.tables import read_dataset
 
 PLANNING_TARGET_S = 60
 SCORING_TARGET = 3000

@@ -15,8 +15,8 @@ from simulator.oasis.experiment import Case, Comparison, compare
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import Optimum, find_optimum
 from simulator.oasis.prices import ETA, OUTLIERS, UTILITY_FLOOR, fit_prices
+from simulator.oasis.random_instances import draw_history, draw_instance, draw_training
 from simulator.oasis.simulation import run
-from simulator.oasis.workload import draw_history, draw_instance, draw_training
 
 Parameters = tuple[float, float | None]
 """Utility floor and eta; None for the eta of the proof."""

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from demo.stack import free_ports
-from resource_manager.bench import interleaved, lock_pair, manager_pair, redis_server
+from resource_manager.cli.bench.store import interleaved, lock_pair, manager_pair, redis_server
 
 Pair = Callable[[], object]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import click
 
-from resource_manager.allocator import allocate, release
-from resource_manager.cluster import ClusterState
-from resource_manager.inventory import default_inventory
-from resource_manager.models import Request
-from resource_manager.policies.capacity import CPU_MILLI
-from resource_manager.policies.fgd import Fragmentation
-from resource_manager.policies.first_fit import first_fit
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling.allocator import allocate, release
+from resource_manager.scheduling.policies.capacity import CPU_MILLI
+from resource_manager.scheduling.policies.fgd import Fragmentation
+from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.cli import InputErrors, print_json
 from simulator.replay import openb
 

@@ -18,9 +18,9 @@ import numpy as np
 from simulator.cli import InputErrors
 from simulator.serverless import ClusterConfig, RawEnv, ServerlessEnv, WorkflowTemplate
 from simulator.serverless.config import NumaNodes, ServerType
-from simulator.serverless.generate import cybershake, montage
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, run_episode, scheduler_policy
 from simulator.serverless.workflow_files import read_workflows
+from simulator.serverless.workflow_shapes import cybershake, montage
 
 MEMORY_MIB = 128
 TARGETS = {"spread": 50_000, "congested": 15_000, "environment": 10_000}

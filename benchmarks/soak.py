@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import redis
 
-from resource_manager.bench import redis_server
+from resource_manager.cli.bench.store import redis_server
 
 HISTORY_LENGTH = 5_000
 INVENTORY = '[[servers]]\nname = "server-{{id}}"\ncount = {count}\ncpus = 64\ngpus = 8\n'

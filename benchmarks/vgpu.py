@@ -13,8 +13,8 @@ import click
 from simulator.cli import InputErrors
 from simulator.vgpu.metrics import collect, over_seeds, summarise
 from simulator.vgpu.scenario import Scenario, load_scenario
+from simulator.vgpu.scenario_runs import run_all
 from simulator.vgpu.simulation import simulate
-from simulator.vgpu.sweep import run_all
 
 ORIGIN_SCENARIOS = ("A1", "A2", "A2P", "A3", "A4", "A5")
 RETRIED = {"scheduling.admission": "usage", "scheduling.retry_every_tick": True}

@@ -25,8 +25,8 @@ from demo.stack import REPOSITORY, Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.cli.tables import usage
-from resource_manager.history import collect, write_file
-from resource_manager.views import short_name
+from resource_manager.manager.serializers import short_name
+from resource_manager.storage.history_file import collect, write_file
 
 DAG_ID = "train_digits"
 RUN_TIMEOUT_S = 180.0

@@ -12,9 +12,9 @@ from rich.console import Group
 from rich.text import Text
 
 from resource_manager.cli import tables
-from resource_manager.colours import Holder, assign
-from resource_manager.models import MILLI_PER_GPU
-from resource_manager.views import short_name
+from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.manager.serializers import short_name
+from resource_manager.rest.console.colours import Holder, assign
 
 
 @dataclass(frozen=True, slots=True)

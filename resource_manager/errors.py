@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from resource_manager import __version__
+
 NO_LEASE = "urn:gpu-manager:no-lease"
 TASK_TAKEN = "urn:gpu-manager:task-taken"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
@@ -143,9 +145,9 @@ class StateLostError(StoreError):
 class StateUnconfirmedError(StoreError):
     """The store restarted or failed over: nothing is granted until owners could renew their leases."""
 
-    def __init__(self, message: str, *, rest_s: float) -> None:
+    def __init__(self, message: str, *, remaining_s: float) -> None:
         super().__init__(message)
-        self.rest_s = rest_s
+        self.remaining_s = remaining_s
 
 
 class LockError(ResourceManagerError):
@@ -158,3 +160,21 @@ class LockTimeoutError(LockError):
     def __init__(self, waited_s: float) -> None:
         super().__init__(f"the lock was busy for {waited_s:g} s; nothing was changed, try again")
         self.waited_s = waited_s
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra of `pyproject.toml`, from a checkout and from a wheel."""
+    wheel = f"gpu_resource_manager-{__version__}-py3-none-any.whl"
+    return f"pip install '.[{extra}]' in a checkout, or pip install '{wheel}[{extra}]'"
+
+
+def redact(url: str) -> str:
+    """Return the URL without its password and query."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    before_query, _, query = rest.partition("?")
+    if "@" not in before_query and "@" in query:  # perhaps a password with an unescaped question mark
+        return f"{scheme}{separator}…"
+    login, at, place = before_query.rpartition("@")
+    return f"{scheme}{separator}{login.partition(':')[0]}{at}{place}"

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from resource_manager.admission import PriceAdmission
-from resource_manager.errors import SettingsError
-from resource_manager.redaction import redact
+from resource_manager.errors import SettingsError, redact
 
 PREFIX = "GPU_MANAGER_"
 FILE_VARIABLE = "GPU_MANAGER_SETTINGS"
@@ -104,7 +102,7 @@ class Settings(BaseModel):
         ge=8 * 2**20,
         description="Memory that these changes may take in a Redis store, about; oldest dropped first.",
     )
-    reconfirm_s: float = Field(
+    lease_confirmation_window_s: float = Field(
         default=60.0,
         ge=0,
         description="Recovery window: pause of new grants after a restart or failover of Redis, in which "
@@ -156,12 +154,6 @@ class Settings(BaseModel):
         if self.price_low is not None and self.price_high is not None and self.price_low > self.price_high:
             raise ValueError(f"price_low ({self.price_low}) is above price_high ({self.price_high})")
         return self
-
-    def price_admission(self) -> PriceAdmission | None:
-        """Return the admission by price; None if admission is open."""
-        if self.admission == "open" or self.price_low is None or self.price_high is None:
-            return None
-        return PriceAdmission(self.price_low, self.price_high)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -12,10 +12,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from resource_manager.command_line import BAD_INPUT, Failure, OneLineErrors
-from resource_manager.command_line import print_json as print_json
-from resource_manager.errors import ResourceManagerError
-from resource_manager.extras import how_to_install
+from resource_manager.cli.base import BAD_INPUT, Failure, OneLineErrors
+from resource_manager.cli.base import print_json as print_json
+from resource_manager.errors import ResourceManagerError, how_to_install
 
 COMMANDS = {
     "serverless": ("simulator.serverless.command", "Serverless workflows on servers with NUMA nodes."),
@@ -82,7 +81,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-MOST_SEEDS = 100_000
+MAX_SEEDS = 100_000
 
 
 class Seeds(click.ParamType):  # type: ignore[type-arg]
@@ -104,8 +103,8 @@ def read_seeds(text: str) -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise BadInput(f"--seeds: {part!r} ends before it begins")
-        if len(seeds) + last - first >= MOST_SEEDS:
-            raise BadInput(f"--seeds: {part!r} makes more than {MOST_SEEDS:,} seeds")
+        if len(seeds) + last - first >= MAX_SEEDS:
+            raise BadInput(f"--seeds: {part!r} makes more than {MAX_SEEDS:,} seeds")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
@@ -119,11 +118,11 @@ def seeds_of(seeds: list[int] | None, seed: int) -> list[int]:
     """Return the seeds of --seeds, or the one of --seed; raise `BadInput` where both are given."""
     if seeds is None:
         return [seed]
-    refuse_given(("seed",), "is for one run; use either --seed or --seeds")
+    reject_given(("seed",), "is for one run; use either --seed or --seeds")
     return seeds
 
 
-def refuse_given(names: Sequence[str], reason: str) -> None:
+def reject_given(names: Sequence[str], reason: str) -> None:
     """Raise `BadInput` for the first of these options that was given instead of left at its default."""
     context = click.get_current_context()
     for parameter in context.command.params:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from resource_manager.errors import ResourceManagerError
 
-LONGEST_REASON = 1000
+MAX_REASON_LENGTH = 1000
 
 
 class SimulationError(ResourceManagerError):
@@ -19,7 +19,7 @@ class InputError(SimulationError, ValueError):
     def __init__(self, reason: str, *, path: str | Path | None = None, line: int | None = None) -> None:
         where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
         # The reason may quote the file: unprintable text must not steer a terminal, nor long text fill it.
-        reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
+        reason = reason if len(reason) <= MAX_REASON_LENGTH else f"{reason[:MAX_REASON_LENGTH]}…"
         super().__init__(where + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason))
         self.path = path
         self.line = line

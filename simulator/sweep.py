@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-from resource_manager.extras import how_to_install
+from resource_manager.errors import how_to_install
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
 from simulator.report import write_json

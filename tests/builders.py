@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resource_manager.models import Gpu, Node
+from resource_manager.core.models import Gpu, Node
 
 
 class Clock:

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.redis_server import clock, embedded_redis, own_redis, system_redis
+
+__all__ = ["clock", "embedded_redis", "own_redis", "system_redis"]
+
 ROOT = Path(__file__).parent.parent
 
 # Airflow creates its home on import, so the variables are set before any test is collected.

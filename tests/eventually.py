@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from resource_manager.launchers import JobState, JobStatus, Launcher
+from resource_manager.jobs.launchers import JobState, JobStatus, Launcher
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:

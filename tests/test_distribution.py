@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from demo.stack import Stack, wait_until
-from resource_manager.extras import how_to_install
+from resource_manager.errors import how_to_install
 from tests.e2e.plugin import assert_loaded_once
 
 ROOT = Path(__file__).parent.parent
@@ -182,11 +182,14 @@ ALONE = {
         "sys.argv[1:] = ['--store', 'memory://', 'status']; main()"
     ),
     "simulator": "import sys; from simulator.cli import main; sys.argv[1:] = ['vgpu', '--help']; main()",
-    "ssh": "from resource_manager.launchers import open_launcher; open_launcher('ssh', 'host').close()",
-    "docker": "import resource_manager.launchers.docker, docker",
+    "ssh": "from resource_manager.jobs.launchers import open_launcher; open_launcher('ssh', 'host').close()",
+    "docker": "import resource_manager.jobs.launchers.docker, docker",
     "dask": "import distributed, resource_manager",
-    "otel": "from resource_manager.api.tracing import request_span\nwith request_span('x', {}): pass",
-    "airflow": "import resource_manager.provider.operators, resource_manager.api.airflow_plugin",
+    "otel": (
+        "from resource_manager.rest.observability.tracing import request_span\n"
+        "with request_span('x', {}): pass"
+    ),
+    "airflow": "import resource_manager.airflow.operators, resource_manager.airflow.registration",
 }
 """Code for each extra that works with it and without the others."""
 

@@ -13,11 +13,11 @@ import pytest
 from werkzeug.serving import make_server
 
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.api import tokens
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import keeping, standalone
-from resource_manager.api.tokens import Role
-from resource_manager.inventory import load_inventory
+from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.rest import tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import keeping, standalone
+from resource_manager.rest.tokens import Role
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

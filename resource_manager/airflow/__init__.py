@@ -5,24 +5,24 @@ from typing import TYPE_CHECKING
 from resource_manager.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from resource_manager.provider.operators import (
+    from resource_manager.airflow.operators import (
         GPUAllocateOperator,
         GPUReleaseOperator,
         GPUTrainingOperator,
         gpu_lease,
         reconcile_dag,
     )
-    from resource_manager.provider.sensors import GPUAvailableSensor
+    from resource_manager.airflow.sensors import GPUAvailableSensor
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "GPUAllocateOperator": "resource_manager.provider.operators.lease",
-            "GPUAvailableSensor": "resource_manager.provider.sensors",
-            "GPUReleaseOperator": "resource_manager.provider.operators.lease",
-            "GPUTrainingOperator": "resource_manager.provider.operators.training",
-            "gpu_lease": "resource_manager.provider.operators.lease",
-            "reconcile_dag": "resource_manager.provider.operators.reconcile",
+            "GPUAllocateOperator": "resource_manager.airflow.operators.lease",
+            "GPUAvailableSensor": "resource_manager.airflow.sensors",
+            "GPUReleaseOperator": "resource_manager.airflow.operators.lease",
+            "GPUTrainingOperator": "resource_manager.airflow.operators.training",
+            "gpu_lease": "resource_manager.airflow.operators.lease",
+            "reconcile_dag": "resource_manager.airflow.operators.reconcile",
         },
     )
 

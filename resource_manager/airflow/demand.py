@@ -10,14 +10,14 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from resource_manager import reconcile
-from resource_manager.client import ServiceClient, ServiceError
+from resource_manager.airflow.hook import Manager
+from resource_manager.core.models import MILLI_PER_GPU, Outcome
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
-from resource_manager.models import MILLI_PER_GPU, Outcome
-from resource_manager.provider.hook import Manager
-from resource_manager.reconcile import ActionKind
-from resource_manager.requests import share_advice
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.demand import fraction_advice
+from resource_manager.rest.client import ServiceClient, ServiceError
 
 DEFAULT_POOL = "default_pool"
 OWN_NAMES = {
@@ -145,7 +145,7 @@ def _whole(name: str, value: int | str) -> int:
     except (TypeError, ValueError):
         number = None
     if number is None or (number != value and not isinstance(value, str)):
-        advice = share_advice(value) if name == "gpus" else ""
+        advice = fraction_advice(value) if name == "gpus" else ""
         raise InvalidRequestError(f"{name} must be a whole number, got {value!r}{advice}", field=name)
     return number
 

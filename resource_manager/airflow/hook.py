@@ -8,9 +8,9 @@ from typing import Any
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
-from resource_manager.client import ServiceClient
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager import GPUResourceManager
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.client import ServiceClient
 
 DEFAULT_CONNECTION = "gpu_manager_default"
 

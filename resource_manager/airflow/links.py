@@ -8,8 +8,8 @@ from urllib.parse import quote
 from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 
-from resource_manager.airflow_instance import instance_id
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs.airflow_instance import instance_id
+from resource_manager.jobs.task_identity import TaskIdentity
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator

@@ -16,10 +16,10 @@ from typing import Any
 from airflow.listeners import hookimpl
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from resource_manager import reconcile
-from resource_manager.airflow_instance import instance_id
-from resource_manager.provider.hook import GPUManagerHook, Manager
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.airflow.hook import GPUManagerHook, Manager
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.airflow_instance import instance_id
+from resource_manager.jobs.task_identity import TaskIdentity
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from airflow.plugins_manager import AirflowPlugin
 
-from resource_manager.api.airflow_plugin import AT_START, FASTAPI_APP, PAGE
-from resource_manager.launchers import build_docker_cmd
-from resource_manager.provider import listener
+from resource_manager.airflow import listener
+from resource_manager.airflow.registration import AT_START, FASTAPI_APP, PAGE
+from resource_manager.jobs.launchers import build_docker_cmd
 
 
 class GPUResourceManagerPlugin(AirflowPlugin):

@@ -21,7 +21,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "connection-type": "gpu_manager",
                 "hook-name": "GPU resource manager",
-                "hook-class-name": "resource_manager.provider.hook.GPUManagerHook",
+                "hook-class-name": "resource_manager.airflow.hook.GPUManagerHook",
                 "conn-fields": {
                     "policy": field("Policy", "string", "Placement policy; first_fit if empty. Store only."),
                     "order": field("Order", "string", "Queue order; priority if empty. Store only."),
@@ -37,8 +37,8 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
-        "extra-links": ["resource_manager.provider.links.ConsoleLink"],
+        "extra-links": ["resource_manager.airflow.links.ConsoleLink"],
         "task-decorators": [
-            {"name": "gpu", "class-name": "resource_manager.provider.decorators.gpu.gpu_task"}
+            {"name": "gpu", "class-name": "resource_manager.airflow.decorators.gpu.gpu_task"}
         ],
     }

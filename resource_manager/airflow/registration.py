@@ -28,7 +28,7 @@ class LazyService:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._gate is None:
-            from resource_manager.api.airflow_app import Gate
+            from resource_manager.airflow.webapp import Gate
 
             self._gate = Gate()
         await self._gate(scope, receive, send)
@@ -56,8 +56,8 @@ def _publish_later() -> None:
 
 def _published() -> bool:
     """Publish the instance id; return False after a failure that a later try may not meet."""
-    from resource_manager.airflow_instance import publish_instance
     from resource_manager.errors import SettingsError
+    from resource_manager.jobs.airflow_instance import publish_instance
 
     try:
         logger.info("GPU leases of this Airflow carry the instance id %s", publish_instance())

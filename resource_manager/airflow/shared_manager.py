@@ -9,24 +9,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
-from resource_manager.manager import GPUResourceManager
-from resource_manager.provider.hook import GPUManagerHook, Manager
+from resource_manager.airflow.hook import GPUManagerHook, Manager
+from resource_manager.manager.manager import GPUResourceManager
 
 T = TypeVar("T")
 
 MAX_AGE_S = 0.5
 """Triggers that ask within this time share one reading."""
 
-SWEEP_EVERY_S = 5.0
+EXPIRE_EVERY_S = 5.0
 """Interval of expiring leases and scheduling pending requests, which the service does if there is one."""
 
 ESTIMATE_EVERY_S = 30.0
 
 
-class Watch:
+class SharedManager:
     """Manager of one connection, used from a single thread of its own."""
 
-    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watch]]] = WeakKeyDictionary()
+    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, SharedManager]]] = (
+        WeakKeyDictionary()
+    )
 
     def __init__(self, gpu_conn_id: str) -> None:
         self._hook = GPUManagerHook(gpu_conn_id)
@@ -35,10 +37,10 @@ class Watch:
         self._read_at = float("-inf")
         self._tasks: dict[str, dict[str, Any]] = {}
         self._starts: dict[str, dict[str, Any]] = {}
-        self._estimated_at = self._swept_at = float("-inf")
+        self._estimated_at = self._expired_at = float("-inf")
 
     @classmethod
-    def of(cls, gpu_conn_id: str) -> Watch:
+    def of(cls, gpu_conn_id: str) -> SharedManager:
         """Return the shared instance for a connection in the running event loop."""
         watches = cls._all.setdefault(asyncio.get_running_loop(), {})
         if gpu_conn_id not in watches:
@@ -66,9 +68,9 @@ class Watch:
         if not isinstance(manager, GPUResourceManager):  # the service expires, schedules and estimates itself
             return manager.queue() + manager.leases()
         now = time.monotonic()
-        if now - self._swept_at > SWEEP_EVERY_S:
-            manager.sweep()
-            self._swept_at = now
+        if now - self._expired_at > EXPIRE_EVERY_S:
+            manager.expire_and_schedule()
+            self._expired_at = now
         queue = manager.queue(estimated=False)
         if queue and now - self._estimated_at > ESTIMATE_EVERY_S:
             self._starts, self._estimated_at = manager.expected_starts(), now

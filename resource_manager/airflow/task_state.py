@@ -10,8 +10,8 @@ from typing import Any
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.xcom import XCom
 
-from resource_manager.airflow_api import ENDED_TASK_STATES
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
+from resource_manager.jobs.task_identity import TaskIdentity
 
 
 class ExecutionTaskStates:

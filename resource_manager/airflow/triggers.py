@@ -12,22 +12,22 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from resource_manager import reconcile
-from resource_manager.airflow_instance import instance_id
+from resource_manager.airflow.hook import DEFAULT_CONNECTION
+from resource_manager.airflow.shared_manager import SharedManager
+from resource_manager.airflow.task_state import is_wanted, note, noted
+from resource_manager.airflow.waiting_log import WaitingLog, describe_vacancy, describe_waiting
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
     InvalidRequestError,
     LeaseNotFoundError,
     NeverFitsError,
     ResourceManagerError,
 )
-from resource_manager.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
-from resource_manager.provider.hook import DEFAULT_CONNECTION
-from resource_manager.provider.task_state import is_wanted, note, noted
-from resource_manager.provider.waiting_log import WaitingLog, describe_vacancy, describe_waiting
-from resource_manager.provider.watch import Watch
-from resource_manager.reconcile import RunningJob
-from resource_manager.refusal import RefusalKind
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.airflow_instance import instance_id
+from resource_manager.jobs.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
+from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.task_identity import TaskIdentity
 
 POLL_S = 1.0
 OUTAGE_POLL_S = 5.0
@@ -94,7 +94,7 @@ class GrantTrigger(_Trigger):
         self.max_wait_s = max_wait_s
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = Watch.of(self.gpu_conn_id)
+        watch = SharedManager.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
         log, waited_s = WaitingLog(), 0.0
         while True:
@@ -143,7 +143,7 @@ class VacancyTrigger(_Trigger):
         self.poke_interval_s = poke_interval_s
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = Watch.of(self.gpu_conn_id)
+        watch = SharedManager.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
         log = WaitingLog()
         while True:
@@ -177,7 +177,7 @@ class LeaseEndTrigger(_Trigger):
         self.gpu_conn_id = gpu_conn_id
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = Watch.of(self.gpu_conn_id)
+        watch = SharedManager.of(self.gpu_conn_id)
         while True:
             try:
                 status = await watch.status_of(self.identity.lease_id)
@@ -308,7 +308,7 @@ class JobTrigger(_Trigger):
         """
         job = self.job
         try:
-            await Watch.of(self.gpu_conn_id).call(
+            await SharedManager.of(self.gpu_conn_id).call(
                 lambda manager: manager.renew(job.task_id, fencing_token=job.fencing_token)
             )
         except LeaseNotFoundError:
@@ -332,7 +332,7 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
     identity = trigger.identity
     if await asyncio.to_thread(is_wanted, identity):
         return
-    watch = Watch.of(trigger.gpu_conn_id)
+    watch = SharedManager.of(trigger.gpu_conn_id)
     entry = await watch.call(lambda manager: manager.status_of(identity.lease_id))
     if entry is not None:
         manager = await watch.call(lambda manager: manager)

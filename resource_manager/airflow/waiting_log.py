@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from resource_manager.views import duration
+from resource_manager.manager.serializers import duration
 
 REASON_EVERY_S = 60.0
 """Interval for changed figures within one kind of reason: on a busy cluster they change all the time."""

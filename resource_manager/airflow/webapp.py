@@ -20,16 +20,16 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from resource_manager.airflow_instance import publish_instance
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import build, replies_for
-from resource_manager.api.auth import Identity
-from resource_manager.api.events import CLIENT_GONE
-from resource_manager.api.problems import TITLES
-from resource_manager.api.tokens import Role
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager import GPUResourceManager
-from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.jobs.airflow_instance import publish_instance
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import build, replies_for
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.events import CLIENT_GONE
+from resource_manager.rest.problems import TITLES
+from resource_manager.rest.tokens import Role
 
 NAME = "GPU resource manager"
 

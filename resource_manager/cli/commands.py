@@ -12,12 +12,12 @@ import click
 from click.shell_completion import get_completion_class
 
 from resource_manager import __version__
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import arguments_of, demand_options, lease_options
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.errors import UnknownNodeError
+from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
-from resource_manager.task_identity import probe_id
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -143,11 +143,14 @@ def queue(target: Target, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 @exit_codes
-def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
+def allocate(target: Target, /, task_id: str, as_json: bool, **options: Any) -> None:
     """Grant GPUs now, or print why not and exit with 1."""
-    from resource_manager.refusal import Refusal, RefusalKind  # which the manager and the client load anyway
+    from resource_manager.core.refusal import (  # which the manager and the client load anyway
+        Refusal,
+        RefusalKind,
+    )
 
-    lease = target.manager.try_allocate(task_id, **arguments_of(wish))
+    lease = target.manager.try_allocate(task_id, **arguments_of(options))
     if isinstance(lease, Refusal):
         waits = "" if lease.kind is RefusalKind.NEVER_FITS else f" (`{PROGRAM} submit` waits)"
         raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
@@ -161,9 +164,9 @@ def allocate(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> Non
 @json_option
 @click.pass_obj
 @exit_codes
-def submit(target: Target, /, task_id: str, as_json: bool, **wish: Any) -> None:
+def submit(target: Target, /, task_id: str, as_json: bool, **options: Any) -> None:
     """Grant GPUs, or queue for them."""
-    view = target.manager.submit(task_id, **arguments_of(wish))
+    view = target.manager.submit(task_id, **arguments_of(options))
     if as_json:
         print_json(view)
     elif view["state"] == "WAITING":
@@ -259,7 +262,7 @@ def history(
     if target.url and (export or archive):
         raise Failure("--export and --archive read the store itself: leave out --url", BAD_INPUT)
     if archive is not None:
-        from resource_manager.archive import extend
+        from resource_manager.storage.archive import extend
 
         changes = extend(archive, target.manager)
         print_json({"file": str(archive), "changes": changes}) if as_json else click.echo(
@@ -267,7 +270,7 @@ def history(
         )
         return
     if export is not None:
-        from resource_manager.history import collect, write_file
+        from resource_manager.storage.history_file import collect, write_file
 
         recorded = collect(target.manager)
         write_file(recorded, export)
@@ -283,9 +286,9 @@ def history(
 @json_option
 @click.pass_obj
 @exit_codes
-def explain(target: Target, /, as_json: bool, **wish: Any) -> None:
+def explain(target: Target, /, as_json: bool, **options: Any) -> None:
     """Show whether this request would be granted now, where, or why not; exit with 1 if not."""
-    answer = target.manager.explain(probe_id(), **arguments_of(wish))
+    answer = target.manager.explain(probe_id(), **arguments_of(options))
     print_json(answer) if as_json else tables.console().print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)

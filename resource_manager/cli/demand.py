@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from resource_manager.command_line import BAD_INPUT, Failure
+from resource_manager.cli.base import BAD_INPUT, Failure
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,9 +21,9 @@ class WholeGpus(click.ParamType[int]):
         try:
             return int(value)
         except ValueError:
-            from resource_manager.requests import share_advice  # with pydantic: only for a complaint
+            from resource_manager.manager.demand import fraction_advice  # with pydantic: only for a complaint
 
-            advice = share_advice(value)
+            advice = fraction_advice(value)
             for word, option in (("gpus=", "--gpus "), ("gpu_milli=", "--gpu-milli "), (",", "")):
                 advice = advice.replace(word, option)
             self.fail(f"{value!r} is not a whole number{advice}", param, ctx)
@@ -75,11 +75,14 @@ def lease_options(command: F) -> F:
     return command
 
 
-def arguments_of(wish: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(options: dict[str, Any]) -> dict[str, Any]:
     """Return the manager's arguments: the options that were given, with pairs split."""
     # Zero is kept: it may be server 0, or a value that the manager must refuse.
-    arguments = {key: value for key, value in wish.items() if value is not None and value != ()}
-    arguments["required_gpus"], arguments["required_cpus"] = wish["required_gpus"], wish["required_cpus"]
+    arguments = {key: value for key, value in options.items() if value is not None and value != ()}
+    arguments["required_gpus"], arguments["required_cpus"] = (
+        options["required_gpus"],
+        options["required_cpus"],
+    )
     if "gpu_types" in arguments:
         arguments["gpu_types"] = list(arguments["gpu_types"])
     if "labels" in arguments:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from resource_manager.cli.base import UNREACHABLE, Failure, print_json
 from resource_manager.cli.commands import check_interval, json_option, main
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.command_line import UNREACHABLE, Failure, print_json
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 
 if TYPE_CHECKING:
-    from resource_manager.airflow_api import AirflowTaskStates
-    from resource_manager.reconcile import Reconciliation
+    from resource_manager.jobs.airflow_api import AirflowTaskStates
+    from resource_manager.jobs.reconcile import Reconciliation
 
 
 @main.command()
@@ -52,8 +52,8 @@ def reconcile(
     Leases of other Airflow instances on the same store are only counted. A lease whose job is unreachable is
     kept. The jobs' connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
     """
-    from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
-    from resource_manager.reconcile import reconcile as reconcile_once
+    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.jobs.reconcile import reconcile as reconcile_once
 
     check_interval("--every", interval_s)
     if instance is not None:
@@ -105,7 +105,7 @@ def _instance_of(states: AirflowTaskStates, airflow_url: str, wanted: str | None
     """
     told = states.instance()
     if wanted is None and told is None:
-        from resource_manager.airflow_instance import VARIABLE
+        from resource_manager.jobs.airflow_instance import VARIABLE
 
         raise WrongInstanceError(
             f"the Airflow at {airflow_url} does not give its instance id: its API server runs without the "

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from resource_manager.api import tokens
-from resource_manager.api.tokens import Role, TokenFile, TokenStore
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.command_line import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.errors import ResourceManagerError
+from resource_manager.rest import tokens
+from resource_manager.rest.tokens import Role, TokenFile, TokenStore
 
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
-    from resource_manager.api.service import Service
-    from resource_manager.manager import GPUResourceManager
+    from resource_manager.manager.manager import GPUResourceManager
+    from resource_manager.rest.service import Service
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_RATE = "1000/second"
-SWEEP_S = 10.0
+EXPIRE_EVERY_S = 10.0
 ARCHIVE_S = 5.0
 
 tokens_file_option = click.option(
@@ -86,10 +86,10 @@ def serve(
     tokens_file: Path | None,
 ) -> None:
     """Serve the REST API and the console."""
-    from resource_manager.api import logs
-    from resource_manager.api.app import create_app
-    from resource_manager.api.assemble import keeping, standalone
-    from resource_manager.archive import extend
+    from resource_manager.rest.app import create_app
+    from resource_manager.rest.assemble import keeping, standalone
+    from resource_manager.rest.observability import logs
+    from resource_manager.storage.archive import extend
 
     if target.url:
         raise Failure("serve runs on a store: leave out --url", BAD_INPUT)
@@ -143,8 +143,8 @@ def _serve(
 ) -> None:
     from waitress.server import create_server
 
-    from resource_manager.api.limits import MAX_BODY_BYTES
-    from resource_manager.archive import extend
+    from resource_manager.rest.limits import MAX_BODY_BYTES
+    from resource_manager.storage.archive import extend
 
     server = create_server(
         app,
@@ -163,7 +163,7 @@ def _serve(
     for address in addresses(server):
         logger.info("serving at %s", address, extra={"address": address})
     stop = threading.Event()
-    chores = [_regularly("expiry", SWEEP_S, service.manager.sweep, stop)]
+    chores = [_regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop)]
     if archive is not None:
         chores.append(_regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -217,7 +217,7 @@ def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
         return TokenFile(tokens_file)
     if target.url:
         raise Failure("tokens are in the store, not at a service: leave out --url, set --store", BAD_INPUT)
-    from resource_manager.api.assemble import keeping
+    from resource_manager.rest.assemble import keeping
 
     return keeping(target.settings()).tokens
 

@@ -10,9 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from resource_manager.colours import Colour, Holder, assign
-from resource_manager.models import MILLI_PER_GPU
-from resource_manager.views import Usage, duration, short_name, usage_in_words
+from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.manager.serializers import Usage, duration, short_name, usage_in_words
+from resource_manager.rest.console.colours import Colour, Holder, assign
 
 STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
 Row = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from resource_manager.command_line import BAD_INPUT, REFUSED, UNREACHABLE, Failure
+from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure
 from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
@@ -21,11 +21,11 @@ from resource_manager.errors import (
     PolicyError,
     ResourceManagerError,
     StoreError,
+    how_to_install,
 )
-from resource_manager.extras import how_to_install
 
 if TYPE_CHECKING:  # importing them takes half of the time allowed for the shortest command
-    from resource_manager.manager import GPUResourceManager
+    from resource_manager.manager.manager import GPUResourceManager
     from resource_manager.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,7 +75,7 @@ class Target:
         """`GPUResourceManager` or `ServiceClient`, which have the same methods."""
         if self._opened is None:
             if self.url:
-                from resource_manager.client import ServiceClient
+                from resource_manager.rest.client import ServiceClient
 
                 self._opened = ServiceClient(self.url, self.token, connect_timeout_s=PATIENCE_S)
             else:
@@ -127,7 +127,7 @@ def _open(settings: Settings) -> GPUResourceManager:
     # Importing creates no garbage, but collecting while it runs takes a tenth of the time.
     gc.disable()
     try:
-        from resource_manager.manager import GPUResourceManager
+        from resource_manager.manager.manager import GPUResourceManager
     finally:
         gc.enable()
     return GPUResourceManager(settings)

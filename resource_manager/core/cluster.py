@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from resource_manager.deadlines import Deadlines
-from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
-from resource_manager.models import (
+from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -20,22 +19,23 @@ from resource_manager.models import (
     InventoryChanged,
     Lease,
     Node,
+    PendingRequest,
     Quarantined,
     Queued,
     Released,
     Renewed,
     Restored,
-    Waiting,
 )
-from resource_manager.node_index import NodeIndex
-from resource_manager.node_state import (
+from resource_manager.core.node_index import NodeIndex
+from resource_manager.core.node_state import (
     NodeState,
     accepted_gpu_ids,
     accepts_node,
-    book,
+    allocate,
     could_ever_fit,
-    unbook,
+    deallocate,
 )
+from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 
 __all__ = ["ClusterState", "NodeState", "Snapshot", "accepted_gpu_ids", "accepts_node", "could_ever_fit"]
 
@@ -45,11 +45,11 @@ class Snapshot:
     """A whole state as plain values, which a store keeps and a replica starts from."""
 
     version: int
-    fencing: int
+    last_fencing_token: int
     sequence: int
     nodes: tuple[Node, ...]
     leases: tuple[Lease, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    pending: tuple[PendingRequest, ...] = ()
     drained: tuple[Drained, ...] = ()
     retired: tuple[str, ...] = ()
     last_node: str | None = None
@@ -65,30 +65,30 @@ class ClusterState(NodeIndex):
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.version = 0
-        self.fencing = 0
+        self.last_fencing_token = 0
         self.sequence = 0
         self.last_node: str | None = None
         self.leases: dict[str, Lease] = {}
-        self.waiting: dict[str, Waiting] = {}
-        self._deadlines = Deadlines(self.leases)
+        self.pending: dict[str, PendingRequest] = {}
+        self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
-        self.derived: dict[object, Any] = {}
+        self.policy_cache: dict[object, Any] = {}
         """Values that policies derived from this state, by policy; `changed_since` tells what to update."""
         super().__init__(NodeState(node, i) for i, node in enumerate(nodes))
 
     def expired(self, now: float) -> list[Lease]:
         """Return the leases whose TTL has passed and that are not quarantined, the earliest end first."""
-        return self._deadlines.due(now)
+        return self._expiry_heap.due(now)
 
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain values."""
         return Snapshot(
             version=self.version,
-            fencing=self.fencing,
+            last_fencing_token=self.last_fencing_token,
             sequence=self.sequence,
             nodes=tuple(state.node for state in self.nodes),
             leases=tuple(self.leases.values()),
-            waiting=tuple(self.waiting.values()),
+            pending=tuple(self.pending.values()),
             drained=tuple(state.drained for state in self.nodes if state.drained is not None),
             retired=tuple(state.name for state in self.nodes if state.retired),
             last_node=self.last_node,
@@ -111,9 +111,9 @@ class ClusterState(NodeIndex):
             cluster.by_name[name].retired = True
         for lease in snapshot.leases:
             cluster._restore_lease(lease)
-        cluster.waiting = {waiting.task_id: waiting for waiting in snapshot.waiting}
+        cluster.pending = {pending.task_id: pending for pending in snapshot.pending}
         cluster.version = snapshot.version
-        cluster.fencing = snapshot.fencing
+        cluster.last_fencing_token = snapshot.last_fencing_token
         cluster.sequence = snapshot.sequence
         cluster.last_node = snapshot.last_node
         cluster._index(cluster.nodes)
@@ -133,8 +133,8 @@ class ClusterState(NodeIndex):
         An inventory change cannot be tried. Inside, `expired` sees only leases granted or renewed in the
         trial: it has an expiry heap of its own, dropped at its end, so that trials do not fill the outer one.
         """
-        before = (self.version, self.fencing, self.sequence, self.last_node)
-        deadlines, self._deadlines = self._deadlines, Deadlines(self.leases)
+        before = (self.version, self.last_fencing_token, self.sequence, self.last_node)
+        expiry_heap, self._expiry_heap = self._expiry_heap, ExpiryHeap(self.leases)
         outer = self._undo
         undo: list[Callable[[], None]] = []
         self._undo = undo
@@ -144,8 +144,8 @@ class ClusterState(NodeIndex):
             self._undo = outer
             for step in reversed(undo):
                 step()
-            self._deadlines = deadlines
-            self.version, self.fencing, self.sequence, self.last_node = before
+            self._expiry_heap = expiry_heap
+            self.version, self.last_fencing_token, self.sequence, self.last_node = before
 
     # ---- one method for each kind of change ----
 
@@ -159,70 +159,70 @@ class ClusterState(NodeIndex):
         if state is None:
             raise UnknownNodeError(placement.node, len(self.nodes))
         whole_before, milli_before = state.whole_free, state.free_milli
-        book(state, lease)
+        allocate(state, lease)
         self._reindex(state, whole_before, milli_before)
         state.leases[task_id] = self.leases[task_id] = lease
         if lease.expires_at != math.inf:
-            self._deadlines.push(lease)
-        if lease.fencing_token > self.fencing:
-            self.fencing = lease.fencing_token
+            self._expiry_heap.push(lease)
+        if lease.fencing_token > self.last_fencing_token:
+            self.last_fencing_token = lease.fencing_token
         self.last_node = placement.node
-        waiting = self.waiting.pop(task_id, None) if self.waiting else None
+        pending = self.pending.pop(task_id, None) if self.pending else None
         if self._undo is not None:
-            self._undo.append(partial(self._undo_grant, lease, waiting))
+            self._undo.append(partial(self._undo_grant, lease, pending))
 
-    def _undo_grant(self, lease: Lease, waiting: Waiting | None) -> None:
-        self._let_go(lease)
-        if waiting is not None:
-            self.waiting[waiting.task_id] = waiting
+    def _undo_grant(self, lease: Lease, pending: PendingRequest | None) -> None:
+        self._deallocate(lease)
+        if pending is not None:
+            self.pending[pending.task_id] = pending
 
     def _ended(self, change: Released | Expired) -> None:
-        lease = self._live(change.task_id, change.fencing_token)
-        self._let_go(lease)
+        lease = self._require_lease(change.task_id, change.fencing_token)
+        self._deallocate(lease)
         if self._undo is not None:
             self._undo.append(partial(self._restore_lease, lease))
 
     def _renewed(self, change: Renewed) -> None:
-        lease = self._live(change.task_id, change.fencing_token)
+        lease = self._require_lease(change.task_id, change.fencing_token)
         self._replace_lease(lease, replace(lease, expires_at=change.expires_at, quarantined=False))
 
     def _quarantined(self, change: Quarantined) -> None:
-        lease = self._live(change.task_id, change.fencing_token)
+        lease = self._require_lease(change.task_id, change.fencing_token)
         self._replace_lease(lease, replace(lease, quarantined=True))
 
     def _replace_lease(self, old: Lease, new: Lease) -> None:
-        self._put_lease(new)
+        self._put_back(new)
         if self._undo is not None:
-            self._undo.append(partial(self._put_lease, old))
+            self._undo.append(partial(self._put_back, old))
 
-    def _put_lease(self, lease: Lease) -> None:
+    def _put_back(self, lease: Lease) -> None:
         self.leases[lease.task_id] = lease
         self.by_name[lease.placement.node].leases[lease.task_id] = lease
-        self._deadlines.push(lease)
+        self._expiry_heap.push(lease)
 
     def _queued(self, change: Queued) -> None:
         task_id = change.request.task_id
-        if task_id in self.waiting or task_id in self.leases:
+        if task_id in self.pending or task_id in self.leases:
             raise CapacityError(f"task {task_id!r} is already pending or holds a lease")
         self.sequence += 1
-        self.waiting[task_id] = Waiting(change.request, change.at, self.sequence)
+        self.pending[task_id] = PendingRequest(change.request, change.at, self.sequence)
         if self._undo is not None:
-            self._undo.append(lambda: self.waiting.__delitem__(task_id))
+            self._undo.append(lambda: self.pending.__delitem__(task_id))
 
     def _cancelled(self, change: Cancelled) -> None:
-        waiting = self.waiting.pop(change.task_id, None)
-        if waiting is None:
+        pending = self.pending.pop(change.task_id, None)
+        if pending is None:
             raise LeaseNotFoundError(change.task_id)
         if self._undo is not None:
-            self._undo.append(lambda: self.waiting.__setitem__(waiting.task_id, waiting))
+            self._undo.append(lambda: self.pending.__setitem__(pending.task_id, pending))
 
     def _drained(self, change: Drained) -> None:
-        self._close(self.node(change.node), change)
+        self._change_drained(self.node(change.node), change)
 
     def _restored(self, change: Restored) -> None:
-        self._close(self.node(change.node), None)
+        self._change_drained(self.node(change.node), None)
 
-    def _close(self, state: NodeState, drained: Drained | None) -> None:
+    def _change_drained(self, state: NodeState, drained: Drained | None) -> None:
         if self._undo is not None:
             self._undo.append(partial(self._set_drained, state, state.drained))
         self._set_drained(state, drained)
@@ -248,7 +248,7 @@ class ClusterState(NodeIndex):
             if state.name in old:
                 state.drained = old[state.name].drained
                 for lease in old[state.name].leases.values():
-                    book(state, lease, force=True)
+                    allocate(state, lease, force=True)
                     state.leases[lease.task_id] = lease
         self._index(states)
 
@@ -270,13 +270,13 @@ class ClusterState(NodeIndex):
                 state = NodeState(node, before.index)
                 state.drained = before.drained
                 for lease in before.leases.values():
-                    book(state, lease, force=True)
+                    allocate(state, lease, force=True)
                     state.leases[lease.task_id] = lease
                 resized.append(state)
         self._swap(resized)
         return True
 
-    def _live(self, task_id: str, fencing_token: int) -> Lease:
+    def _require_lease(self, task_id: str, fencing_token: int) -> Lease:
         lease = self.leases.get(task_id)
         if lease is None or lease.fencing_token != fencing_token:
             raise LeaseNotFoundError(task_id, fencing_token)
@@ -286,19 +286,19 @@ class ClusterState(NodeIndex):
         """Allocate a lease that existed before, even if its node no longer has the capacity."""
         state = self.by_name[lease.placement.node]
         whole_before, milli_before = state.whole_free, state.free_milli
-        book(state, lease, force=True)
+        allocate(state, lease, force=True)
         self._reindex(state, whole_before, milli_before)
         state.leases[lease.task_id] = lease
         self.leases[lease.task_id] = lease
-        self._deadlines.push(lease)
+        self._expiry_heap.push(lease)
 
-    def _let_go(self, lease: Lease) -> None:
+    def _deallocate(self, lease: Lease) -> None:
         task_id = lease.request.task_id
         state = self.by_name[lease.placement.node]
         whole_before, milli_before = state.whole_free, state.free_milli
         del self.leases[task_id]
         del state.leases[task_id]
-        unbook(state, lease)
+        deallocate(state, lease)
         self._reindex(state, whole_before, milli_before)
         if state.retired and not state.leases and self._undo is None:
             self._index([other for other in self.nodes if other is not state])

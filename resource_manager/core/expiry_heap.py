@@ -6,13 +6,13 @@ import heapq
 import math
 from collections.abc import Mapping
 
-from resource_manager.models import Lease
+from resource_manager.core.models import Lease
 
 MIN_LENGTH = 1024
 """Length up to which outdated entries are not removed, because the heap is small."""
 
 
-class Deadlines:
+class ExpiryHeap:
     """Heap of the ends of `leases`, a mapping that the caller changes.
 
     Entries of leases that were released or renewed stay in the heap and are skipped when they are due.

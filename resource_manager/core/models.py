@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from resource_manager.direct_init import direct_copy, direct_init
+from resource_manager.core.direct_init import direct_copy, direct_init
 from resource_manager.errors import InvalidRequestError
 
 MILLI_PER_GPU = 1000
@@ -213,7 +213,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingRequest:
     """A request in the queue; `sequence` is its number in the order of arrival."""
 
     request: Request

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.errors import UnknownNodeError
-from resource_manager.models import MILLI_PER_GPU, Amount, Request
-from resource_manager.node_state import NodeState
 
 JOURNAL_MIN_LENGTH = 4096
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Drained, Lease, Node, Request
 from resource_manager.errors import CapacityError
-from resource_manager.models import MILLI_PER_GPU, Amount, Drained, Lease, Node, Request
 
 
 class NodeState:
@@ -129,13 +129,13 @@ def could_ever_fit(node: Node, request: Request) -> bool:
     return len(accepted_gpu_ids(node, request)) >= request.gpus
 
 
-def book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
+def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:
     """Allocate the lease's amounts on the node, or raise `CapacityError` and allocate nothing.
 
     With `force` they are allocated even if the node no longer has the capacity.
     """
     if not force:
-        _refuse_overbooking(state, lease)
+        _check_capacity(state, lease)
     request = lease.request
     gpu_ids = lease.placement.gpu_ids
     if gpu_ids:
@@ -156,7 +156,7 @@ def book(state: NodeState, lease: Lease, *, force: bool = False) -> None:
         free[name] = free.get(name, 0) - amount
 
 
-def _refuse_overbooking(state: NodeState, lease: Lease) -> None:
+def _check_capacity(state: NodeState, lease: Lease) -> None:
     request = lease.request
     gpu_ids = lease.placement.gpu_ids
     count = len(gpu_ids)
@@ -172,11 +172,11 @@ def _refuse_overbooking(state: NodeState, lease: Lease) -> None:
     free = state.free
     for name, amount in request.resources.items():
         lack = amount - free.get(name, 0)
-        if lack > 0 and not is_rounding(lack, state.node.resources.get(name, 0)):
+        if lack > 0 and not is_rounding_error(lack, state.node.resources.get(name, 0)):
             raise CapacityError(f"{state.name!r} has less than {amount} {name} free")
 
 
-def is_rounding(difference: Amount, total: Amount) -> bool:
+def is_rounding_error(difference: Amount, total: Amount) -> bool:
     """Return True if the difference may come from the order of summing floats that amount to `total`.
 
     One replica applied every grant and release, another started from the leases that exist: a grant decided
@@ -185,7 +185,7 @@ def is_rounding(difference: Amount, total: Amount) -> bool:
     return isinstance(difference, float) and abs(difference) <= 1e-9 * max(1.0, abs(total))
 
 
-def unbook(state: NodeState, lease: Lease) -> None:
+def deallocate(state: NodeState, lease: Lease) -> None:
     """Deallocate the lease's amounts; the lease must have been removed from `state.leases` before."""
     gpu_ids = lease.placement.gpu_ids
     if gpu_ids:

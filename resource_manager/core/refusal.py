@@ -6,10 +6,16 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
+from resource_manager.core.node_state import (
+    NodeState,
+    accepted_gpu_ids,
+    accepts_node,
+    allocate,
+    could_ever_fit,
+)
 from resource_manager.errors import LockTimeoutError
-from resource_manager.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.node_state import NodeState, accepted_gpu_ids, accepts_node, book, could_ever_fit
 
 MAX_SHOWN = 120
 """Maximum length of a name in a sentence; names may have a thousand characters."""
@@ -277,8 +283,8 @@ def _closed(states: list[NodeState], request: Request) -> str:
 
 def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:
     """Return True if the request would fit the node if it were open and the leases in `gone` had ended."""
-    alone = NodeState(state.node, 0)
+    exclusive = NodeState(state.node, 0)
     for lease in state.leases.values():
         if lease not in gone:
-            book(alone, lease, force=True)
-    return alone.fits(request)
+            allocate(exclusive, lease, force=True)
+    return exclusive.fits(request)

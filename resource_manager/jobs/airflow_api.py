@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import httpx
 
-from resource_manager.airflow_instance import VARIABLE, instance_in_variable
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs.airflow_instance import VARIABLE, instance_in_variable
+from resource_manager.jobs.task_identity import TaskIdentity
 
 ENDED_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 ENDED_RUN_STATES = frozenset({"success", "failed"})

@@ -11,7 +11,7 @@ from functools import cache
 
 from resource_manager.errors import SettingsError
 from resource_manager.settings import Settings, valid_instance
-from resource_manager.stores.airflow_access import CurrentAccess, DatabaseAccess
+from resource_manager.storage.airflow_variable.access import CurrentAccess, DatabaseAccess
 
 VARIABLE = "gpu_manager_instance"
 DESCRIPTION = "Separates this Airflow's GPU leases from those of others on the same store; do not change it."

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from resource_manager.core.models import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.launchers import JobState, Launcher, LauncherError, job_key, open_launcher
-from resource_manager.models import Outcome
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs.launchers import JobState, Launcher, LauncherError, job_key, open_launcher
+from resource_manager.jobs.task_identity import TaskIdentity
 
 logger = logging.getLogger(__name__)
 

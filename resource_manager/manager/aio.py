@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from resource_manager.manager import GPUResourceManager
+from resource_manager.manager.manager import GPUResourceManager
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +52,7 @@ class AsyncGPUResourceManager:
     history = _awaitable(GPUResourceManager.history)
     drain = _awaitable(GPUResourceManager.drain)
     restore = _awaitable(GPUResourceManager.restore)
-    sweep = _awaitable(GPUResourceManager.sweep)
+    expire_and_schedule = _awaitable(GPUResourceManager.expire_and_schedule)
 
     async def close(self) -> None:
         """Wait for running calls, then close the manager."""

@@ -7,13 +7,20 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypedDict
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
+    MAX_PRIORITY,
+    MILLI_PER_GPU,
+    Amount,
+    Request,
+    Utility,
+    check_printable,
+)
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
-from resource_manager.inventory import default_inventory
-from resource_manager.models import MAX_PRIORITY, MILLI_PER_GPU, Amount, Request, Utility, check_printable
-from resource_manager.schemas import as_stored
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling import allocator
 from resource_manager.settings import Settings
+from resource_manager.storage.codec import as_stored
 
 BUILT_IN = default_inventory()
 BUILT_IN_GPUS = (2, 8)
@@ -83,16 +90,18 @@ def build_request(
     `sensitivity_per_s` and `expected_runtime_s`) is the value of finishing in time, see `models.Utility`; it
     matters under admission by price.
     """
-    gpus_name, gpus = _either("gpus", gpus, "required_gpus", required_gpus)
-    cpus_name, cpus = _either("cpus", cpus, "required_cpus", required_cpus)
-    prefer_name, prefer_server = _either("prefer_server", prefer_server, "prefer_server_id", prefer_server_id)
+    gpus_name, gpus = _one_of_aliases("gpus", gpus, "required_gpus", required_gpus)
+    cpus_name, cpus = _one_of_aliases("cpus", cpus, "required_cpus", required_cpus)
+    prefer_name, prefer_server = _one_of_aliases(
+        "prefer_server", prefer_server, "prefer_server_id", prefer_server_id
+    )
     if gpus is None:
         raise InvalidRequestError("gpus is missing", field="gpus")
     if cpus is None:
         cpus = 1
     if not isinstance(gpus, int) or isinstance(gpus, bool):
         raise InvalidRequestError(
-            f"{gpus_name} must be a whole number, got {gpus!r}{share_advice(gpus, gpus_name)}",
+            f"{gpus_name} must be a whole number, got {gpus!r}{fraction_advice(gpus, gpus_name)}",
             field=gpus_name,
         )
     _check_whole(**{cpus_name: cpus, "gpu_milli": gpu_milli, "priority": priority})
@@ -129,7 +138,7 @@ def build_request(
 
 def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
     """Return the minimum and maximum of whole GPUs a task may request, by stored inventory and settings."""
-    is_built_in, largest = _offered(cluster)
+    is_built_in, largest = _inventory_limits(cluster)
     least, most = BUILT_IN_GPUS if is_built_in else (1, max(largest, 1))
     if settings.max_gpus is not None:
         most = settings.max_gpus
@@ -140,16 +149,16 @@ def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
     return least, most
 
 
-def _offered(cluster: ClusterState) -> tuple[bool, int]:
+def _inventory_limits(cluster: ClusterState) -> tuple[bool, int]:
     """Return whether the inventory is the built-in one, and the GPUs of its largest server.
 
     Computed once for each inventory: every inventory gives the cluster a new `largest`.
     """
-    known = cluster.derived.get(_offered)
+    known = cluster.policy_cache.get(_inventory_limits)
     if known is None or known[0] is not cluster.largest:
         nodes = tuple(state.node for state in cluster.nodes if not state.retired)
         largest = max((len(node.gpus) for node in nodes), default=0)
-        known = cluster.derived[_offered] = (cluster.largest, nodes == BUILT_IN, largest)
+        known = cluster.policy_cache[_inventory_limits] = (cluster.largest, nodes == BUILT_IN, largest)
     return known[1], known[2]
 
 
@@ -157,7 +166,7 @@ def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int)
     least, most = gpu_range(cluster, settings)
     if least <= gpus <= most:
         return
-    is_built_in, largest = _offered(cluster)
+    is_built_in, largest = _inventory_limits(cluster)
     if gpus < least:
         setting, is_set, may_help = "GPU_MANAGER_MIN_GPUS", settings.min_gpus is not None, gpus >= 0
     else:
@@ -173,7 +182,7 @@ def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int)
     raise InvalidRequestError(f"{name} must be between {least} and {most} ({why}), got {gpus}", field=name)
 
 
-def share_advice(wanted: object, name: str = "gpus") -> str:
+def fraction_advice(wanted: object, name: str = "gpus") -> str:
     """Return advice to request that GPU fraction, as the end of a message; empty if it is not a fraction."""
     try:
         milli = round(MILLI_PER_GPU * float(wanted))  # type: ignore[arg-type]
@@ -182,7 +191,7 @@ def share_advice(wanted: object, name: str = "gpus") -> str:
     return f"; that GPU fraction is {name}=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
 
 
-def _either(name: str, value: Any, original: str, original_value: Any) -> tuple[str, Any]:
+def _one_of_aliases(name: str, value: Any, original: str, original_value: Any) -> tuple[str, Any]:
     """Return the name used and its value; raises `InvalidRequestError` if both were given and differ."""
     if original_value is None:
         return name, value
@@ -243,13 +252,13 @@ def server_name(cluster: ClusterState, server: int | str, field: str | None = No
     return state.name
 
 
-def same_as_before(cluster: ClusterState, request: Request) -> bool:
+def is_repeat(cluster: ClusterState, request: Request) -> bool:
     """Return whether the task has this very lease or pending request; another is a `DuplicateTaskError`."""
     lease = cluster.leases.get(request.task_id)
-    waiting = cluster.waiting.get(request.task_id)
-    if lease is None and waiting is None:
+    pending = cluster.pending.get(request.task_id)
+    if lease is None and pending is None:
         return False
-    before = lease.request if lease is not None else waiting.request  # type: ignore[union-attr]
+    before = lease.request if lease is not None else pending.request  # type: ignore[union-attr]
     if before.shape != request.shape:
         verb = "holds" if lease is not None else "waits for"
         raise DuplicateTaskError(

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InventoryError
-from resource_manager.models import Gpu, Node
 
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -43,7 +43,7 @@ class GpuGroup(BaseModel):
     memory_mib: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _how_many(self) -> GpuGroup:
+    def _check_count(self) -> GpuGroup:
         if (self.count is None) == (self.ids is None):
             raise ValueError("give either count or ids")
         return self

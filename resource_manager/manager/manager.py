@@ -9,20 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Unpack
 
-from resource_manager import allocator, schemas, views
-from resource_manager.cluster import ClusterState
-from resource_manager.errors import (
-    CorruptStateError,
-    InvalidRequestError,
-    LeaseNotFoundError,
-    LockTimeoutError,
-    StateLostError,
-    StateUnconfirmedError,
-)
-from resource_manager.estimates import Start, estimate_starts
-from resource_manager.explain import refusals_of
-from resource_manager.inventory import default_inventory, load_inventory
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
     Change,
     Drained,
     InventoryChanged,
@@ -32,25 +20,46 @@ from resource_manager.models import (
     Restored,
     check_text,
 )
-from resource_manager.policies import Policy, get_policy, nothing_fits
-from resource_manager.queueing import Order, get_order
-from resource_manager.refusal import RecoveryWindow, Refusal, lock_busy, recovering
-from resource_manager.requests import (
+from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
+from resource_manager.errors import (
+    CorruptStateError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    LockTimeoutError,
+    StateLostError,
+    StateUnconfirmedError,
+)
+from resource_manager.manager import serializers
+from resource_manager.manager.commit.transactions import Observer, Step, Transactions
+from resource_manager.manager.demand import (
     AliasedOptions,
     RequestOptions,
     build_request,
     checked,
     gpu_range,
-    same_as_before,
+    is_repeat,
     server_name,
 )
+from resource_manager.manager.inventory_file import default_inventory, load_inventory
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.feasibility import refusals_of
+from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
+from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
+from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
-from resource_manager.stores import Store, open_store
-from resource_manager.transactions import Observer, Step, Transactions
+from resource_manager.storage import Store, codec, open_store
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def price_admission(settings: Settings) -> PriceAdmission | None:
+    """Return the prices to admit by; None where admission is open."""
+    if settings.admission == "open" or settings.price_low is None or settings.price_high is None:
+        return None
+    return PriceAdmission(settings.price_low, settings.price_high)
 
 
 class GPUResourceManager:
@@ -89,7 +98,7 @@ class GPUResourceManager:
             get_policy(self.settings.policy),
             replace(
                 get_order(self.settings.order, self.settings.team_quotas),
-                admission=self.settings.price_admission(),
+                admission=price_admission(self.settings),
             ),
             lambda: ClusterState(self.inventory).snapshot(),
             self.settings.lock_timeout_s,
@@ -136,7 +145,7 @@ class GPUResourceManager:
         return self._state.policy
 
     @property
-    def order(self) -> Order:
+    def order(self) -> QueueDiscipline:
         """The order of the queue."""
         return self._state.order
 
@@ -163,7 +172,7 @@ class GPUResourceManager:
             prefer_server_id=prefer_server_id,
             **options,
         )
-        return _granted(self._allocate([request], views.allocation)[0])
+        return _granted(self._allocate([request], serializers.allocation)[0])
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
         """End the task's lease; return False without one (of that fencing token), or if the lock is not free.
@@ -173,7 +182,7 @@ class GPUResourceManager:
         check_text(outcome=outcome)
         try:
             self._change(
-                lambda cluster, now: self._state.settle(
+                lambda cluster, now: self._state.with_dispatch(
                     cluster,
                     allocator.release(cluster, task_id, now, fencing_token=fencing_token, outcome=outcome),
                     now,
@@ -190,7 +199,7 @@ class GPUResourceManager:
 
     def get_resource_summary(self) -> dict[str, Any]:
         """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
-        return self._state.read(lambda cluster, now: views.summary(cluster), self.settings.cache_ttl_s)
+        return self._state.read(lambda cluster, now: serializers.summary(cluster), self.settings.cache_ttl_s)
 
     def reset_resources(self) -> bool:
         """Drop all leases and the queue, keep the inventory; return False if the lock is not free.
@@ -240,7 +249,7 @@ class GPUResourceManager:
     ) -> dict[str, Any] | Refusal:
         """Allocate as `allocate`, with the lease as the dict of `allocate_resources`."""
         request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
-        return self._allocate([request], views.allocation)[0]
+        return self._allocate([request], serializers.allocation)[0]
 
     def try_allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Request]
@@ -249,7 +258,7 @@ class GPUResourceManager:
         asked = [
             checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests
         ]
-        return self._allocate(asked, views.allocation)
+        return self._allocate(asked, serializers.allocation)
 
     def submit(
         self,
@@ -267,7 +276,7 @@ class GPUResourceManager:
         request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            if same_as_before(cluster, request):
+            if is_repeat(cluster, request):
                 return []
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
@@ -280,7 +289,7 @@ class GPUResourceManager:
         check_text(reason=reason)
         try:
             self._change(
-                lambda cluster, now: self._state.settle(
+                lambda cluster, now: self._state.with_dispatch(
                     cluster, allocator.cancel(cluster, task_id, now, reason), now
                 )
             )
@@ -292,7 +301,7 @@ class GPUResourceManager:
         """Restart the lease's time to live; raises `LeaseNotFoundError` if the lease has ended."""
         _, view = self._state.run(
             lambda cluster, now: allocator.renew(cluster, task_id, now, fencing_token=fencing_token),
-            lambda cluster: views.allocation(cluster, cluster.leases[task_id]),
+            lambda cluster: serializers.allocation(cluster, cluster.leases[task_id]),
         )
         return view
 
@@ -304,7 +313,7 @@ class GPUResourceManager:
         """Return every live lease as an allocation, oldest first."""
         return self._state.read(
             lambda cluster, now: [
-                views.allocation(cluster, lease)
+                serializers.allocation(cluster, lease)
                 for lease in sorted(cluster.leases.values(), key=lambda lease: lease.fencing_token)
             ]
         )
@@ -320,17 +329,18 @@ class GPUResourceManager:
         """Return the expected start of each pending request, as `estimated_start` of the queue."""
         return self._state.read(
             lambda cluster, now: {
-                task_id: views.estimate(start) for task_id, start in self.starts_in(cluster, now).items()
+                task_id: serializers.estimate(start)
+                for task_id, start in self.starts_in(cluster, now).items()
             }
         )
 
     def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[dict[str, Any]]:
         """Return the `queue` of the caller's state, which is not changed."""
-        entries = views.queue(cluster, self.policy, self.order, now, self.recovery_window(now))
+        entries = serializers.queue(cluster, self.policy, self.order, now, self.recovery_window(now))
         if estimated and entries:
             starts = self.starts_in(cluster, now)
             for entry in entries:
-                entry["estimated_start"] = views.estimate(starts[entry["task_id"]])
+                entry["estimated_start"] = serializers.estimate(starts[entry["task_id"]])
         return entries
 
     def starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
@@ -343,11 +353,13 @@ class GPUResourceManager:
         """Return the `explain` of the caller's state."""
         window = self.recovery_window(now)
         policy = self.policy if window is None else nothing_fits
-        answer = views.explanation(cluster, request, self.settings.policy, policy, self.order, now, window)
+        answer = serializers.explanation(
+            cluster, request, self.settings.policy, policy, self.order, now, window
+        )
         if answer["could_ever_fit"] and answer["kind"] is not None:
-            extra = () if request.task_id in cluster.waiting else (request,)
+            extra = () if request.task_id in cluster.pending else (request,)
             start = self.starts_in(cluster, now, *extra)[request.task_id]
-            answer["estimated_start"] = views.estimate(start)
+            answer["estimated_start"] = serializers.estimate(start)
         return answer
 
     def recovery_window(self, now: float) -> RecoveryWindow | None:
@@ -370,13 +382,13 @@ class GPUResourceManager:
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys."""
         return [
-            {"version": version, **schemas.change_to_dict(change)}
+            {"version": version, **codec.change_to_dict(change)}
             for version, change in self.store.history(after, limit)
         ]
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
-        return self._state.read(lambda cluster, now: schemas.snapshot_to_dict(cluster.snapshot()))
+        return self._state.read(lambda cluster, now: codec.snapshot_to_dict(cluster.snapshot()))
 
     # ---- servers ----
 
@@ -392,13 +404,13 @@ class GPUResourceManager:
     def apply_inventory(self, nodes: Iterable[Node]) -> None:
         """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""
         self.inventory = tuple(nodes)
-        self._change(lambda cluster, now: [InventoryChanged(self.inventory, now)], alone=True)
-        self.sweep()
+        self._change(lambda cluster, now: [InventoryChanged(self.inventory, now)], exclusive=True)
+        self.expire_and_schedule()
 
-    def sweep(self) -> list[dict[str, Any]]:
+    def expire_and_schedule(self) -> list[dict[str, Any]]:
         """Expire leases that are due and grant pending requests that fit; return the changes made."""
-        changes = self._change(lambda cluster, now: self._state.settle(cluster, [], now))
-        return [schemas.change_to_dict(change) for change in changes]
+        changes = self._change(lambda cluster, now: self._state.with_dispatch(cluster, [], now))
+        return [codec.change_to_dict(change) for change in changes]
 
     def close(self) -> None:
         """Close the store's connections."""
@@ -421,7 +433,7 @@ class GPUResourceManager:
         **options: Unpack[AliasedOptions],
     ) -> Request:
         """Return the request of these arguments, by `requests.build_request` on the replica's servers."""
-        return self._state.known(
+        return self._state.peek_replica(
             lambda cluster: build_request(
                 cluster, self.settings, task_id, gpus, cpus, prefer_server, **options
             )
@@ -429,7 +441,7 @@ class GPUResourceManager:
 
     def gpu_range(self) -> tuple[int, int]:
         """Return the minimum and maximum of whole GPUs a task may request, on the replica's servers."""
-        return self._state.known(lambda cluster: gpu_range(cluster, self.settings))
+        return self._state.peek_replica(lambda cluster: gpu_range(cluster, self.settings))
 
     # ---- shared by all operations ----
 
@@ -437,10 +449,10 @@ class GPUResourceManager:
         self, requests: Sequence[Request], view: Callable[[ClusterState, Lease], T]
     ) -> list[T | Refusal]:
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            fresh = [request for request in requests if not same_as_before(cluster, request)]
+            fresh = [request for request in requests if not is_repeat(cluster, request)]
             if len({request.task_id for request in fresh}) != len(fresh):
                 raise InvalidRequestError("a batch must not have a task id twice", field="task_id")
-            return allocator.allocate_in_turn(cluster, fresh, self.policy, self.order, now) if fresh else []
+            return allocator.allocate_in_order(cluster, fresh, self.policy, self.order, now) if fresh else []
 
         def held(cluster: ClusterState) -> list[tuple[Lease, T] | Refusal]:
             leases = [cluster.leases.get(request.task_id) for request in requests]
@@ -457,7 +469,7 @@ class GPUResourceManager:
         except LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except StateUnconfirmedError as error:
-            results = [recovering(self._window_of(error.rest_s))] * len(requests)
+            results = [recovering(self._window_of(error.remaining_s))] * len(requests)
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Refusal):
@@ -476,26 +488,26 @@ class GPUResourceManager:
         return refusals_of(cluster, requests, self.policy, self.order, now, self.recovery_window(now))
 
     def _window_of(self, left_s: float) -> RecoveryWindow:
-        return RecoveryWindow(max(self.settings.reconfirm_s - left_s, 0.0), left_s)
+        return RecoveryWindow(max(self.settings.lease_confirmation_window_s - left_s, 0.0), left_s)
 
     def _status(self, cluster: ClusterState, task_id: str, now: float) -> dict[str, Any] | None:
         window = self.recovery_window(now)
-        return views.status(cluster, task_id, self.policy, self.order, now, window)
+        return serializers.status(cluster, task_id, self.policy, self.order, now, window)
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
-        name = self._state.known(lambda cluster: server_name(cluster, server))
+        name = self._state.peek_replica(lambda cluster: server_name(cluster, server))
         _, view = self._state.run(
-            lambda cluster, now: self._state.settle(cluster, [make(name, now)], now),
-            lambda cluster: views.server(cluster.node(name)),
+            lambda cluster, now: self._state.with_dispatch(cluster, [make(name, now)], now),
+            lambda cluster: serializers.server(cluster.node(name)),
         )
         return view
 
-    def _change(self, step: Step, *, alone: bool = False) -> list[Change]:
-        return self._state.run(step, lambda cluster: None, alone=alone)[0]
+    def _change(self, step: Step, *, exclusive: bool = False) -> list[Change]:
+        return self._state.run(step, lambda cluster: None, exclusive=exclusive)[0]
 
     def _initialise(self) -> None:
         try:
-            cluster = self._state.known(lambda cluster: cluster)
+            cluster = self._state.peek_replica(lambda cluster: cluster)
         except (CorruptStateError, StateLostError) as error:
             # Every operation will raise the same error; only a reset helps, and that needs a manager.
             logger.error("%s", error)

@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
 from resource_manager.errors import ResourceManagerError
-from resource_manager.models import Request
-from resource_manager.runtime_history import Runtime, RuntimeHistory
-from resource_manager.stores import Store
+from resource_manager.scheduling.runtime_history import Runtime, RuntimeHistory
+from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RuntimeLearner:
         self._mutex = threading.Lock()
         self._version = -1
         self._more_is_there = False
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
 
     def runtime_of(self, request: Request) -> Runtime | None:
         """How long the request should run, by what was learnt; None if nobody knows."""
@@ -46,15 +46,15 @@ class RuntimeLearner:
 
         Read nothing if all runtimes are stated. A history that cannot be read is logged, not raised.
         """
-        if time.monotonic() - self._looked_at < LEARN_EVERY_S or not self._mutex.acquire(blocking=False):
+        if time.monotonic() - self._checked_at < LEARN_EVERY_S or not self._mutex.acquire(blocking=False):
             return
         try:
             is_behind = self._version < cluster.version or self._more_is_there
-            if is_behind and _somebody_says_nothing(cluster):
+            if is_behind and _has_unstated_runtimes(cluster):
                 self._read(cluster)
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
         except ResourceManagerError as error:
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
             logger.warning("no runtimes were learnt: %s", error)
         finally:
             self._mutex.release()
@@ -79,8 +79,8 @@ class RuntimeLearner:
         self.runtimes = runtimes
 
 
-def _somebody_says_nothing(cluster: ClusterState) -> bool:
+def _has_unstated_runtimes(cluster: ClusterState) -> bool:
     """Return whether a lease or a pending request states no runtime."""
     return any(lease.request.expected_runtime_s is None for lease in cluster.leases.values()) or any(
-        entry.request.expected_runtime_s is None for entry in cluster.waiting.values()
+        entry.request.expected_runtime_s is None for entry in cluster.pending.values()
     )

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager import allocator
-from resource_manager.admission import PriceAdmission
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.estimates import Start
-from resource_manager.explain import Standing, Verdict, explain, refusals_of, standings
-from resource_manager.models import MILLI_PER_GPU, Amount, Granted, Lease, Placement, Request
-from resource_manager.policies import Policy, scores_of
-from resource_manager.queueing import Order
-from resource_manager.refusal import RecoveryWindow, RefusalKind
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Granted, Lease, Placement, Request
+from resource_manager.core.refusal import RecoveryWindow, RefusalKind
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
+from resource_manager.scheduling.policies import Policy, scores_of
+from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.start_estimates import Start
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
     }
 
 
-def waiting(standing: Standing, now: float) -> dict[str, Any]:
+def pending(standing: Standing, now: float) -> dict[str, Any]:
     """Return a queue entry: position from 1 in queue order; `kind` and `reason` of the wait."""
     entry, request = standing.entry, standing.entry.request
     return {
@@ -66,10 +66,14 @@ def waiting(standing: Standing, now: float) -> dict[str, Any]:
 
 
 def queue(
-    cluster: ClusterState, policy: Policy, order: Order, now: float, window: RecoveryWindow | None = None
+    cluster: ClusterState,
+    policy: Policy,
+    order: QueueDiscipline,
+    now: float,
+    window: RecoveryWindow | None = None,
 ) -> list[dict[str, Any]]:
     """Return every queue entry in queue order, with the reason of its wait."""
-    return [waiting(standing, now) for standing in standings(cluster, policy, order, now, window)]
+    return [pending(standing, now) for standing in standings(cluster, policy, order, now, window)]
 
 
 def estimate(start: Start) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def status(
     cluster: ClusterState,
     task_id: str,
     policy: Policy,
-    order: Order,
+    order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
 ) -> dict[str, Any] | None:
@@ -94,9 +98,9 @@ def status(
     lease = cluster.leases.get(task_id)
     if lease is not None:
         return allocation(cluster, lease)
-    if task_id not in cluster.waiting:
+    if task_id not in cluster.pending:
         return None
-    return waiting(next(standings(cluster, policy, order, now, window, only=(task_id,))), now)
+    return pending(next(standings(cluster, policy, order, now, window, only=(task_id,))), now)
 
 
 def _demand(request: Request) -> dict[str, Any]:
@@ -210,7 +214,7 @@ def summary(cluster: ClusterState) -> dict[str, Any]:
         "total_servers": len(cluster.nodes),
         "servers": [server(state) for state in cluster.nodes],
         "leases": len(cluster.leases),
-        "queue_length": len(cluster.waiting),
+        "queue_length": len(cluster.pending),
         "version": cluster.version,
     }
 
@@ -220,21 +224,21 @@ def explanation(
     request: Request,
     policy_name: str,
     policy: Policy,
-    order: Order,
+    order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
 ) -> dict[str, Any]:
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
     verdicts = explain(cluster, request)
     scores = scores_of(policy, cluster, request)
-    placement = allocator.choose(cluster, request, policy)
+    placement = allocator.select_placement(cluster, request, policy)
     granted, kind, reason = False, None, ""
     if request.task_id in cluster.leases:
         reason = "the task has a lease already"
-    elif request.task_id not in cluster.waiting:
+    elif request.task_id not in cluster.pending:
         granted = any(
             isinstance(change, Granted) and change.lease.task_id == request.task_id
-            for change in allocator.allocate_in_turn(cluster, [request], policy, order, now)
+            for change in allocator.allocate_in_order(cluster, [request], policy, order, now)
         )
     if not granted and not reason:
         refusal = refusals_of(cluster, [request], policy, order, now, window)[request.task_id]
@@ -250,7 +254,7 @@ def explanation(
         "could_ever_fit": kind != RefusalKind.NEVER_FITS,
         "server_name": placement.node if placement else None,
         "gpu_ids": list(placement.gpu_ids) if placement else [],
-        "ahead_in_queue": len(cluster.waiting),
+        "ahead_in_queue": len(cluster.pending),
         "policy": policy_name,
         "servers": [verdict(answer, scores.get(answer.node)) for answer in verdicts],
     }

@@ -9,20 +9,21 @@ from urllib.parse import quote
 
 import flask
 
-from resource_manager.api import console, problems, routes
-from resource_manager.api.limits import MAX_BODY_BYTES
-from resource_manager.api.service import EXTENSION, Service
-from resource_manager.api.tracing import request_span
-from resource_manager.views import duration, usage_in_words
+from resource_manager.manager.serializers import duration, usage_in_words
+from resource_manager.rest import problems, routes
+from resource_manager.rest.console import pages
+from resource_manager.rest.limits import MAX_BODY_BYTES
+from resource_manager.rest.observability.tracing import request_span
+from resource_manager.rest.service import EXTENSION, Service
 
-logger = logging.getLogger("resource_manager.api.access")
+logger = logging.getLogger("resource_manager.rest.access")
 
 COOKIE = "gpu_manager_session"
 
 
 def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask:
     """Create the WSGI app of a service; set `secure_cookies` if it is reached by HTTPS only."""
-    app = flask.Flask("resource_manager.api", static_folder=None)
+    app = flask.Flask("resource_manager.rest", static_folder=None)
     app.secret_key = service.secret
     app.extensions[EXTENSION] = service
     app.config.update(
@@ -45,10 +46,10 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
 def create_blueprint() -> flask.Blueprint:
     """Create the blueprint with all routes: the REST interface and the console."""
     blueprint = flask.Blueprint(
-        "gpu", "resource_manager.api", template_folder="templates", static_folder="static"
+        "gpu", "resource_manager.rest.console", template_folder="templates", static_folder="static"
     )
     routes.routes.register(blueprint)
-    console.routes.register(blueprint)
+    pages.routes.register(blueprint)
     return blueprint
 
 

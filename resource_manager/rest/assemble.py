@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resource_manager.api import redis_keeping
-from resource_manager.api.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
-from resource_manager.api.idempotency import MemoryReplies, Replies
-from resource_manager.api.limits import DEFAULT_RATE, Limits
-from resource_manager.api.metrics import Metrics
-from resource_manager.api.service import Service
-from resource_manager.api.tokens import TokenFile, TokenStore
-from resource_manager.api.watch import Watch
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.manager import GPUResourceManager
-from resource_manager.redis_client import SCHEMES, RedisClient
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest import redis_persistence
+from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
+from resource_manager.rest.idempotency import IdempotencyCache, MemoryReplies
+from resource_manager.rest.limits import DEFAULT_RATE, Limits
+from resource_manager.rest.observability.metrics import Metrics
+from resource_manager.rest.service import Service
+from resource_manager.rest.state_follower import StateFollower
+from resource_manager.rest.tokens import TokenFile, TokenStore
 from resource_manager.settings import Settings
+from resource_manager.storage.redis.client import SCHEMES, RedisClient
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Keeping:
     """Storage of all that is not cluster state: tokens, cached answers, the secret that signs sessions."""
 
     tokens: TokenStore
-    replies: Replies
+    idempotency_cache: IdempotencyCache
     secret: str = field(repr=False)
 
 
@@ -41,16 +41,18 @@ def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:
     """
     client = _redis_of(settings) if tokens_file is None else None
     if client is not None:
-        return Keeping(redis_keeping.TokenRedis(client), replies_for(settings), redis_keeping.secret(client))
+        return Keeping(
+            redis_persistence.TokenRedis(client), replies_for(settings), redis_persistence.secret(client)
+        )
     path = tokens_file or default_tokens_file()
     return Keeping(TokenFile(path), replies_for(settings), _file_secret(path.with_name("session-secret")))
 
 
-def replies_for(settings: Settings) -> Replies:
+def replies_for(settings: Settings) -> IdempotencyCache:
     """Return the cache of answers to idempotency keys: in the store's Redis if it has one, else in memory."""
     client = _redis_of(settings)
-    store = MemoryReplies() if client is None else redis_keeping.RedisReplies(client)
-    return Replies(store, settings.lock_timeout_s)
+    store = MemoryReplies() if client is None else redis_persistence.RedisIdempotencyCache(client)
+    return IdempotencyCache(store, settings.lock_timeout_s)
 
 
 def _redis_of(settings: Settings) -> RedisClient | None:
@@ -104,7 +106,7 @@ def standalone(
     return build(
         manager,
         authenticator,
-        kept.replies,
+        kept.idempotency_cache,
         kept.secret,
         rate=rate,
         airflow_url=airflow_url,
@@ -116,7 +118,7 @@ def standalone(
 def build(
     manager: GPUResourceManager,
     authenticator: Authenticator,
-    replies: Replies,
+    idempotency_cache: IdempotencyCache,
     secret: str,
     *,
     rate: str = DEFAULT_RATE,
@@ -124,10 +126,10 @@ def build(
 ) -> Service:
     """Build a service around a manager and make the service's metrics the manager's observer."""
     warn_of_rights(manager.settings)
-    watch = Watch(manager.store)
+    watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager
-    return Service(manager, authenticator, Limits(rate), replies, watch, metrics, secret, **more)
+    return Service(manager, authenticator, Limits(rate), idempotency_cache, watch, metrics, secret, **more)
 
 
 def _file_secret(path: Path) -> str:

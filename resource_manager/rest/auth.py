@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import flask
 from itsdangerous import BadData, URLSafeTimedSerializer
 
-from resource_manager.api import tokens
-from resource_manager.api.problems import ProblemError
-from resource_manager.api.tokens import Role, Token, TokenStore
+from resource_manager.rest import tokens
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.tokens import Role, Token, TokenStore
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 CSRF_HEADER = "X-CSRF-Token"

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.errors import (
     NO_LEASE,
     TASK_TAKEN,
@@ -19,9 +20,8 @@ from resource_manager.errors import (
     NeverFitsError,
     ResourceManagerError,
     UnknownNodeError,
+    redact,
 )
-from resource_manager.redaction import redact
-from resource_manager.refusal import Refusal, RefusalKind
 
 TIMEOUT_S = 70.0
 """Timeout of a request, longer than the manager's wait for its lock."""

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from resource_manager.api.problems import ProblemError
-from resource_manager.api.service import Service
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.service import Service
 
 CLIENT_GONE = "gpu_manager.client_disconnected"
 """Key in an ASGI scope of a function that returns True once the client has disconnected."""
@@ -26,16 +26,16 @@ class EventStream:
     `gone` returns True once the client has disconnected. Raises `ProblemError` if too many streams are open.
     """
 
-    def __init__(self, here: Service, after: int, gone: Callable[[], bool]) -> None:
+    def __init__(self, service: Service, after: int, gone: Callable[[], bool]) -> None:
         with _places:
-            if here.metrics.open_streams >= here.max_streams:
+            if service.metrics.open_streams >= service.max_streams:
                 raise ProblemError(
                     503,
                     "too many pages follow events: close one, or try again later",
                     headers={"Retry-After": "30"},
                 )
-            here.metrics.open_streams += 1
-        self._here = here
+            service.metrics.open_streams += 1
+        self._here = service
         self._lines = self._follow(after, gone)
         self._closed = False
 
@@ -54,10 +54,10 @@ class EventStream:
         ends = time.monotonic() + STREAM_LIFE_S
         yield "retry: 2000\n\n"
         while not watch.stopped and not gone() and time.monotonic() < ends:
-            news = watch.wait(after, HEARTBEAT_S)
-            if news is None:
+            notice = watch.wait(after, HEARTBEAT_S)
+            if notice is None:
                 yield ": quiet\n\n"
                 continue
-            after = news.version
-            ids = None if news.server_ids is None else sorted(news.server_ids)
+            after = notice.version
+            ids = None if notice.server_ids is None else sorted(notice.server_ids)
             yield f"id: {after}\nevent: change\ndata: {json.dumps({'version': after, 'servers': ids})}\n\n"

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import flask
 
-from resource_manager.api.problems import ProblemError, from_manager
 from resource_manager.errors import ResourceManagerError, StoreError
+from resource_manager.rest.problems import ProblemError, from_manager
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class MemoryReplies:
             kept.popitem(last=False)
 
 
-class Replies:
+class IdempotencyCache:
     """Cache of answers by caller and idempotency key.
 
     A refusal (4xx) is an answer and kept for `KEEP_REFUSAL_S`. A failure of the service (5xx) is not kept, so

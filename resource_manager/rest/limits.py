@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from resource_manager.api.problems import ProblemError
 from resource_manager.errors import SettingsError
+from resource_manager.rest.problems import ProblemError
 
 MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_RATE = "1000/second"

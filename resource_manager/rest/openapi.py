@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from resource_manager import __version__
-from resource_manager.api.schemas import Problem
+from resource_manager.rest.schemas import Problem
 
 if TYPE_CHECKING:
-    from resource_manager.api.routing import Route
+    from resource_manager.rest.routing import Route
 
 REFERENCE = "#/components/schemas/{model}"
 

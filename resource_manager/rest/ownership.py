@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resource_manager.api.auth import Identity
-from resource_manager.api.problems import ProblemError
-from resource_manager.api.schemas import AllocateBody
-from resource_manager.api.service import Service, owner_of
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import LeaseNotFoundError
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.schemas import AllocateBody
+from resource_manager.rest.service import Service, owner_of
 
 
 def arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
     return view
 
 
-def refuse_taken(here: Service, caller: Identity, task_ids: Sequence[str]) -> None:
+def refuse_taken(service: Service, caller: Identity, task_ids: Sequence[str]) -> None:
     """Raise 409 if a task id of a batch has another owner's lease, before any of its requests is granted."""
     if caller.is_operator:
         return
@@ -40,7 +40,7 @@ def refuse_taken(here: Service, caller: Identity, task_ids: Sequence[str]) -> No
         leases = filter(None, map(cluster.leases.get, task_ids))
         return [lease.task_id for lease in leases if lease.request.owner != caller.name]
 
-    for task_id in here.watch.look(taken):
+    for task_id in service.watch.look(taken):
         raise _taken(task_id)
 
 
@@ -48,19 +48,19 @@ def _taken(task_id: str) -> ProblemError:
     return ProblemError(409, f"task {task_id!r} belongs to another owner: use another task_id")
 
 
-def refuse_foreign(view: dict[str, Any], caller: Identity) -> None:
+def require_owner(view: dict[str, Any], caller: Identity) -> None:
     if not caller.is_operator and owner_of(view) != caller.name:
         raise ProblemError(
             403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'no owner'}, not to {caller.name}"
         )
 
 
-def held_by(here: Service, caller: Identity, task_id: str, fencing_token: int | None) -> int:
+def owned_lease(service: Service, caller: Identity, task_id: str, fencing_token: int | None) -> int:
     """Return the fencing token of the caller's lease, so that a change cannot hit a later lease."""
-    view = here.manager.status_of(task_id)
+    view = service.manager.status_of(task_id)
     if view is None or view["state"] == "WAITING":
         raise LeaseNotFoundError(task_id, fencing_token)
-    refuse_foreign(view, caller)
+    require_owner(view, caller)
     if fencing_token not in (None, view["fencing_token"]):
         raise LeaseNotFoundError(task_id, fencing_token)
     return int(view["fencing_token"])

@@ -10,7 +10,7 @@ import flask
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
-from resource_manager.api.schemas import MISMATCHES
+from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
     NO_LEASE,
     STORE_FULL,
@@ -29,7 +29,7 @@ from resource_manager.errors import (
     StoreUnavailableError,
     UnknownNodeError,
 )
-from resource_manager.refusal import Refusal, RefusalKind, lock_busy
+from resource_manager.rest.schemas import MISMATCHES
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
                 404, detail, kind=NO_LEASE, task_id=error.task_id, fencing_token=error.fencing_token
             )
         case StateUnconfirmedError():
-            return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.rest_s))
+            return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.remaining_s))
         case LockTimeoutError():
             logger.error("the lock could not be taken: %s", detail)
             return from_refusal(lock_busy(error.waited_s))

@@ -7,9 +7,9 @@ import secrets
 from dataclasses import asdict
 from typing import Any
 
-from resource_manager.api.idempotency import KEEP_S, MAX_KEPT
-from resource_manager.api.tokens import Token
-from resource_manager.redis_client import RedisClient, load_script
+from resource_manager.rest.idempotency import KEEP_S, MAX_KEPT
+from resource_manager.rest.tokens import Token
+from resource_manager.storage.redis.client import RedisClient, load_script
 
 
 def secret(client: RedisClient) -> str:
@@ -45,7 +45,7 @@ class TokenRedis:
             return bool(self._client.driver.hdel(self._key, token_id))
 
 
-class RedisReplies:
+class RedisIdempotencyCache:
     """`ReplyStore` in Redis; its methods raise `StoreUnavailableError`."""
 
     def __init__(self, client: RedisClient) -> None:

@@ -8,12 +8,21 @@ from typing import Any, TypeVar
 
 import flask
 
-from resource_manager.api.auth import Identity
-from resource_manager.api.openapi import document
-from resource_manager.api.ownership import arguments, held_by, own, refuse_foreign, refuse_taken
-from resource_manager.api.problems import ProblemError, from_refusal
-from resource_manager.api.routing import Routes
-from resource_manager.api.schemas import (
+from resource_manager.core.refusal import Refusal
+from resource_manager.errors import (
+    NO_LEASE,
+    UNKNOWN_SERVER,
+    LockTimeoutError,
+    ResourceManagerError,
+    UnknownNodeError,
+)
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.console.what_if import what_if
+from resource_manager.rest.openapi import document
+from resource_manager.rest.ownership import arguments, own, owned_lease, refuse_taken, require_owner
+from resource_manager.rest.problems import ProblemError, from_refusal
+from resource_manager.rest.routing import Routes
+from resource_manager.rest.schemas import (
     AllocateBody,
     Allocation,
     BatchAnswer,
@@ -38,17 +47,8 @@ from resource_manager.api.schemas import (
     Trend,
     TrendsQuery,
 )
-from resource_manager.api.service import Service
-from resource_manager.api.tokens import Role
-from resource_manager.api.what_if import what_if
-from resource_manager.errors import (
-    NO_LEASE,
-    UNKNOWN_SERVER,
-    LockTimeoutError,
-    ResourceManagerError,
-    UnknownNodeError,
-)
-from resource_manager.refusal import Refusal
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,10 @@ routes = Routes()
     answer=Allocation,
     tags=("leases",),
 )
-def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
-    result = here.manager.try_allocate(**arguments(body, caller))
+def allocate(service: Service, caller: Identity, body: AllocateBody) -> Any:
+    result = service.manager.try_allocate(**arguments(body, caller))
     if isinstance(result, Refusal):
-        here.metrics.refusals.labels(result.kind).inc()
+        service.metrics.refusals.labels(result.kind).inc()
         raise from_refusal(result)
     return own(result, caller)
 
@@ -83,14 +83,14 @@ def allocate(here: Service, caller: Identity, body: AllocateBody) -> Any:
     answer=BatchAnswer,
     tags=("leases",),
 )
-def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
+def allocate_batch(service: Service, caller: Identity, body: BatchBody) -> Any:
     requests = [arguments(item, caller) for item in body.requests]
-    refuse_taken(here, caller, [item.task_id for item in body.requests])
+    refuse_taken(service, caller, [item.task_id for item in body.requests])
     results: list[Any] = []
     refusals: list[Any] = []
-    for result in here.manager.try_allocate_batch(requests):
+    for result in service.manager.try_allocate_batch(requests):
         if isinstance(result, Refusal):
-            here.metrics.refusals.labels(result.kind).inc()
+            service.metrics.refusals.labels(result.kind).inc()
             results.append(None)
             refusals.append({"kind": str(result.kind), "detail": result.detail})
         else:
@@ -108,8 +108,8 @@ def allocate_batch(here: Service, caller: Identity, body: BatchBody) -> Any:
     answer=Submission,
     tags=("queue",),
 )
-def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
-    return own(here.manager.submit(**arguments(body, caller)), caller)
+def submit(service: Service, caller: Identity, body: AllocateBody) -> Any:
+    return own(service.manager.submit(**arguments(body, caller)), caller)
 
 
 @routes.add(
@@ -122,11 +122,13 @@ def submit(here: Service, caller: Identity, body: AllocateBody) -> Any:
     failures=(404,),
     tags=("leases",),
 )
-def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
-    token = held_by(here, caller, body.task_id, body.fencing_token)
-    if not here.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
-        held_by(here, caller, body.task_id, token)  # raises if the lease is over; else the lock was not free
-        raise LockTimeoutError(here.manager.settings.lock_timeout_s)
+def release(service: Service, caller: Identity, body: ReleaseBody) -> Any:
+    token = owned_lease(service, caller, body.task_id, body.fencing_token)
+    if not service.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
+        owned_lease(
+            service, caller, body.task_id, token
+        )  # raises if the lease is over; else the lock was not free
+        raise LockTimeoutError(service.manager.settings.lock_timeout_s)
     return {"success": True, "task_id": body.task_id}
 
 
@@ -140,9 +142,9 @@ def release(here: Service, caller: Identity, body: ReleaseBody) -> Any:
     failures=(404,),
     tags=("leases",),
 )
-def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
-    token = held_by(here, caller, body.task_id, body.fencing_token)
-    return here.manager.renew(body.task_id, fencing_token=token)
+def renew(service: Service, caller: Identity, body: LeaseBody) -> Any:
+    token = owned_lease(service, caller, body.task_id, body.fencing_token)
+    return service.manager.renew(body.task_id, fencing_token=token)
 
 
 @routes.add(
@@ -155,12 +157,12 @@ def renew(here: Service, caller: Identity, body: LeaseBody) -> Any:
     failures=(404,),
     tags=("queue",),
 )
-def cancel(here: Service, caller: Identity, body: CancelBody) -> Any:
-    status = here.manager.status_of(body.task_id)
+def cancel(service: Service, caller: Identity, body: CancelBody) -> Any:
+    status = service.manager.status_of(body.task_id)
     if status is None or status["state"] != "WAITING":
         raise ProblemError(404, f"task {body.task_id!r} has no pending request", kind=NO_LEASE)
-    refuse_foreign(status, caller)
-    if not here.manager.cancel(body.task_id, reason=body.reason):
+    require_owner(status, caller)
+    if not service.manager.cancel(body.task_id, reason=body.reason):
         raise ProblemError(404, f"task {body.task_id!r} is no longer in the queue", kind=NO_LEASE)
     return {"success": True, "task_id": body.task_id}
 
@@ -175,8 +177,8 @@ def cancel(here: Service, caller: Identity, body: CancelBody) -> Any:
     failures=(404,),
     tags=("servers",),
 )
-def drain(here: Service, caller: Identity, body: DrainBody, server_id: int) -> Any:
-    return _server(lambda: here.manager.drain(server_id, reason=body.reason, failed=body.failed))
+def drain(service: Service, caller: Identity, body: DrainBody, server_id: int) -> Any:
+    return _server(lambda: service.manager.drain(server_id, reason=body.reason, failed=body.failed))
 
 
 @routes.add(
@@ -189,8 +191,8 @@ def drain(here: Service, caller: Identity, body: DrainBody, server_id: int) -> A
     failures=(404,),
     tags=("servers",),
 )
-def restore(here: Service, caller: Identity, body: NoBody, server_id: int) -> Any:
-    return _server(lambda: here.manager.restore(server_id))
+def restore(service: Service, caller: Identity, body: NoBody, server_id: int) -> Any:
+    return _server(lambda: service.manager.restore(server_id))
 
 
 @routes.add(
@@ -202,9 +204,9 @@ def restore(here: Service, caller: Identity, body: NoBody, server_id: int) -> An
     answer=Done,
     tags=("servers",),
 )
-def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
-    if not here.manager.reset_resources():
-        raise LockTimeoutError(here.manager.settings.lock_timeout_s)
+def reset(service: Service, caller: Identity, body: ResetBody) -> Any:
+    if not service.manager.reset_resources():
+        raise LockTimeoutError(service.manager.settings.lock_timeout_s)
     return {"success": True}
 
 
@@ -217,8 +219,8 @@ def reset(here: Service, caller: Identity, body: ResetBody) -> Any:
     answer=Status,
     tags=("servers",),
 )
-def status(here: Service, caller: Identity, query: StatusQuery) -> Any:
-    summary = here.manager.get_resource_summary()
+def status(service: Service, caller: Identity, query: StatusQuery) -> Any:
+    summary = service.manager.get_resource_summary()
     if query.limit is not None or query.after:
         servers = summary["servers"]
         end = len(servers) if query.limit is None else query.after + query.limit
@@ -236,8 +238,8 @@ def status(here: Service, caller: Identity, query: StatusQuery) -> Any:
     answer=Page,
     tags=("leases",),
 )
-def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
-    later = [lease for lease in here.manager.leases() if lease["fencing_token"] > query.after]
+def leases(service: Service, caller: Identity, query: PageQuery) -> Any:
+    later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
     return {"items": page, "next": page[-1]["fencing_token"] if len(later) > len(page) else None}
 
@@ -252,8 +254,8 @@ def leases(here: Service, caller: Identity, query: PageQuery) -> Any:
     failures=(404,),
     tags=("leases",),
 )
-def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
-    found = here.manager.status_of(query.task_id)
+def task(service: Service, caller: Identity, query: TaskQuery) -> Any:
+    found = service.manager.status_of(query.task_id)
     if found is None:
         raise ProblemError(
             404, f"task {query.task_id!r} has neither a lease nor a pending request", kind=NO_LEASE
@@ -270,8 +272,8 @@ def task(here: Service, caller: Identity, query: TaskQuery) -> Any:
     answer=Page,
     tags=("queue",),
 )
-def queue(here: Service, caller: Identity, query: PageQuery) -> Any:
-    entries = here.watch.look(here.manager.queue_in)
+def queue(service: Service, caller: Identity, query: PageQuery) -> Any:
+    entries = service.watch.look(service.manager.queue_in)
     end = query.after + query.limit
     page = entries[query.after : end]
     return {"items": page, "next": end if end < len(entries) else None, "total": len(entries)}
@@ -286,8 +288,8 @@ def queue(here: Service, caller: Identity, query: PageQuery) -> Any:
     answer=Page,
     tags=("history",),
 )
-def history(here: Service, caller: Identity, query: PageQuery) -> Any:
-    page = here.manager.history(query.after, query.limit)
+def history(service: Service, caller: Identity, query: PageQuery) -> Any:
+    page = service.manager.history(query.after, query.limit)
     return {"items": page, "next": page[-1]["version"] if len(page) == query.limit else None}
 
 
@@ -300,8 +302,8 @@ def history(here: Service, caller: Identity, query: PageQuery) -> Any:
     answer=Explanation,
     tags=("queue",),
 )
-def explain(here: Service, caller: Identity, query: ExplainQuery) -> Any:
-    return what_if(here, query.demand())
+def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
+    return what_if(service, query.demand())
 
 
 @routes.add(
@@ -313,14 +315,14 @@ def explain(here: Service, caller: Identity, query: ExplainQuery) -> Any:
     answer=Trend,
     tags=("history",),
 )
-def trends(here: Service, caller: Identity, query: TrendsQuery) -> Any:
-    return here.watch.look(lambda cluster, now: here.watch.trends.series(query.hours, now))
+def usage_history(service: Service, caller: Identity, query: TrendsQuery) -> Any:
+    return service.watch.look(lambda cluster, now: service.watch.usage_history.series(query.hours, now))
 
 
 @routes.add("GET", "/healthz", None, "Check that the service reaches its store", answer=Health)
-def healthz(here: Service, caller: Identity | None) -> Any:
+def healthz(service: Service, caller: Identity | None) -> Any:
     try:
-        here.watch.look(lambda cluster, now: None)
+        service.watch.look(lambda cluster, now: None)
     except ResourceManagerError as error:  # callers without a token must not learn the address or the error
         logger.error("not healthy: %s", error)
         raise ProblemError(
@@ -330,13 +332,13 @@ def healthz(here: Service, caller: Identity | None) -> Any:
 
 
 @routes.add("GET", "/metrics", Role.READER, "Prometheus metrics")
-def metrics(here: Service, caller: Identity) -> Any:
-    return flask.Response(here.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
+def metrics(service: Service, caller: Identity) -> Any:
+    return flask.Response(service.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @routes.add("GET", "/openapi.json", Role.READER, "This interface as an OpenAPI 3.1 document")
-def openapi(here: Service, caller: Identity) -> Any:
-    return document(routes.all, here.manager.gpu_range(), flask.request.script_root)
+def openapi(service: Service, caller: Identity) -> Any:
+    return document(routes.all, service.manager.gpu_range(), flask.request.script_root)
 
 
 def _server(change: Callable[[], T]) -> T:

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from resource_manager.api import auth, problems
-from resource_manager.api.auth import Identity
-from resource_manager.api.problems import ProblemError
-from resource_manager.api.service import Service, service
-from resource_manager.api.tokens import Role
 from resource_manager.errors import ResourceManagerError
+from resource_manager.rest import auth, problems
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.service import Service, current_service
+from resource_manager.rest.tokens import Role
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
@@ -75,10 +75,10 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
     """Return the view of a route: role, rate limit, CSRF, validation and idempotency, then the handler."""
 
     def answer(**path: Any) -> flask.Response:
-        here = service()
-        identity = admit(here, route.role)
+        service = current_service()
+        identity = admit(service, route.role)
         if identity is not None and route.changes:
-            auth.check_csrf(here.secret, identity, flask.request)
+            auth.check_csrf(service.secret, identity, flask.request)
         arguments = dict(path)
         if route.query is not None:
             arguments["query"] = _query(route.query)
@@ -87,14 +87,14 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
             arguments["body"] = route.body.model_validate_json(raw or b"{}")
             key = flask.request.headers.get("Idempotency-Key")
             if key is not None and identity is not None:
-                return here.replies.once(
+                return service.idempotency_cache.once(
                     identity.name,
                     key,
                     f"{route.method} {flask.request.path}",
                     raw,
-                    lambda: _respond(route.handler(here, identity, **arguments)),
+                    lambda: _respond(route.handler(service, identity, **arguments)),
                 )
-        return _respond(route.handler(here, identity, **arguments))
+        return _respond(route.handler(service, identity, **arguments))
 
     @functools.wraps(route.handler)
     def view(**path: Any) -> flask.Response:
@@ -114,27 +114,29 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
 
 def _error_page(problem: ProblemError) -> flask.Response:
     """Return a page with the problem; redirect an unknown caller to the log-in page if there is one."""
-    here = service()
-    if problem.status == 401 and here.authenticator.login and "Authorization" not in flask.request.headers:
+    service = current_service()
+    if problem.status == 401 and service.authenticator.login and "Authorization" not in flask.request.headers:
         return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login"), 303))
     title = problems.TITLES.get(problem.status, "Error")
-    page = flask.render_template("error.html", service=here, caller=None, title=title, detail=problem.detail)
+    page = flask.render_template(
+        "error.html", service=service, caller=None, title=title, detail=problem.detail
+    )
     return flask.Response(page, problem.status, headers=problem.headers)
 
 
-def admit(here: Service, role: Role | None) -> Identity | None:
+def admit(service: Service, role: Role | None) -> Identity | None:
     """Count the call against the caller's limit and return the caller, None if unknown on an open route."""
     request = flask.request
     address = request.remote_addr or "?"
-    here.limits.check_failures(address)
-    identity = here.authenticator.identify(request)
+    service.limits.check_failures(address)
+    identity = service.authenticator.identify(request)
     flask.g.identity = identity
-    here.limits.count(identity.name if identity else address)
+    service.limits.count(identity.name if identity else address)
     try:
         return auth.authorise(identity, role)
     except ProblemError as problem:
         if problem.status == 401 and "Authorization" in request.headers:
-            here.limits.count_failure(address)
+            service.limits.count_failure(address)
         raise
 
 

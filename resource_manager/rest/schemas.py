@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from resource_manager.models import MAX_PRIORITY, MAX_TEXT, UNPRINTABLE
-from resource_manager.requests import share_advice
+from resource_manager.core.models import MAX_PRIORITY, MAX_TEXT, UNPRINTABLE
+from resource_manager.manager.demand import fraction_advice
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -72,7 +72,7 @@ class Sizes(Body):
     @field_validator("gpus", "required_gpus", mode="before")
     @classmethod
     def _no_share(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, float | str) and (advice := share_advice(value, info.field_name or "")):
+        if isinstance(value, float | str) and (advice := fraction_advice(value, info.field_name or "")):
             raise PydanticCustomError(
                 "whole_gpus",
                 "must be a whole number, got {got}{advice}",

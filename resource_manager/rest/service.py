@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import flask
 
-from resource_manager.api.auth import Authenticator
-from resource_manager.api.idempotency import Replies
-from resource_manager.api.limits import Limits
-from resource_manager.api.metrics import Metrics
-from resource_manager.api.watch import Watch
-from resource_manager.manager import GPUResourceManager
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.auth import Authenticator
+from resource_manager.rest.idempotency import IdempotencyCache
+from resource_manager.rest.limits import Limits
+from resource_manager.rest.observability.metrics import Metrics
+from resource_manager.rest.state_follower import StateFollower
 
 EXTENSION = "gpu_manager"
 
@@ -29,8 +29,8 @@ class Service:
     manager: GPUResourceManager
     authenticator: Authenticator
     limits: Limits
-    replies: Replies
-    watch: Watch
+    idempotency_cache: IdempotencyCache
+    watch: StateFollower
     metrics: Metrics
     secret: str = field(repr=False)
     airflow_url: str | None = None
@@ -39,7 +39,7 @@ class Service:
     max_streams: int = 64
 
 
-def service() -> Service:
+def current_service() -> Service:
     """Return the service of the app that handles this request."""
     return cast(Service, flask.current_app.extensions[EXTENSION])
 

@@ -9,39 +9,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from resource_manager.api.trends import Trends
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Change, Granted, Lease, Queued
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
-from resource_manager.models import MILLI_PER_GPU, Change, Granted, Lease, Queued
-from resource_manager.stores import Store
+from resource_manager.rest.observability.usage_history import UsageHistory
+from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 INTERVAL_S = 0.5
-KEPT_NEWS = 500
+KEPT_NOTICES = 500
 HISTORY_PAGE = 1000
 
 Listener = Callable[[Change], None]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ChangeNotice:
     """Notice of changes up to `version`: the ids of the changed servers, None if all may have changed."""
 
     version: int
     server_ids: frozenset[int] | None
 
 
-class Watch:
+class StateFollower:
     """Follower of a store: reads it every `interval_s` while pages are open and reports changes.
 
     It has its own replica, so that a slow page does not delay an allocation.
     """
 
     def __init__(self, store: Store, *, interval_s: float = INTERVAL_S) -> None:
-        self.trends = Trends()
+        self.usage_history = UsageHistory()
         self._store = store
         self._interval_s = interval_s
         self._lock = threading.RLock()
@@ -49,8 +49,8 @@ class Watch:
         self._replica: ClusterState | None = None
         self._mark = 0
         self._folded = 0
-        self._news: deque[News] = deque(maxlen=KEPT_NEWS)
-        self._oldest_news = 0
+        self._news: deque[ChangeNotice] = deque(maxlen=KEPT_NOTICES)
+        self._oldest_notice = 0
         self._listeners: list[Listener] = []
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -67,7 +67,7 @@ class Watch:
             self._refresh()
             self._listeners.append(listener)
 
-    def wait(self, after: int, timeout_s: float) -> News | None:
+    def wait(self, after: int, timeout_s: float) -> ChangeNotice | None:
         """Wait for a change after a version and return the notice; None after `timeout_s` without one.
 
         A version ahead of the replica's is that of another state, as of a store in memory before a restart.
@@ -79,15 +79,15 @@ class Watch:
             version = self._version()
             if version == after:
                 return None
-            if not self._oldest_news <= after < version:
-                return News(version, None)
+            if not self._oldest_notice <= after < version:
+                return ChangeNotice(version, None)
             ids: set[int] = set()
             for item in self._news:
                 if item.version > after:
                     if item.server_ids is None:
-                        return News(version, None)
+                        return ChangeNotice(version, None)
                     ids |= item.server_ids
-            return News(version, frozenset(ids))
+            return ChangeNotice(version, frozenset(ids))
 
     def close(self) -> None:
         self._stop.set()
@@ -131,16 +131,16 @@ class Watch:
         self._mark = cluster.mark
         if positions is None:
             self._news.clear()
-            self._oldest_news = cluster.version
-            self._news.append(News(cluster.version, None))
+            self._oldest_notice = cluster.version
+            self._news.append(ChangeNotice(cluster.version, None))
         else:
             if len(self._news) == self._news.maxlen:
-                self._oldest_news = self._news[0].version
+                self._oldest_notice = self._news[0].version
             ids = frozenset(cluster.nodes[position].node.server_id for position in positions)
-            self._news.append(News(cluster.version, ids))
+            self._news.append(ChangeNotice(cluster.version, ids))
         self._fold(cluster)
         if cluster is not before:  # the history does not record the leases that a reset ended
-            self.trends.start_from(cluster.leases.values(), cluster.waiting, _capacity_milli(cluster))
+            self.usage_history.start_from(cluster.leases.values(), cluster.pending, _capacity_milli(cluster))
         with self._changed:
             self._changed.notify_all()
         return cluster
@@ -156,7 +156,7 @@ class Watch:
                 self._begin(cluster, page[0][0])
                 first = False
             for version, change in page:
-                self.trends.add(change)
+                self.usage_history.add(change)
                 for listener in self._listeners:
                     listener(change)
                 self._folded = version
@@ -177,7 +177,7 @@ class Watch:
                     queued_later.add(change.request.task_id)
             after = page[-1][0]
         before: list[Lease] = [lease for lease in cluster.leases.values() if lease.task_id not in began_later]
-        self.trends.start_from(before, set(cluster.waiting) - queued_later, _capacity_milli(cluster))
+        self.usage_history.start_from(before, set(cluster.pending) - queued_later, _capacity_milli(cluster))
 
 
 def _capacity_milli(cluster: ClusterState) -> int:

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from resource_manager.cluster import ClusterState, could_ever_fit
+from resource_manager.core.cluster import ClusterState, could_ever_fit
+from resource_manager.core.models import (
+    MILLI_PER_GPU,
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    Lease,
+    PendingRequest,
+    Placement,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Request,
+)
+from resource_manager.core.node_state import is_rounding_error
+from resource_manager.core.refusal import never_fits
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -12,29 +29,12 @@ from resource_manager.errors import (
     NeverFitsError,
     UnknownNodeError,
 )
-from resource_manager.models import (
-    MILLI_PER_GPU,
-    Cancelled,
-    Change,
-    Expired,
-    Granted,
-    Lease,
-    Placement,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-    Request,
-    Waiting,
-)
-from resource_manager.node_state import is_rounding
-from resource_manager.policies import Policy, nothing_fits
-from resource_manager.queueing import Order
-from resource_manager.refusal import never_fits
-from resource_manager.reservations import Reservations
+from resource_manager.scheduling.backfill import Reservations
+from resource_manager.scheduling.policies import Policy, nothing_fits
+from resource_manager.scheduling.queue_order import QueueDiscipline
 
 
-def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
+def select_placement(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
     """Return a placement on the preferred node if the request fits there, else the policy's choice."""
     if request.preferred_node is not None and policy is not nothing_fits:
         preferred = cluster.by_name.get(request.preferred_node)
@@ -44,30 +44,30 @@ def choose(cluster: ClusterState, request: Request, policy: Policy) -> Placement
 
 
 def allocate(
-    cluster: ClusterState, request: Request, policy: Policy, now: float, order: Order | None = None
+    cluster: ClusterState, request: Request, policy: Policy, now: float, order: QueueDiscipline | None = None
 ) -> list[Change]:
     """Return one `Granted`, or nothing if the request does not fit now or `order` does not admit it.
 
     The queue is ignored: use `submit` for a request that must not overtake.
     """
-    placement = choose(cluster, request, policy)
+    placement = select_placement(cluster, request, policy)
     if placement is None or not (order is None or order.admits(cluster, request, placement, now, now)):
         return []
     return [grant(cluster, request, placement, now)]
 
 
-def allocate_in_turn(
-    cluster: ClusterState, requests: Sequence[Request], policy: Policy, order: Order, now: float
+def allocate_in_order(
+    cluster: ClusterState, requests: Sequence[Request], policy: Policy, order: QueueDiscipline, now: float
 ) -> list[Change]:
     """Return grants for the requests that fit now without overtaking a pending one; none for the others.
 
     Includes the grants of pending requests that come before them in the queue.
     """
-    if not cluster.waiting and len(requests) == 1:
+    if not cluster.pending and len(requests) == 1:
         return allocate(cluster, requests[0], policy, now, order)
-    if cluster.waiting:
+    if cluster.pending:
         new = {request.task_id for request in requests}
-        settled = settle(cluster, [Queued(request, now) for request in requests], policy, order, now)
+        settled = with_dispatch(cluster, [Queued(request, now) for request in requests], policy, order, now)
         return [c for c in settled if not (type(c) is Queued and c.request.task_id in new)]
     changes: list[Change] = []
     with cluster.trial():
@@ -81,33 +81,35 @@ def allocate_in_turn(
 
 def grant(cluster: ClusterState, request: Request, placement: Placement, now: float) -> Granted:
     """Return the grant of that placement, unchecked: `ClusterState.apply` refuses it if it does not fit."""
-    waiting = cluster.waiting.get(request.task_id) if cluster.waiting else None
+    pending = cluster.pending.get(request.task_id) if cluster.pending else None
     return Granted(
         Lease(
             request,
             placement,
-            cluster.fencing + 1,
+            cluster.last_fencing_token + 1,
             now,
             now + request.ttl_s,
-            None if waiting is None else waiting.queued_at,
+            None if pending is None else pending.queued_at,
         ),
         now,
     )
 
 
-def submit(cluster: ClusterState, request: Request, policy: Policy, order: Order, now: float) -> list[Change]:
+def submit(
+    cluster: ClusterState, request: Request, policy: Policy, order: QueueDiscipline, now: float
+) -> list[Change]:
     """Return a grant if the request fits and is next in queue order, else a `Queued`.
 
     Raises `DuplicateTaskError` if the task already holds a lease or is pending, `UnknownNodeError` if it
     names an unknown node, and `NeverFitsError` if no node could ever satisfy the request.
     """
-    refuse_duplicate(cluster, request)
-    refuse_impossible(cluster, request)
-    if not cluster.waiting:
+    require_new_task(cluster, request)
+    require_feasible(cluster, request)
+    if not cluster.pending:
         granted = allocate(cluster, request, policy, now, order)
         if granted:
             return granted
-    return settle(cluster, [Queued(request, now)], policy, order, now)
+    return with_dispatch(cluster, [Queued(request, now)], policy, order, now)
 
 
 def release(
@@ -140,36 +142,38 @@ def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
 
 def cancel(cluster: ClusterState, task_id: str, now: float, reason: str = "") -> list[Change]:
     """Return the cancellation of a pending request; raises `LeaseNotFoundError` if there is none."""
-    if task_id not in cluster.waiting:
+    if task_id not in cluster.pending:
         raise LeaseNotFoundError(task_id)
     return [Cancelled(task_id, now, reason)]
 
 
-def grant_waiting(cluster: ClusterState, policy: Policy, order: Order, now: float) -> list[Change]:
+def schedule_pending(
+    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
+) -> list[Change]:
     """Return grants for pending requests that fit, in queue order."""
-    return settle(cluster, [], policy, order, now)
+    return with_dispatch(cluster, [], policy, order, now)
 
 
-def settle(
-    cluster: ClusterState, changes: Sequence[Change], policy: Policy, order: Order, now: float
+def with_dispatch(
+    cluster: ClusterState, changes: Sequence[Change], policy: Policy, order: QueueDiscipline, now: float
 ) -> list[Change]:
     """Return the changes followed by the grants of pending requests that they make possible."""
-    if not cluster.waiting and not any(type(change) is Queued for change in changes):
+    if not cluster.pending and not any(type(change) is Queued for change in changes):
         return list(changes)
     settled = list(changes)
     with cluster.trial():
         for change in changes:
             cluster.apply(change)
-        for waiting, placement in serve(cluster, policy, order, now):
-            granted = grant(cluster, waiting.request, placement, now)
+        for pending, placement in dispatch(cluster, policy, order, now):
+            granted = grant(cluster, pending.request, placement, now)
             cluster.apply(granted)
             settled.append(granted)
     return settled
 
 
-def serve(
-    cluster: ClusterState, policy: Policy, order: Order, now: float
-) -> Iterator[tuple[Waiting, Placement]]:
+def dispatch(
+    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
+) -> Iterator[tuple[PendingRequest, Placement]]:
     """Yield the pending requests that start now, with placements; apply each grant before the next step.
 
     The first request that does not fit blocks all behind it, unless the queue discipline backfills: then
@@ -177,10 +181,10 @@ def serve(
     """
     reservations: Reservations | None = None
     without_place: list[Request] = []
-    for waiting in order(cluster, now):
-        request = waiting.request
-        placement = choose(cluster, request, policy)
-        if placement is not None and not order.admits(cluster, request, placement, waiting.queued_at, now):
+    for pending in order(cluster, now):
+        request = pending.request
+        placement = select_placement(cluster, request, policy)
+        if placement is not None and not order.admits(cluster, request, placement, pending.queued_at, now):
             continue
         if placement is not None and (reservations is not None or without_place):
             if reservations is None:
@@ -190,16 +194,16 @@ def serve(
             without_place.clear()
             placement = reservations.without_delay(request, placement)
         if placement is not None:
-            yield waiting, placement
+            yield pending, placement
             if reservations is not None:
                 reservations.started(request, placement)
-        elif blocks(cluster, request):
+        elif blocks_queue(cluster, request):
             if not order.backfill:
                 return
             without_place.append(request)
 
 
-def blocks(cluster: ClusterState, request: Request) -> bool:
+def blocks_queue(cluster: ClusterState, request: Request) -> bool:
     """Return True if a pending request that does not fit now blocks the queue behind it.
 
     It does not if no open node could ever fit it: a request that only a drained server could satisfy would
@@ -208,15 +212,15 @@ def blocks(cluster: ClusterState, request: Request) -> bool:
     return any(state.is_open and could_ever_fit(state.node, request) for state in cluster.nodes)
 
 
-def refuse_duplicate(cluster: ClusterState, request: Request) -> None:
+def require_new_task(cluster: ClusterState, request: Request) -> None:
     """Raise `DuplicateTaskError` if the task holds a lease or is pending."""
     if request.task_id in cluster.leases:
         raise DuplicateTaskError(request.task_id, "already holds a lease")
-    if request.task_id in cluster.waiting:
+    if request.task_id in cluster.pending:
         raise DuplicateTaskError(request.task_id, "is already pending in the queue")
 
 
-def refuse_impossible(cluster: ClusterState, request: Request) -> None:
+def require_feasible(cluster: ClusterState, request: Request) -> None:
     """Raise `NeverFitsError` if the request fits no node even when empty, or `UnknownNodeError`."""
     for name in (request.preferred_node, request.required_node):
         if name is not None and name not in cluster.by_name:
@@ -257,5 +261,5 @@ def check(cluster: ClusterState) -> None:
         for name, total in state.node.resources.items():
             used = sum(lease.request.resources.get(name, 0) for lease in state.leases.values())
             difference = state.free[name] + used - total
-            if difference and not is_rounding(difference, total):
+            if difference and not is_rounding_error(difference, total):
                 raise CapacityError(f"{name} of {state.name!r}: {state.free[name]} free, {used} allocated")

@@ -6,9 +6,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from resource_manager.cluster import ClusterState, NodeState, accepted_gpu_ids, could_ever_fit
-from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request
-from resource_manager.runtime_history import RuntimeOf, stated_runtime
+from resource_manager.core.cluster import ClusterState, NodeState, accepted_gpu_ids, could_ever_fit
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Placement, Request
+from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 
 MAX_RESERVATIONS = 32
 """Maximum number of requests with a reservation; once it is reached, no later request may overtake."""
@@ -48,15 +48,15 @@ class Reservations:
             return False
         timeline = self._timeline(best)
         end = start + runtime_s
-        gpu_ids = timeline.choose(request, timeline.least_free(start, end))
-        timeline.hold(request, gpu_ids or (), start, end)
+        gpu_ids = timeline.pick_gpus(request, timeline.least_free(start, end))
+        timeline.occupy(request, gpu_ids or (), start, end)
         self._count += 1
         return True
 
     def started(self, request: Request, placement: Placement) -> None:
         """Record a request that starts now."""
         timeline = self._timeline(self._cluster.by_name[placement.node])
-        timeline.hold(request, placement.gpu_ids, self._now, self._now + self._runtime_s(request))
+        timeline.occupy(request, placement.gpu_ids, self._now, self._now + self._runtime_s(request))
 
     def without_delay(self, request: Request, placement: Placement) -> Placement | None:
         """Return the placement, or another one for now, that delays no reservation; None if there is none."""
@@ -65,11 +65,11 @@ class Reservations:
         for node in (wanted, *self._cluster.candidates(request)):
             timeline = self._timeline(node)
             # Intersect with what is free now: a lease past its expected end is still allocated.
-            room = timeline.least_free(self._now, end).meet(_Room(node.gpu_free, node.free))
-            gpu_ids = timeline.choose(request, room)
+            free = timeline.least_free(self._now, end).intersect(FreeCapacity(node.gpu_free, node.free))
+            gpu_ids = timeline.pick_gpus(request, free)
             if gpu_ids is None:
                 continue
-            if node is wanted and all(room.gpus[gpu_id] >= request.gpu_milli for gpu_id in placement.gpu_ids):
+            if node is wanted and all(free.gpus[gpu_id] >= request.gpu_milli for gpu_id in placement.gpu_ids):
                 return placement
             return Placement(node.name, gpu_ids)
         return None
@@ -85,7 +85,7 @@ class Reservations:
         return math.inf if runtime is None else runtime.seconds
 
 
-class _Room:
+class FreeCapacity:
     """Free capacity of a node at one moment: milli by GPU id, amounts by resource."""
 
     __slots__ = ("amounts", "gpus")
@@ -94,15 +94,15 @@ class _Room:
         self.gpus = gpus
         self.amounts = amounts
 
-    def meet(self, other: _Room) -> _Room:
+    def intersect(self, other: FreeCapacity) -> FreeCapacity:
         """Return what is free in both."""
         amounts, more = self.amounts, other.amounts
-        return _Room(
+        return FreeCapacity(
             {gpu_id: min(milli, other.gpus[gpu_id]) for gpu_id, milli in self.gpus.items()},
             {name: min(amount, more.get(name, 0)) for name, amount in amounts.items()},
         )
 
-    def less(self, request: Request, gpu_ids: tuple[int, ...]) -> _Room:
+    def minus(self, request: Request, gpu_ids: tuple[int, ...]) -> FreeCapacity:
         """Return what is free after an allocation of the request."""
         gpus, amounts = dict(self.gpus), dict(self.amounts)
         for gpu_id in gpu_ids:
@@ -110,7 +110,7 @@ class _Room:
                 gpus[gpu_id] -= request.gpu_milli
         for name, amount in request.resources.items():
             amounts[name] = amounts.get(name, 0) - amount
-        return _Room(gpus, amounts)
+        return FreeCapacity(gpus, amounts)
 
 
 class _Timeline:
@@ -120,17 +120,17 @@ class _Timeline:
         self._node = node
         self._accepted: dict[tuple[object, ...], set[int] | None] = {}
         self._times = [now]
-        self._rooms = [
-            _Room({gpu.gpu_id: MILLI_PER_GPU for gpu in node.node.gpus}, dict(node.node.resources))
+        self._free = [
+            FreeCapacity({gpu.gpu_id: MILLI_PER_GPU for gpu in node.node.gpus}, dict(node.node.resources))
         ]
         for lease in node.leases.values():
             end = max(lease.granted_at + runtime_s(lease.request), now)
-            self.hold(lease.request, lease.placement.gpu_ids, now, end)
+            self.occupy(lease.request, lease.placement.gpu_ids, now, end)
 
-    def hold(self, request: Request, gpu_ids: tuple[int, ...], start: float, end: float) -> None:
+    def occupy(self, request: Request, gpu_ids: tuple[int, ...], start: float, end: float) -> None:
         """Allocate the request from start to end."""
         for place in range(self._cut(start), self._cut(end) if end < math.inf else len(self._times)):
-            self._rooms[place] = self._rooms[place].less(request, gpu_ids)
+            self._free[place] = self._free[place].minus(request, gpu_ids)
 
     def earliest(self, request: Request, runtime_s: float, before: float) -> float:
         """Return the first time before `before` from which the request fits for its runtime, or infinity."""
@@ -139,34 +139,34 @@ class _Timeline:
         for start in self._times:
             if start >= before:
                 break
-            least: _Room | None = None
-            for room in self._between(start, start + runtime_s):
-                least = room if least is None else least.meet(room)
-                if self.choose(request, least) is None:
+            least: FreeCapacity | None = None
+            for free in self._between(start, start + runtime_s):
+                least = free if least is None else least.intersect(free)
+                if self.pick_gpus(request, least) is None:
                     break
             else:
                 return start
         return math.inf
 
-    def least_free(self, start: float, end: float) -> _Room:
+    def least_free(self, start: float, end: float) -> FreeCapacity:
         """Return what is free at every moment from start to end, both at or after the first time."""
-        rooms = self._between(start, end)
-        least = next(rooms)
-        for room in rooms:
-            least = least.meet(room)
+        spans = self._between(start, end)
+        least = next(spans)
+        for free in spans:
+            least = least.intersect(free)
         return least
 
-    def choose(self, request: Request, room: _Room) -> tuple[int, ...] | None:
+    def pick_gpus(self, request: Request, free: FreeCapacity) -> tuple[int, ...] | None:
         """Return the lowest GPUs that fit the request, for a fraction the tightest one; None if none fit."""
         for name, amount in request.resources.items():
-            if room.amounts.get(name, 0) < amount:
+            if free.amounts.get(name, 0) < amount:
                 return None
         usable = self._usable(request)
         if usable is None:
             return None
         if not request.gpus:
             return ()
-        milli, gpus = request.gpu_milli, room.gpus
+        milli, gpus = request.gpu_milli, free.gpus
         ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli and gpu_id in usable]
         if len(ids) < request.gpus:
             return None
@@ -180,20 +180,20 @@ class _Timeline:
             self._accepted[request.shape] = accepted_gpu_ids(node, request) if fits else None
         return self._accepted[request.shape]
 
-    def _between(self, start: float, end: float) -> Iterator[_Room]:
+    def _between(self, start: float, end: float) -> Iterator[FreeCapacity]:
         place = bisect_left(self._times, start)
         if place == len(self._times) or self._times[place] != start:
             place -= 1
-        yield self._rooms[place]
+        yield self._free[place]
         for later in range(place + 1, len(self._times)):
             if self._times[later] >= end:
                 return
-            yield self._rooms[later]
+            yield self._free[later]
 
     def _cut(self, time: float) -> int:
         """Return the index of the span that begins at that time, after splitting one if needed."""
         place = bisect_left(self._times, time)
         if place == len(self._times) or self._times[place] != time:
             self._times.insert(place, time)
-            self._rooms.insert(place, self._rooms[place - 1])
+            self._free.insert(place, self._free[place - 1])
         return place

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState, NodeState, accepted_gpu_ids, accepts_node, could_ever_fit
-from resource_manager.models import MILLI_PER_GPU, Queued, Request, Waiting
-from resource_manager.policies import Policy
-from resource_manager.queueing import Order
-from resource_manager.refusal import (
+from resource_manager.core.cluster import (
+    ClusterState,
+    NodeState,
+    accepted_gpu_ids,
+    accepts_node,
+    could_ever_fit,
+)
+from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Queued, Request
+from resource_manager.core.refusal import (
     RecoveryWindow,
     Refusal,
     RefusalKind,
@@ -22,7 +25,10 @@ from resource_manager.refusal import (
     recovering,
     short,
 )
-from resource_manager.reservations import MAX_RESERVATIONS, Reservations
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
+from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.queue_order import QueueDiscipline
 
 SHORTEST_RUN_S = 0.001
 """A request that could not even start with this runtime is not helped by stating one."""
@@ -33,14 +39,14 @@ class Standing:
     """Position of a pending request in queue order, from 1, and the refusal that says why it is pending."""
 
     position: int
-    entry: Waiting
+    entry: PendingRequest
     refusal: Refusal
 
 
 def standings(
     cluster: ClusterState,
     policy: Policy,
-    order: Order,
+    order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
     *,
@@ -54,14 +60,14 @@ def standings(
     for position, entry in enumerate(order(cluster, now), 1):
         if only is None or entry.task_id in only:
             yield Standing(position, entry, reasons.of(entry))
-        reasons.pass_by(position, entry)
+        reasons.advance(position, entry)
 
 
 def refusals_of(
     cluster: ClusterState,
     requests: Iterable[Request],
     policy: Policy,
-    order: Order,
+    order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
 ) -> dict[str, Refusal]:
@@ -69,7 +75,7 @@ def refusals_of(
     with cluster.trial():
         asked = {request.task_id: request for request in requests}
         for task_id, request in asked.items():
-            if task_id not in cluster.waiting:
+            if task_id not in cluster.pending:
                 cluster.apply(Queued(request, now))
         return {
             standing.entry.task_id: standing.refusal
@@ -81,7 +87,12 @@ class _Reasons:
     """Refusals of pending requests, computed one after the other from the head of the queue."""
 
     def __init__(
-        self, cluster: ClusterState, policy: Policy, order: Order, now: float, window: RecoveryWindow | None
+        self,
+        cluster: ClusterState,
+        policy: Policy,
+        order: QueueDiscipline,
+        now: float,
+        window: RecoveryWindow | None,
     ) -> None:
         self._cluster = cluster
         self._policy = policy
@@ -95,25 +106,25 @@ class _Reasons:
         """With backfill, the requests passed that have no reservation yet, in order."""
         self._reserved: list[Request] = []
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
-        self._without_room: dict[tuple[object, ...], Refusal] = {}
+        self._no_capacity: dict[tuple[object, ...], Refusal] = {}
 
-    def pass_by(self, position: int, entry: Waiting) -> None:
+    def advance(self, position: int, entry: PendingRequest) -> None:
         """Advance to the requests behind this one."""
         request = entry.request
         if self._ahead is None:
-            if self._node(request) is None and allocator.blocks(self._cluster, request):
+            if self._node(request) is None and allocator.blocks_queue(self._cluster, request):
                 self._ahead = (position, request)
         elif not self._order.backfill or len(self._without_place) > MAX_RESERVATIONS:
             return
         elif self._node(request) is None:
-            if not allocator.blocks(self._cluster, request):
+            if not allocator.blocks_queue(self._cluster, request):
                 return
         elif self._by_price(entry):
             return
         if self._ahead is not None:
             self._without_place.append((position, request))
 
-    def of(self, entry: Waiting) -> Refusal:
+    def of(self, entry: PendingRequest) -> Refusal:
         request = entry.request
         node = self._node(request)
         if node is None and (never := never_fits(self._cluster, request)):
@@ -121,9 +132,9 @@ class _Reasons:
         if self._window is not None:
             return recovering(self._window)
         if node is None:
-            if request.shape not in self._without_room:
-                self._without_room[request.shape] = no_capacity(self._cluster, request)
-            return self._without_room[request.shape]
+            if request.shape not in self._no_capacity:
+                self._no_capacity[request.shape] = no_capacity(self._cluster, request)
+            return self._no_capacity[request.shape]
         return self._by_price(entry) or self._behind(request, node)
 
     def _node(self, request: Request) -> NodeState | None:
@@ -132,11 +143,11 @@ class _Reasons:
             self._nodes[request.shape] = next(self._cluster.candidates(request), None)
         return self._nodes[request.shape]
 
-    def _by_price(self, entry: Waiting) -> Refusal | None:
+    def _by_price(self, entry: PendingRequest) -> Refusal | None:
         admission, request = self._order.admission, entry.request
         if admission is None or request.utility is None:
             return None
-        placement = allocator.choose(self._cluster, request, self._policy)
+        placement = allocator.select_placement(self._cluster, request, self._policy)
         if placement is None:
             return None
         quote = admission.quote(self._cluster.node(placement.node), request, entry.queued_at, self._now)
@@ -166,7 +177,7 @@ class _Reasons:
         return f"{short(ahead.task_id)} (position {position}, {needs(self._cluster, ahead)})"
 
     def _delay(self, request: Request) -> str:
-        """Say why backfill does not start the request now, by the same steps as `allocator.serve`."""
+        """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
         if self._reservations is None:
             self._reservations = Reservations(self._cluster, self._now, self._order.runtime_of)
         while self._without_place:
@@ -184,7 +195,7 @@ class _Reasons:
     def _fits_a_gap(self, request: Request) -> bool:
         """Return True if the request could start now if it were short enough."""
         assert self._reservations is not None
-        placement = allocator.choose(self._cluster, request, self._policy)
+        placement = allocator.select_placement(self._cluster, request, self._policy)
         brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
         return placement is not None and self._reservations.without_delay(brief, placement) is not None
 

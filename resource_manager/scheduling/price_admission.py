@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
 
 SECONDS_PER_HOUR = 3600.0
 

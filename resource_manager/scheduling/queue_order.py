@@ -9,30 +9,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 
-from resource_manager.admission import PriceAdmission
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Placement, Request
 from resource_manager.errors import PolicyError
-from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request, Waiting
-from resource_manager.runtime_history import RuntimeOf, stated_runtime
+from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 
-Arrange = Callable[[ClusterState, float], list[Waiting]]
+Ordering = Callable[[ClusterState, float], list[PendingRequest]]
 """(cluster, now) -> the pending requests in queue order, the next to start first."""
 
 PRIORITY_AGEING_S = 3600.0
 """Time in which a pending request gains one step of priority, so that none starves."""
 
-PATIENCE_S = 86_400.0
+STARVATION_LIMIT_S = 86_400.0
 """Requests pending for longer come first in the orders that could otherwise starve a request."""
 
 UNKNOWN_RUNTIME_S = 86_400.0
 """Assumed runtime of a request that states none."""
 
-BACKFILL = "+backfill"
+BACKFILL_SUFFIX = "+backfill"
 """Suffix of a queue order's name: requests may overtake if they delay none before them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class QueueDiscipline:
     """Queue discipline: the order of pending requests, backfill and admission.
 
     Without `backfill` the first request that does not fit blocks all behind it. With it, the others may
@@ -41,7 +41,7 @@ class Order:
     stays pending although it fits, and blocks no other. `rule` describes the order in words.
     """
 
-    arrange: Arrange
+    arrange: Ordering
     backfill: bool = False
     admission: PriceAdmission | None = None
     rule: str = ""
@@ -53,30 +53,30 @@ class Order:
         """Return True if the request, which fits the placement, may start there."""
         return self.admission is None or self.admission.admits(cluster, request, placement, queued_at, now)
 
-    def __call__(self, cluster: ClusterState, now: float) -> list[Waiting]:
+    def __call__(self, cluster: ClusterState, now: float) -> list[PendingRequest]:
         """Return the pending requests in queue order, the next to start first."""
         return self.arrange(cluster, now)
 
 
-def by_arrival(cluster: ClusterState, now: float) -> list[Waiting]:
+def by_arrival(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests in the order of arrival."""
-    return sorted(cluster.waiting.values(), key=lambda waiting: waiting.sequence)
+    return sorted(cluster.pending.values(), key=lambda pending: pending.sequence)
 
 
-def by_priority(cluster: ClusterState, now: float) -> list[Waiting]:
+def by_priority(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests by priority, which gains a step each `PRIORITY_AGEING_S`, then by arrival.
 
     A request counts as pending for at least as long as any that arrived after it, so requests of equal
     priority keep the order of arrival even if the clock was set back in between.
     """
     arrived = by_arrival(cluster, now)
-    if len({waiting.request.priority for waiting in arrived}) < 2:
+    if len({pending.request.priority for pending in arrived}) < 2:
         return arrived
     keys: list[float] = []
     queued_at = math.inf
-    for waiting in reversed(arrived):
-        queued_at = min(queued_at, waiting.queued_at)
-        keys.append((queued_at - now) / PRIORITY_AGEING_S - waiting.request.priority)
+    for pending in reversed(arrived):
+        queued_at = min(queued_at, pending.queued_at)
+        keys.append((queued_at - now) / PRIORITY_AGEING_S - pending.request.priority)
     keys.reverse()
     return [arrived[place] for place in sorted(range(len(arrived)), key=keys.__getitem__)]
 
@@ -87,32 +87,34 @@ def runtime_s(request: Request) -> float:
     return UNKNOWN_RUNTIME_S if expected is None else expected
 
 
-def by_runtime(cluster: ClusterState, now: float) -> list[Waiting]:
+def by_runtime(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests by expected runtime, the shortest first; all of it is remaining."""
-    return _impatient_first(cluster, now, runtime_s)
+    return _starved_first(cluster, now, runtime_s)
 
 
-def by_service(cluster: ClusterState, now: float) -> list[Waiting]:
+def by_service(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests by expected service, the least runtime times GPUs first.
 
     Source: Gu et al., Tiresias, NSDI 2019.
     """
-    return _impatient_first(
+    return _starved_first(
         cluster, now, lambda request: runtime_s(request) * request.gpus * request.gpu_milli / MILLI_PER_GPU
     )
 
 
-def _impatient_first(cluster: ClusterState, now: float, length: Callable[[Request], float]) -> list[Waiting]:
-    def key(waiting: Waiting) -> tuple[float, int]:
-        impatient = now - waiting.queued_at > PATIENCE_S
-        return (-math.inf if impatient else length(waiting.request), waiting.sequence)
+def _starved_first(
+    cluster: ClusterState, now: float, length: Callable[[Request], float]
+) -> list[PendingRequest]:
+    def key(pending: PendingRequest) -> tuple[float, int]:
+        starved = now - pending.queued_at > STARVATION_LIMIT_S
+        return (-math.inf if starved else length(pending.request), pending.sequence)
 
-    return sorted(cluster.waiting.values(), key=key)
+    return sorted(cluster.pending.values(), key=key)
 
 
 def by_fair_share(
     cluster: ClusterState, now: float, quotas: Mapping[str, float] | None = None
-) -> list[Waiting]:
+) -> list[PendingRequest]:
     """Return pending requests so that the team with the least share relative to its quota is next.
 
     A team's share is its dominant one: of the resource of which it has the largest part of the cluster
@@ -120,21 +122,21 @@ def by_fair_share(
     the others borrow the rest. Within a team the order is that of arrival. `quotas` are shares of the whole
     cluster by team; teams without one divide the remainder evenly.
     """
-    impatient: list[Waiting] = []
-    queues: dict[str, deque[Waiting]] = {}
-    for waiting in by_arrival(cluster, now):
-        if now - waiting.queued_at > PATIENCE_S:
-            impatient.append(waiting)
+    starved: list[PendingRequest] = []
+    queues: dict[str, deque[PendingRequest]] = {}
+    for pending in by_arrival(cluster, now):
+        if now - pending.queued_at > STARVATION_LIMIT_S:
+            starved.append(pending)
         else:
-            queues.setdefault(waiting.request.team, deque()).append(waiting)
+            queues.setdefault(pending.request.team, deque()).append(pending)
     if len(queues) <= 1:
-        return impatient + [waiting for queue in queues.values() for waiting in queue]
+        return starved + [pending for queue in queues.values() for pending in queue]
     capacity = _capacity(cluster)
     held: dict[str, Counter[str]] = {team: Counter() for team in queues}
     for lease in cluster.leases.values():
         held.setdefault(lease.request.team, Counter()).update(_demand(lease.request))
-    for waiting in impatient:
-        held.setdefault(waiting.request.team, Counter()).update(_demand(waiting.request))
+    for pending in starved:
+        held.setdefault(pending.request.team, Counter()).update(_demand(pending.request))
     quota_of = _quotas(quotas or {}, held)
 
     def entry(team: str) -> tuple[bool, float, int, str]:
@@ -144,12 +146,12 @@ def by_fair_share(
 
     heap = [entry(team) for team in queues]
     heapify(heap)
-    ordered = impatient
+    ordered = starved
     while heap:
         team = heappop(heap)[-1]
-        waiting = queues[team].popleft()
-        ordered.append(waiting)
-        held[team].update(_demand(waiting.request))
+        pending = queues[team].popleft()
+        ordered.append(pending)
+        held[team].update(_demand(pending.request))
         if queues[team]:
             heappush(heap, entry(team))
     return ordered
@@ -173,13 +175,13 @@ def _quotas(given: Mapping[str, float], teams: Mapping[str, object]) -> dict[str
     return {team: given.get(team, rest) for team in teams}
 
 
-fifo = Order(by_arrival, rule="first come, first served")
-priority = Order(by_priority, rule="by priority, then first come, first served")
-srtf = Order(by_runtime, rule="shortest expected runtime first")
-srsf = Order(by_service, rule="least expected GPU time first")
-fair_share = Order(by_fair_share, rule="the team with the smallest part of its quota first")
+fifo = QueueDiscipline(by_arrival, rule="first come, first served")
+priority = QueueDiscipline(by_priority, rule="by priority, then first come, first served")
+srtf = QueueDiscipline(by_runtime, rule="shortest expected runtime first")
+srsf = QueueDiscipline(by_service, rule="least expected GPU time first")
+fair_share = QueueDiscipline(by_fair_share, rule="the team with the smallest part of its quota first")
 
-ORDERS: dict[str, Order] = {
+ORDERS: dict[str, QueueDiscipline] = {
     "fifo": fifo,
     "priority": priority,
     "srtf": srtf,
@@ -188,13 +190,15 @@ ORDERS: dict[str, Order] = {
 }
 
 
-def get_order(name: str, quotas: Mapping[str, float] | None = None) -> Order:
+def get_order(name: str, quotas: Mapping[str, float] | None = None) -> QueueDiscipline:
     """Return the queue discipline of that name, which may end in `+backfill`; raises `PolicyError`."""
-    base = name.removesuffix(BACKFILL)
+    base = name.removesuffix(BACKFILL_SUFFIX)
     if base not in ORDERS:
         known = ", ".join(sorted(ORDERS))
-        raise PolicyError(f"unknown queue order {name!r}; known are {known}, each also with {BACKFILL}")
+        raise PolicyError(
+            f"unknown queue order {name!r}; known are {known}, each also with {BACKFILL_SUFFIX}"
+        )
     order = ORDERS[base]
     if quotas and order is fair_share:
         order = replace(order, arrange=partial(by_fair_share, quotas=quotas))
-    return replace(order, backfill=name.endswith(BACKFILL))
+    return replace(order, backfill=name.endswith(BACKFILL_SUFFIX))

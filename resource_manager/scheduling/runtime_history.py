@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from resource_manager.models import Change, Expired, Granted, Lease, Outcome, Released, Request
+from resource_manager.core.models import Change, Expired, Granted, Lease, Outcome, Released, Request
 
 KEPT_RUNTIMES = 20
 ENOUGH_RUNTIMES = 3

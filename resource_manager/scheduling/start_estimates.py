@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.explain import standings
-from resource_manager.models import Lease, Queued, Released, Request
-from resource_manager.policies import Policy
-from resource_manager.queueing import Order
-from resource_manager.refusal import RefusalKind, leases_in_the_way, no_capacity, short, unreleased_lease
-from resource_manager.runtime_history import Confidence, RuntimeOf
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Queued, Released, Request
+from resource_manager.core.refusal import RefusalKind, leases_in_the_way, no_capacity, short, unreleased_lease
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.feasibility import standings
+from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.runtime_history import Confidence, RuntimeOf
 
 MAX_STEPS = 500
 """Maximum number of simulated lease ends; a request that starts later gets no estimate."""
@@ -23,7 +23,7 @@ NOT_WORTH_IT = "it is unknown when its utility will exceed its price"
 
 TOO_FAR = f"more than {MAX_STEPS} leases end before it"
 
-OVERDUE_SHARE = 0.1
+OVERDUE_FRACTION = 0.1
 """Part of its age for which a task past its expected end is assumed to run on."""
 
 
@@ -43,7 +43,7 @@ UNKNOWN = Start(None, None, Confidence.POOR)
 def estimate_starts(
     cluster: ClusterState,
     policy: Policy,
-    order: Order,
+    order: QueueDiscipline,
     now: float,
     extra: Iterable[Request] = (),
 ) -> dict[str, Start]:
@@ -60,7 +60,7 @@ def estimate_starts(
     with cluster.trial():
         for request in extra:
             cluster.apply(Queued(request, now))
-        if not cluster.waiting:
+        if not cluster.pending:
             return starts
         ends: list[tuple[float, int, Confidence, str, int]] = []
 
@@ -78,7 +78,7 @@ def estimate_starts(
             for lease in _grant(cluster, policy, order, at):
                 starts[lease.task_id] = Start(at, lease.placement.node, confidence)
                 expect_end(lease, at)
-            if not cluster.waiting or not ends:
+            if not cluster.pending or not ends:
                 break
             at, _, sure, task_id, fencing_token = heapq.heappop(ends)
             confidence = min(confidence, sure)
@@ -101,13 +101,13 @@ def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float
     end = lease.granted_at + runtime.seconds
     if end > now:
         return end, runtime.confidence
-    return now + max(OVERDUE_SHARE * (now - lease.granted_at), 1.0), Confidence.POOR
+    return now + max(OVERDUE_FRACTION * (now - lease.granted_at), 1.0), Confidence.POOR
 
 
 def _why_unknown(
     cluster: ClusterState,
     policy: Policy,
-    order: Order,
+    order: QueueDiscipline,
     at: float,
     endless: Collection[str],
     *,
@@ -153,11 +153,11 @@ def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) 
     )
 
 
-def _grant(cluster: ClusterState, policy: Policy, order: Order, at: float) -> list[Lease]:
+def _grant(cluster: ClusterState, policy: Policy, order: QueueDiscipline, at: float) -> list[Lease]:
     """Apply the allocator's grants of that time to the cluster in its trial; return their leases."""
     granted: list[Lease] = []
-    for waiting, placement in allocator.serve(cluster, policy, order, at):
-        change = allocator.grant(cluster, waiting.request, placement, at)
+    for pending, placement in allocator.dispatch(cluster, policy, order, at):
+        change = allocator.grant(cluster, pending.request, placement, at)
         cluster.apply(change)
         granted.append(change.lease)
     return granted

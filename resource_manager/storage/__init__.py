@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from resource_manager.errors import SettingsError
-from resource_manager.redaction import redact
-from resource_manager.redis_client import SCHEMES, RedisClient
+from resource_manager.errors import SettingsError, redact
 from resource_manager.settings import Settings
-from resource_manager.stores.base import Store
-from resource_manager.stores.memory import MemoryStore
-from resource_manager.stores.redis import RedisStore
-from resource_manager.stores.variables import VariableStore, open_variable_store
+from resource_manager.storage.airflow_variable.store import VariableStore, open_variable_store
+from resource_manager.storage.base import Store
+from resource_manager.storage.memory import MemoryStore
+from resource_manager.storage.redis.client import SCHEMES, RedisClient
+from resource_manager.storage.redis.store import RedisStore
 
 
 def open_store(url: str, settings: Settings | None = None) -> Store:
@@ -34,7 +33,7 @@ def open_store(url: str, settings: Settings | None = None) -> Store:
             RedisClient.from_url(url),
             history_length=settings.history_length,
             history_bytes=settings.history_bytes,
-            reconfirm_s=settings.reconfirm_s,
+            lease_confirmation_window_s=settings.lease_confirmation_window_s,
         )
     known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES))
     raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL must begin with one of {known}")

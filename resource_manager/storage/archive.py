@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from resource_manager.errors import SettingsError
-from resource_manager.history import PAGE, Recorded, collect, write_file
+from resource_manager.storage.history_file import PAGE, HistorySource, collect, write_file
 
 logger = logging.getLogger(__name__)
 
 
-def extend(path: Path, source: Recorded) -> int:
+def extend(path: Path, source: HistorySource) -> int:
     """Append the changes that the file does not have yet and return their number; create a missing file.
 
     A file is one unbroken history, as `collect` returns it. If the store's history does not continue it (the
@@ -32,8 +32,8 @@ def extend(path: Path, source: Recorded) -> int:
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
             return extend(path, source)  # another process has just renamed it
         last, line = _last_line(file, path)
-        if not _goes_on(source, last, line):
-            _set_aside(path, last)
+        if not _continues(source, last, line):
+            _rename(path, last)
             return _begin(path, source)
         while page := source.history(last, PAGE):
             lines = []
@@ -47,18 +47,18 @@ def extend(path: Path, source: Recorded) -> int:
             os.fsync(file.fileno())
             written += len(lines)
             if len(lines) < len(page):
-                _set_aside(path, last)
+                _rename(path, last)
                 return written + _begin(path, source)
     return written
 
 
-def _begin(path: Path, source: Recorded) -> int:
+def _begin(path: Path, source: HistorySource) -> int:
     history = collect(source)
     write_file(history, path)
     return len(history.changes)
 
 
-def _goes_on(source: Recorded, last: int, line: dict[str, Any]) -> bool:
+def _continues(source: HistorySource, last: int, line: dict[str, Any]) -> bool:
     """Return whether the file's last line is of this store's history, not of one from before a reset."""
     entries: list[dict[str, Any]] = []
     if "snapshot" not in line:
@@ -70,7 +70,7 @@ def _goes_on(source: Recorded, last: int, line: dict[str, Any]) -> bool:
     return not entries and bool(source.snapshot()["version"] >= last)
 
 
-def _set_aside(path: Path, last: int) -> None:
+def _rename(path: Path, last: int) -> None:
     aside = path.with_name(f"{path.name}.{last}")
     for number in count(2):
         if not aside.exists():

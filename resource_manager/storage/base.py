@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.locks import Lock
-from resource_manager.models import Change
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Change
+from resource_manager.storage.redis.lock import Lock
 
 
 class Store(Protocol):

@@ -13,9 +13,9 @@ from typing import Any, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from resource_manager.cluster import Snapshot
+from resource_manager.core.cluster import Snapshot
+from resource_manager.core.models import Change, Request
 from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
-from resource_manager.models import Change, Request
 
 FORMAT_VERSION = 1
 """Version of the stored format; a reader refuses a newer one."""

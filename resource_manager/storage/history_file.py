@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from resource_manager import schemas
-from resource_manager.cluster import Snapshot
-from resource_manager.errors import CorruptStateError
-from resource_manager.models import (
+from resource_manager.core.cluster import Snapshot
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -21,23 +19,48 @@ from resource_manager.models import (
     Granted,
     InventoryChanged,
     Lease,
+    PendingRequest,
     Quarantined,
     Queued,
     Released,
     Renewed,
     Restored,
-    Waiting,
 )
+from resource_manager.errors import CorruptStateError, StoreError
+from resource_manager.storage import codec
+from resource_manager.storage.base import Store
 
 PAGE = 1000
 
 
-class Recorded(Protocol):
+class HistorySource(Protocol):
     """A source of a state and its history, such as the manager."""
 
     def snapshot(self) -> dict[str, Any]: ...
 
     def history(self, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]: ...
+
+
+class StoreHistory:
+    """Snapshot and history of a store, read without a manager; the store is not changed.
+
+    Raises `StoreError` if the store holds no state.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def snapshot(self) -> dict[str, Any]:
+        cluster = self._store.refresh(None)
+        if cluster is None:
+            raise StoreError("the store holds no state: there is no history to read")
+        return codec.snapshot_to_dict(cluster.snapshot())
+
+    def history(self, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]:
+        return [
+            {"version": version, **codec.change_to_dict(change)}
+            for version, change in self._store.history(after, limit)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +75,9 @@ class History:
     forgotten: int = 0
 
 
-def collect(source: Recorded) -> History:
+def collect(source: HistorySource) -> History:
     """Return the history that the source still has, back to its last reset."""
-    now = schemas.snapshot_from_dict(source.snapshot())
+    now = codec.snapshot_from_dict(source.snapshot())
     entries: list[dict[str, Any]] = []
     while page := source.history(entries[-1]["version"] if entries else 0, PAGE):
         entries += [entry for entry in page if entry["version"] <= now.version]
@@ -68,7 +91,7 @@ def collect(source: Recorded) -> History:
 
 def change_of(entry: Mapping[str, Any]) -> Change:
     """Return the change in an entry of `history`; raises `CorruptStateError`."""
-    return schemas.change_from_dict({key: value for key, value in entry.items() if key != "version"})
+    return codec.change_from_dict({key: value for key, value in entry.items() if key != "version"})
 
 
 def before_changes(now: Snapshot, changes: list[Change]) -> History:
@@ -76,42 +99,42 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     granted = {(c.lease.task_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
     queued = {c.request.task_id for c in changes if isinstance(c, Queued)}
     leases = tuple(lease for lease in now.leases if (lease.task_id, lease.fencing_token) not in granted)
-    waiting = [entry for entry in now.waiting if entry.task_id not in queued]
-    waiting += _waited_before(changes)
+    pending = [entry for entry in now.pending if entry.task_id not in queued]
+    pending += _pending_before(changes)
     sequence = now.sequence - sum(isinstance(c, Queued) for c in changes)
-    kept, forgotten = _known(changes, leases, waiting)
+    kept, forgotten = _known(changes, leases, pending)
     nodes = next((c.nodes for c in changes if isinstance(c, InventoryChanged)), now.nodes)
     tokens = [c.lease.fencing_token for c in changes if isinstance(c, Granted)]
     version = now.version - len(changes)
     before = Snapshot(
         version=version,
-        fencing=min(tokens) - 1 if tokens else now.fencing,
+        last_fencing_token=min(tokens) - 1 if tokens else now.last_fencing_token,
         sequence=sequence,
         nodes=nodes,
         leases=leases,
-        waiting=tuple(
-            replace(entry, sequence=entry.sequence or sequence - len(waiting) + place)
-            for place, entry in enumerate(waiting, start=1)
+        pending=tuple(
+            replace(entry, sequence=entry.sequence or sequence - len(pending) + place)
+            for place, entry in enumerate(pending, start=1)
         ),
         drained=_drained_before(now, changes) if version else (),
     )
     return History(before, tuple(kept), forgotten)
 
 
-def _waited_before(changes: list[Change]) -> list[Waiting]:
+def _pending_before(changes: list[Change]) -> list[PendingRequest]:
     """Return the requests that were pending before the first change, found by their grants.
 
     A request that was granted at once beside a queue was never in it, though its grant has a `queued_at`.
     """
     seen: set[str] = set()
-    found: list[Waiting] = []
+    found: list[PendingRequest] = []
     for change in changes:
         if isinstance(change, Queued):
             seen.add(change.request.task_id)
         elif isinstance(change, Granted):
             lease = change.lease
             if lease.queued_at is not None and lease.queued_at < changes[0].at and lease.task_id not in seen:
-                found.append(Waiting(lease.request, lease.queued_at, 0))
+                found.append(PendingRequest(lease.request, lease.queued_at, 0))
             seen.discard(lease.task_id)
         elif isinstance(change, Cancelled):
             seen.discard(change.task_id)
@@ -131,11 +154,11 @@ def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]
 
 
 def _known(
-    changes: Iterable[Change], leases: Iterable[Lease], waiting: Iterable[Waiting]
+    changes: Iterable[Change], leases: Iterable[Lease], pending: Iterable[PendingRequest]
 ) -> tuple[list[Change], int]:
     """Return the changes whose lease or pending request is known, and the number of the others."""
     live = {(lease.task_id, lease.fencing_token) for lease in leases}
-    queue = {entry.task_id for entry in waiting}
+    queue = {entry.task_id for entry in pending}
     kept: list[Change] = []
     forgotten = 0
     for change in changes:
@@ -162,10 +185,10 @@ def _known(
 
 def to_lines(history: History) -> Iterator[str]:
     """Yield the lines of a history file without line ends; the last change has its version in the store."""
-    yield json.dumps({"snapshot": schemas.snapshot_to_dict(history.before)}, ensure_ascii=False)
+    yield json.dumps({"snapshot": codec.snapshot_to_dict(history.before)}, ensure_ascii=False)
     first = history.before.version + history.forgotten + 1
     for version, change in enumerate(history.changes, start=first):
-        entry = {"version": version, **schemas.change_to_dict(change)}
+        entry = {"version": version, **codec.change_to_dict(change)}
         yield json.dumps(entry, ensure_ascii=False)
 
 
@@ -186,7 +209,7 @@ def snapshot_of(first: Mapping[str, Any]) -> Snapshot:
     value = first.get("snapshot")
     if not isinstance(value, dict):
         raise CorruptStateError('the first line of a history must be the state before it: {"snapshot": …}')
-    return schemas.snapshot_from_dict(value)
+    return codec.snapshot_from_dict(value)
 
 
 __all__ = ["History", "before_changes", "change_of", "collect", "snapshot_of", "to_lines", "write_file"]

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Change
 from resource_manager.errors import LockedError, StaleStateError, StateLostError
-from resource_manager.locks import Lock, ThreadLock, ThreadMutex
-from resource_manager.models import Change
+from resource_manager.storage.redis.lock import Lock, ThreadLock, ThreadMutex
 
 
 def steady_clock() -> Callable[[], float]:
@@ -85,7 +85,7 @@ class MemoryStore:
                 snapshot = replace(
                     snapshot,
                     version=max(snapshot.version, self._base.version + 1),
-                    fencing=max(snapshot.fencing, self._base.fencing),
+                    last_fencing_token=max(snapshot.last_fencing_token, self._base.last_fencing_token),
                     sequence=max(snapshot.sequence, self._base.sequence),
                 )
             self._base = ClusterState.from_snapshot(snapshot)

@@ -10,12 +10,12 @@ import click
 
 from simulator.cli import BadInput, common_options, print_json
 from simulator.edge.dataset import KINDS, TIERS, Dataset, Kind
+from simulator.edge.dataset_files import read_dataset, write_dataset
 from simulator.edge.environment import Environment
-from simulator.edge.generate import generate
 from simulator.edge.plan import read_plan, write_plan
 from simulator.edge.published import published_score
+from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import Score, score_plan
-from simulator.edge.tables import read_dataset, write_dataset
 from simulator.edge.timetable import plan_timetable
 from simulator.edge.water_gate import plan_water_gate
 from simulator.progress import Progress, progress_bar
@@ -80,9 +80,9 @@ def command(
         made_by = policy
     score = score_plan(dataset, plan)
     summary = summarise(score, time.perf_counter() - began)
-    table = beside_published(dataset, made_by, tiers, score)
+    table = score_table(dataset, made_by, tiers, score)
     if output_dir is not None:
-        from simulator.edge.figures import save_gantt_charts
+        from simulator.edge.gantt import save_gantt_charts
 
         if plan_folder is None:
             write_plan(plan, output_dir)
@@ -111,7 +111,7 @@ def summarise(score: Score, wall_s: float) -> dict[str, float]:
     }
 
 
-def beside_published(dataset: Dataset, made_by: str, tiers: str, score: Score) -> str:
+def score_table(dataset: Dataset, made_by: str, tiers: str, score: Score) -> str:
     """Return a Markdown table: this score, and the published ones if the dataset is public."""
     lines = [
         f"| {dataset.name} | tiers | score | jobs done | mean job completion time (s) |",

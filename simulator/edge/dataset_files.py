@@ -35,9 +35,9 @@ COLUMNS = {
     "job_table": ("JobId", "ArriveTime"),
     "task_table": ("TaskId", "JobId", "CategoryId", "ParentTasks", "ChildTasks", "ComputeDuration"),
 }
-LONGEST_S = 1_000_000
+MAX_TIME_S = 1_000_000
 """Upper bound (s) of the times in tables and plans: every second up to it is simulated."""
-LARGEST = 2**31 - 1
+MAX_NUMBER = 2**31 - 1
 """Upper bound of numbers, which are stored in arrays of 32 bits."""
 MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory"}
 
@@ -74,8 +74,8 @@ def whole_number(text: str, column: str, path: Path, line: int) -> int:
         value = int(text)
     except ValueError:
         raise InputError(f"{column} is {text!r}, not a whole number", path=path, line=line) from None
-    if not 0 <= value <= LARGEST:
-        reason = "below 0" if value < 0 else f"above {LARGEST}"
+    if not 0 <= value <= MAX_NUMBER:
+        reason = "below 0" if value < 0 else f"above {MAX_NUMBER}"
         raise InputError(f"{column} is {value}, {reason}", path=path, line=line)
     return value
 
@@ -100,7 +100,7 @@ class _Tables:
                 values = [int(text) for text in texts]
             except ValueError:
                 values = [-1]
-            if min(values) < 0 or max(values) > LARGEST:  # parse one by one to name the column
+            if min(values) < 0 or max(values) > MAX_NUMBER:  # parse one by one to name the column
                 values = [
                     whole_number(text, name, path, line) for text, name in zip(texts, columns, strict=True)
                 ]
@@ -214,8 +214,8 @@ def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[i
     path = tables.path("task_table")
     arrivals = {}
     for job_id, (line, (_, arrival_s)) in tables.keyed("job_table").items():
-        if arrival_s > LONGEST_S:
-            tables.fail("job_table", line, f"ArriveTime is {arrival_s}, above {LONGEST_S}")
+        if arrival_s > MAX_TIME_S:
+            tables.fail("job_table", line, f"ArriveTime is {arrival_s}, above {MAX_TIME_S}")
         arrivals[job_id] = arrival_s
     if not arrivals:
         tables.fail("job_table", None, "the table has no job")
@@ -234,8 +234,8 @@ def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[i
             tables.fail("task_table", line, f"JobId {job_id} is not in job_table.csv")
         if category_id not in categories:
             tables.fail("task_table", line, f"CategoryId {category_id} is not in category_table.csv")
-        if not 0 < compute_s <= LONGEST_S:
-            tables.fail("task_table", line, f"ComputeDuration is {compute_s}, not within 1 to {LONGEST_S}")
+        if not 0 < compute_s <= MAX_TIME_S:
+            tables.fail("task_table", line, f"ComputeDuration is {compute_s}, not within 1 to {MAX_TIME_S}")
         tasks[task_id] = Task(task_id, job_id, category_id, edges[0], edges[1], compute_s)
         lines[task_id] = line
         members[job_id].append(task_id)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 
-from resource_manager.allocator import grant, release
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import Drained, InventoryChanged, Node, Placement, Request, Restored
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import Drained, InventoryChanged, Node, Placement, Request, Restored
+from resource_manager.scheduling.allocator import grant, release
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
 from simulator.edge.plan import Add, Match, Plan, Step
 from simulator.edge.transfers import transfer_s, upload_s
@@ -217,7 +217,7 @@ def _resources(cpus: int, memory_mib: int) -> dict[str, int]:
     return {"cpus": cpus, "memory_mib": memory_mib}
 
 
-def refuse_impossible(dataset: Dataset) -> None:
+def check_feasible(dataset: Dataset) -> None:
     """Raise `SimulationError` if a task requests more than any host has: it might never end."""
     hosts = [dataset.first_capacity(device) for device in dataset.devices if device.kind == "Cloud"]
     for task in dataset.tasks.values():

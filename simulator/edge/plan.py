@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulator.edge.dataset import Dataset, Device
-from simulator.edge.tables import LONGEST_S, read_rows, whole_number
+from simulator.edge.dataset_files import MAX_TIME_S, read_rows, whole_number
 from simulator.errors import InputError
 from simulator.report import write_csv
 
@@ -79,8 +79,8 @@ def read_plan(folder: Path, dataset: Dataset) -> Plan:
 
 def _second(text: str, path: Path, line: int) -> int:
     at = whole_number(text, "Time", path, line)
-    if at > LONGEST_S:
-        raise InputError(f"Time is {at}, above {LONGEST_S}", path=path, line=line)
+    if at > MAX_TIME_S:
+        raise InputError(f"Time is {at}, above {MAX_TIME_S}", path=path, line=line)
     return at
 
 

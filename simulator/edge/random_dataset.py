@@ -17,7 +17,7 @@ from simulator.edge.dataset import (
 
 CATEGORIES = 50
 ARRIVALS_END_S = 1200
-LARGEST_REQUEST = 8
+MAX_REQUEST = 8
 """Upper bound of the CPUs and of the MiB an executor requests; every host has more."""
 
 
@@ -36,7 +36,7 @@ def generate(
         return int(random.integers(low, high + 1))
 
     categories = {
-        i: Category(i, between(1, LARGEST_REQUEST), between(1, LARGEST_REQUEST), between(1, 5))
+        i: Category(i, between(1, MAX_REQUEST), between(1, MAX_REQUEST), between(1, 5))
         for i in range(CATEGORIES)
     }
     devices: list[Device] = []
@@ -60,7 +60,7 @@ def generate(
                 capacity[:] = between(33, 64)
             elif device.kind == "BS":
                 for at in range(0, METRIC_PERIOD_S, BS_METRIC_STEP_S):
-                    capacity[at : at + BS_METRIC_STEP_S] = between(LARGEST_REQUEST, 32)
+                    capacity[at : at + BS_METRIC_STEP_S] = between(MAX_REQUEST, 32)
             else:
                 _fill(random, capacity, device, 8, 16, changes=3)
         if device.kind == "UE":

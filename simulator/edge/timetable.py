@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
-from simulator.edge.environment import Environment, Executor, refuse_impossible
+from simulator.edge.environment import Environment, Executor, check_feasible
 from simulator.edge.water_gate import topological_order
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
@@ -18,14 +18,14 @@ from simulator.progress import Progress, no_progress
 if TYPE_CHECKING:
     from simulator.edge.timetable_search import Problem, Timetable
 
-PATIENCE = (5.0, 15.0)
+WORK_WEIGHTS = (5.0, 15.0)
 """Weights of the work of a job (s on all hosts and stations) against its arrival (s) in a job order."""
 
 PRICES = (0.3, 1.0, 0.0)
 """Prices of fast capacity, as fractions of the delay it causes to the jobs placed later."""
 
 TASKS_PLACED = 40_000
-MOST_TRIALS = 30
+MAX_TRIALS = 30
 """Limits of the search, in placed tasks and in trials: equal on every machine."""
 
 
@@ -49,10 +49,10 @@ def plan_timetable(
 
     Unlike `water_gate`, it uses jobs before they arrive: it is an offline policy.
     """
-    refuse_impossible(dataset)
+    check_feasible(dataset)
     devices = devices_of(dataset, kinds)
     problem = arrays_of(dataset, devices)
-    trials = max(1, min(MOST_TRIALS, tasks_placed // len(dataset.tasks)))
+    trials = max(1, min(MAX_TRIALS, tasks_placed // len(dataset.tasks)))
     timetable = search(dataset, devices, problem, seed, trials, progress)
     return carry_out(dataset, kinds, devices, timetable)
 
@@ -67,7 +67,7 @@ def search(
     length = (problem.compute + problem.prepare)[:, None]
     work = np.bincount(problem.job_of, (length * problem.toll[:, : problem.first_ue]).mean(axis=1))
     empty = empty_timetable(dataset, devices, problem, first_horizon(dataset, devices, problem))
-    settings = [(patience, price) for patience in PATIENCE for price in PRICES]
+    settings = [(work_weight, price) for work_weight in WORK_WEIGHTS for price in PRICES]
     best_total, best, best_keys = FAR_S, empty, (0.0, 0.0, np.zeros(len(work)))
     trial = 0
     while trial < trials or best_total == FAR_S:
@@ -75,9 +75,9 @@ def search(
             keys = (*settings[trial], np.zeros(len(work)))
         else:
             keys = vary(best_keys, random)
-        patience, price, noise = keys
+        work_weight, price, noise = keys
         timetable = copy_of(empty)
-        order = np.argsort(problem.arrival + patience * work * np.exp(noise), kind="stable")
+        order = np.argsort(problem.arrival + work_weight * work * np.exp(noise), kind="stable")
         total = build(problem, timetable, order, price)
         if total == FAR_S:  # not enough free capacity: extend the horizon
             horizon = 2 * empty.free_cpus.shape[1]
@@ -95,10 +95,10 @@ Keys = tuple[float, float, npt.NDArray[np.float64]]
 
 def vary(keys: Keys, random: np.random.Generator) -> Keys:
     """Draw a neighbour: about a third of the jobs earlier or later, weight and price slightly different."""
-    patience, price, noise = keys
+    work_weight, price, noise = keys
     moved = random.random(len(noise)) < 0.3
     return (
-        patience * math.exp(random.normal(0, 0.1)),
+        work_weight * math.exp(random.normal(0, 0.1)),
         price * math.exp(random.normal(0, 0.15)),
         noise + moved * random.normal(0, 0.3, len(noise)),
     )
@@ -118,8 +118,8 @@ def arrays_of(dataset: Dataset, devices: list[Device]) -> Problem:
     job_place = {job.job_id: i for i, job in enumerate(jobs)}
     categories = [dataset.categories[task.category_id] for task in tasks]
     numbers = {category_id: i for i, category_id in enumerate(dataset.categories)}
-    to_go = longest_ways(dataset)
-    members = [sorted(job.task_ids, key=lambda task_id: -to_go[task_id]) for job in jobs]
+    rank = upward_ranks(dataset)
+    members = [sorted(job.task_ids, key=lambda task_id: -rank[task_id]) for job in jobs]
     edges = [(place[parent], size) for task in tasks for parent, size in task.parents]
     fixed = [device for device in devices if device.kind != "UE"]
     rows = [device.index - dataset.first_ue for device in devices if device.kind == "UE"]
@@ -169,15 +169,13 @@ def tolls(dataset: Dataset, fixed: list[Device], categories: list[Category]) -> 
     return share
 
 
-def longest_ways(dataset: Dataset) -> dict[int, int]:
+def upward_ranks(dataset: Dataset) -> dict[int, int]:
     """Return the upward rank of each task: seconds of computing on the longest path to the end of its job."""
-    to_go: dict[int, int] = {}
+    rank: dict[int, int] = {}
     for job in dataset.jobs.values():
         for task in reversed(topological_order(job, dataset)):
-            to_go[task.task_id] = task.compute_s + max(
-                (to_go[child] for child, _ in task.children), default=0
-            )
-    return to_go
+            rank[task.task_id] = task.compute_s + max((rank[child] for child, _ in task.children), default=0)
+    return rank
 
 
 def first_horizon(dataset: Dataset, devices: list[Device], problem: Problem) -> int:
@@ -186,7 +184,7 @@ def first_horizon(dataset: Dataset, devices: list[Device], problem: Problem) -> 
     length = problem.compute * host.compute_factor + problem.prepare
     cpus, memory_mib = np.maximum(dataset.first_capacity(host), 1)
     work = max((length * problem.cpus).sum() / cpus, (length * problem.memory).sum() / memory_mib)
-    longest = max(longest_ways(dataset).values()) * host.compute_factor
+    longest = max(upward_ranks(dataset).values()) * host.compute_factor
     periods: int = math.ceil((problem.arrival.max() + 1.3 * work + 2 * longest) / METRIC_PERIOD_S)
     return periods * METRIC_PERIOD_S
 

@@ -67,7 +67,7 @@ class Timetable(NamedTuple):
 
 
 @njit(cache=True)
-def book(p: Any, t: Any, device: int, task: int, begin: int, end: int, sign: int) -> None:
+def change_free(p: Any, t: Any, device: int, task: int, begin: int, end: int, sign: int) -> None:
     cpus, memory = sign * p.cpus[task], sign * p.memory[task]
     for second in range(begin, end):
         t.free_cpus[device, second] -= cpus
@@ -177,14 +177,14 @@ def place(p: Any, t: Any, task: int, price: float, latest_end: int) -> bool:
         ready = max(ready, t.end[p.edge_task[edge]])
         size = max(size, p.edge_size[edge])
     if latest_end and place_on_ue(p, t, task, ready, size, latest_end + 1) < FAR_S:
-        book_task(p, t, task)
+        allocate_task(p, t, task)
         return True
     t.device[task] = NONE
     best = place_on_fixed(p, t, task, ready, price)
     best = min(best, place_on_ue(p, t, task, ready, size, best))
     if best == FAR_S:
         return False
-    book_task(p, t, task)
+    allocate_task(p, t, task)
     return True
 
 
@@ -237,8 +237,8 @@ def place_on_ue(p: Any, t: Any, task: int, ready: int, size: int, before: int) -
 
 
 @njit(cache=True)
-def book_task(p: Any, t: Any, task: int) -> None:
-    book(p, t, t.device[task], task, t.held[task], t.end[task], 1)
+def allocate_task(p: Any, t: Any, task: int) -> None:
+    change_free(p, t, t.device[task], task, t.held[task], t.end[task], 1)
     before = t.before[task]
     if before != NONE:
         remove_tail(p, t, before)
@@ -269,11 +269,11 @@ def remove_tail(p: Any, t: Any, task: int) -> None:
 
 
 @njit(cache=True)
-def take_out_job(p: Any, t: Any, job: int) -> None:
+def deallocate_job(p: Any, t: Any, job: int) -> None:
     """Deallocate the tasks of a job; it must be the last one placed."""
     for i in range(p.job_from[job + 1] - 1, p.job_from[job] - 1, -1):
         task = p.job_tasks[i]
-        book(p, t, t.device[task], task, t.held[task], t.end[task], -1)
+        change_free(p, t, t.device[task], task, t.held[task], t.end[task], -1)
         remove_tail(p, t, task)
         before = t.before[task]
         if before != NONE:
@@ -307,9 +307,9 @@ def place_job(p: Any, t: Any, job: int, price: float) -> int:
         for edge in range(p.edge_from[task], p.edge_from[task + 1]):
             parent = p.edge_task[edge]
             t.latest[parent] = min(t.latest[parent], t.start[task])
-    take_out_job(p, t, job)
+    deallocate_job(p, t, job)
     if place_all(p, t, job, price, True) > end:
-        take_out_job(p, t, job)
+        deallocate_job(p, t, job)
         place_all(p, t, job, price, False)
     return end
 

@@ -8,7 +8,7 @@ from functools import cache, partial
 from operator import attrgetter
 
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Dataset, Device, Job, Kind, Task
-from simulator.edge.environment import Environment, Executor, refuse_impossible
+from simulator.edge.environment import Environment, Executor, check_feasible
 from simulator.progress import Progress, no_progress
 
 RESERVE_MARGIN_S = 5
@@ -25,7 +25,7 @@ def plan_water_gate(
     hosts reach that job: the gate. The policy is deterministic, so `seed` has no effect.
     Source: the contest entry `reskipper/6GANA_AIC`.
     """
-    refuse_impossible(dataset)
+    check_feasible(dataset)
     environment = Environment(dataset, kinds)
     devices = sorted(environment.devices, key=attrgetter("compute_factor"))
     hosts = [device for device in devices if device.kind == "Cloud"]
@@ -221,11 +221,11 @@ class _Second:
             self.used.add(free.executor_id)
             return True
         category = environment.dataset.categories[task.category_id]
-        patience_s = category.prepare_s + RESERVE_MARGIN_S
-        if soonest is not None and soonest.free_from_s - self.now <= patience_s:
+        max_wait_s = category.prepare_s + RESERVE_MARGIN_S
+        if soonest is not None and soonest.free_from_s - self.now <= max_wait_s:
             self.reserve(soonest, task)
             return True
-        if may_create and self.make_room(task, device):
+        if may_create and self.ensure_capacity(task, device):
             self.reserve(environment.add(category, device), task)
             return True
         return False
@@ -234,13 +234,13 @@ class _Second:
         self.used.add(executor.executor_id)
         self.reserves[executor.executor_id] = task.task_id
 
-    def make_room(self, task: Task, device: Device) -> bool:
+    def ensure_capacity(self, task: Task, device: Device) -> bool:
         """Return True if an executor for the task fits; delete the oldest spare ones if necessary."""
         environment = self.environment
         category = environment.dataset.categories[task.category_id]
         free = environment.node(device).free
         cpus, memory_mib = free["cpus"], free["memory_mib"]
-        doomed: list[Executor] = []
+        evicted: list[Executor] = []
         spare = iter(environment.on_device[device.index].values())  # the oldest first
         while cpus < category.cpus or memory_mib < category.memory_mib:
             executor = next(spare, None)
@@ -248,10 +248,10 @@ class _Second:
                 return False
             kept = executor.executor_id in self.used or executor.executor_id in self.reserved
             if executor.is_free(self.now) and not kept:
-                doomed.append(executor)
+                evicted.append(executor)
                 cpus += executor.category.cpus
                 memory_mib += executor.category.memory_mib
-        for executor in doomed:
+        for executor in evicted:
             environment.delete(executor)
         return True
 

@@ -15,23 +15,23 @@ from simulator.cli import (
     FiniteRange,
     common_options,
     print_json,
-    refuse_given,
+    reject_given,
     seeds_of,
     seeds_option,
 )
 from simulator.oasis.calibrate import calibrate
+from simulator.oasis.comparison_tables import print_tables
 from simulator.oasis.experiment import ALGORITHMS, Comparison, Method, summarise
 from simulator.oasis.instance_file import read_instance, write_instance
-from simulator.oasis.model import MOST, Instance
+from simulator.oasis.model import MAX_COUNT, Instance
 from simulator.oasis.optimum import TIME_LIMIT_S
-from simulator.oasis.plots import PriceWatch, plot_comparison, plot_sweep
+from simulator.oasis.plots import PriceRecorder, plot_comparison, plot_sweep
 from simulator.oasis.prices import ETA, UTILITY_FLOOR
-from simulator.oasis.tables import print_tables
-from simulator.oasis.workload import draw_instance, draw_training, with_servers
+from simulator.oasis.random_instances import draw_instance, draw_training, with_servers
 from simulator.progress import Progress, progress_bar
 from simulator.report import write_json
 
-MOST_LOAD = 100.0
+MAX_LOAD = 100.0
 
 DRAWING = ("jobs", "slots", "servers", "mixed", "load", "sweep")
 """Options that shape drawn instances."""
@@ -72,12 +72,12 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         except ValueError:
             values = []
         whole = axis == "load" or all(each.is_integer() for each in values)
-        most = MOST_LOAD if axis == "load" else MOST
+        most = MAX_LOAD if axis == "load" else MAX_COUNT
         sensible = bool(values) and whole and all(0 < each <= most for each in values)
         if axis not in ("jobs", "servers", "load") or not sensible:
             raise click.BadParameter(
                 f"{text!r} is not jobs:5,10,20, servers:2,5,10 or load:0.5,1,2 with values above 0"
-                f" (loads up to {MOST_LOAD:g}, the others up to {MOST:,})"
+                f" (loads up to {MAX_LOAD:g}, the others up to {MAX_COUNT:,})"
             )
         if axis in sweeps:
             raise click.BadParameter(f"{axis} is varied twice; give all its values together")
@@ -87,12 +87,12 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 
 @click.command("oasis")
 @click.option(
-    "--jobs", type=click.IntRange(1, MOST), default=10, show_default=True, help="Jobs per instance."
+    "--jobs", type=click.IntRange(1, MAX_COUNT), default=10, show_default=True, help="Jobs per instance."
 )
-@click.option("--slots", type=click.IntRange(1, MOST), default=30, show_default=True, help="Time slots.")
+@click.option("--slots", type=click.IntRange(1, MAX_COUNT), default=30, show_default=True, help="Time slots.")
 @click.option(
     "--servers",
-    type=click.IntRange(1, MOST),
+    type=click.IntRange(1, MAX_COUNT),
     default=5,
     show_default=True,
     help="Number of worker servers, and of parameter servers.",
@@ -100,7 +100,7 @@ def parse_sweep(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 @click.option("--mixed", is_flag=True, help="Servers of several types instead of one.")
 @click.option(
     "--load",
-    type=FiniteRange(0, MOST_LOAD, min_open=True),
+    type=FiniteRange(0, MAX_LOAD, min_open=True),
     help="Scale the jobs until they request this fraction of all slots of the most demanded resource.",
 )
 @seeds_option
@@ -204,13 +204,13 @@ def command(
 ) -> None:
     """Schedule training jobs online by resource prices; compare with baselines and the offline optimum."""
     if instance_file is not None:
-        refuse_given(DRAWING, "shapes drawn instances; it cannot be used with --instance")
+        reject_given(DRAWING, "shapes drawn instances; it cannot be used with --instance")
     if "oasis" not in algorithms:
-        refuse_given(PRICING, "applies only to OASiS; add oasis to --algorithms")
+        reject_given(PRICING, "applies only to OASiS; add oasis to --algorithms")
     if "optimal" not in algorithms:
-        refuse_given(("time_limit_s",), "applies only to the optimum; add optimal to --algorithms")
+        reject_given(("time_limit_s",), "applies only to the optimum; add optimal to --algorithms")
     if training_runs is not None:
-        refuse_given(("eta", "utility_floor"), "is fitted by --calibrate; use one of the two")
+        reject_given(("eta", "utility_floor"), "is fitted by --calibrate; use one of the two")
         if prices == "clairvoyant":
             raise BadInput("--calibrate fits estimated prices; it cannot be used with --prices clairvoyant")
     seeds = seeds_of(seeds, seed)
@@ -234,7 +234,7 @@ def command(
     points = [(axis, value) for axis, values in sweep.items() for value in values]
     rounds = [dict(zip(seeds, instances, strict=True))]
     rounds += ({each: draw(each, **{axis: value}) for each in seeds} for axis, value in points)
-    watch = PriceWatch(instances[0], method.prices(instances[0], seeds[0]))
+    watch = PriceRecorder(instances[0], method.prices(instances[0], seeds[0]))
     with progress_bar("instances") as progress:
         comparisons, *varied = compare_rounds(method, rounds, watch, progress)
     summary = summarise(comparisons)
@@ -260,7 +260,7 @@ def command(
 
 
 def compare_rounds(
-    method: Method, rounds: Sequence[dict[int, Instance]], watch: PriceWatch, progress: Progress
+    method: Method, rounds: Sequence[dict[int, Instance]], watch: PriceRecorder, progress: Progress
 ) -> list[list[Comparison]]:
     """Return every round's comparisons, by seed; `watch` records the prices of the first one."""
     found: list[list[Comparison]] = []

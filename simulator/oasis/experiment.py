@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from simulator.oasis.baselines import Dorm, Drf, Fifo, Rrh
 from simulator.oasis.ledger import Ledger
 from simulator.oasis.model import Instance
-from simulator.oasis.optimum import TIME_LIMIT_S, Booked, Optimum, find_optimum
+from simulator.oasis.optimum import TIME_LIMIT_S, FixedPlan, Optimum, find_optimum
 from simulator.oasis.planner import Oasis
 from simulator.oasis.prices import OUTLIERS, Prices, fit_prices
+from simulator.oasis.random_instances import draw_history
 from simulator.oasis.simulation import OnSlot, Run, Scheduler, run
-from simulator.oasis.workload import draw_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def compare(
     for name in algorithms:
         if name == "optimal":
             optimum = find_optimum(case.instance, time_limit_s)
-            runs[name] = run(case.instance, partial(Booked, plan=optimum.plan))
+            runs[name] = run(case.instance, partial(FixedPlan, plan=optimum.plan))
         else:
             runs[name] = run(
                 case.instance,

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from resource_manager.inventory import MAX_GPUS_OF_SERVER
+from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
-from simulator.oasis.model import MOST, MOST_AMOUNT, RESOURCES, Amounts, Instance, Job
+from simulator.oasis.model import MAX_AMOUNT, MAX_COUNT, RESOURCES, Amounts, Instance, Job
 from simulator.report import write_json
 
 
@@ -24,10 +24,10 @@ class AmountsDocument(Document):
     """GPUs, CPUs, GB of memory and storage, Gb/s, to a millionth; an omitted amount is 0."""
 
     gpu: int = Field(0, ge=0, le=MAX_GPUS_OF_SERVER)
-    cpu: float = Field(0, ge=0, le=MOST_AMOUNT)
-    memory: float = Field(0, ge=0, le=MOST_AMOUNT)
-    storage: float = Field(0, ge=0, le=MOST_AMOUNT)
-    bandwidth: float = Field(0, ge=0, le=MOST_AMOUNT)
+    cpu: float = Field(0, ge=0, le=MAX_AMOUNT)
+    memory: float = Field(0, ge=0, le=MAX_AMOUNT)
+    storage: float = Field(0, ge=0, le=MAX_AMOUNT)
+    bandwidth: float = Field(0, ge=0, le=MAX_AMOUNT)
 
     def amounts(self) -> Amounts:
         return tuple(getattr(self, name) for name in RESOURCES)
@@ -39,26 +39,26 @@ class JobDocument(Document):
     """
 
     id: str | None = Field(None, min_length=1)
-    a: int = Field(ge=0, le=MOST)
-    N: int = Field(ge=1, le=MOST)
-    M: int = Field(ge=1, le=MOST_AMOUNT)
-    E: int = Field(ge=1, le=MOST_AMOUNT)
-    tau: float = Field(ge=0, le=MOST_AMOUNT)
-    e: float = Field(ge=0, le=MOST_AMOUNT)
+    a: int = Field(ge=0, le=MAX_COUNT)
+    N: int = Field(ge=1, le=MAX_COUNT)
+    M: int = Field(ge=1, le=MAX_AMOUNT)
+    E: int = Field(ge=1, le=MAX_AMOUNT)
+    tau: float = Field(ge=0, le=MAX_AMOUNT)
+    e: float = Field(ge=0, le=MAX_AMOUNT)
     w: AmountsDocument
     s: AmountsDocument
-    gamma1: float = Field(gt=0, le=MOST_AMOUNT)
-    gamma2: float = Field(ge=0, le=MOST_AMOUNT)
-    gamma3: float = Field(ge=0, le=MOST_AMOUNT)
+    gamma1: float = Field(gt=0, le=MAX_AMOUNT)
+    gamma2: float = Field(ge=0, le=MAX_AMOUNT)
+    gamma3: float = Field(ge=0, le=MAX_AMOUNT)
 
 
 class InstanceDocument(Document):
     """The whole file."""
 
-    slots: int = Field(ge=1, le=MOST)
-    worker_servers: list[AmountsDocument] = Field(min_length=1, max_length=MOST)
-    ps_servers: list[AmountsDocument] = Field(min_length=1, max_length=MOST)
-    jobs: list[JobDocument] = Field(min_length=1, max_length=MOST)
+    slots: int = Field(ge=1, le=MAX_COUNT)
+    worker_servers: list[AmountsDocument] = Field(min_length=1, max_length=MAX_COUNT)
+    ps_servers: list[AmountsDocument] = Field(min_length=1, max_length=MAX_COUNT)
+    jobs: list[JobDocument] = Field(min_length=1, max_length=MAX_COUNT)
 
 
 def read_instance(path: Path) -> Instance:
@@ -72,7 +72,7 @@ def read_instance(path: Path) -> Instance:
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error.msg}", path=path, line=error.lineno) from error
     except ValidationError as error:
-        raise InputError(first_complaint(error), path=path) from error
+        raise InputError(first_error(error), path=path) from error
     except RecursionError:
         raise InputError("not JSON: nested too deeply", path=path) from None
     except ValueError as error:  # a number of thousands of digits
@@ -83,7 +83,7 @@ def read_instance(path: Path) -> Instance:
         raise InputError(error.reason, path=path) from error
 
 
-def first_complaint(error: ValidationError) -> str:
+def first_error(error: ValidationError) -> str:
     """Return the first error as one line, with the number of further errors."""
     complaints = error.errors(include_url=False)
     first = complaints[0]

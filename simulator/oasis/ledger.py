@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Change, Gpu, Lease, Node, Request
-from resource_manager.policies.first_fit import first_fit
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Change, Gpu, Lease, Node, Request
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.errors import SimulationError
 from simulator.oasis.model import GPU, Amounts, Instance, Job, Units, to_units
 
@@ -56,11 +56,11 @@ class Pool:
 
     def room(self, job: Job) -> int:
         """Return how many workers (or PS) of the job fit when nothing else runs."""
-        return int(how_many(self.capacity, self.demand(job)).sum())
+        return int(max_multiple(self.capacity, self.demand(job)).sum())
 
     def fit(self, job: Job, first_slot: int, last_slot: int | None = None) -> Ints:
         """Return how many workers (or PS) of the job still fit on each server: slots x servers."""
-        return how_many(self.free[first_slot:last_slot], self.demand(job))
+        return max_multiple(self.free[first_slot:last_slot], self.demand(job))
 
 
 def demand_of(job: Job, role: str) -> Units:
@@ -68,7 +68,7 @@ def demand_of(job: Job, role: str) -> Units:
     return job.worker_units if role == WORKER else job.ps_units
 
 
-def how_many(free: Floats, demand: Units) -> Ints:
+def max_multiple(free: Floats, demand: Units) -> Ints:
     """Return the largest whole n with n x demand <= free in every resource.
 
     `free` has resources last; an empty demand fits any number of times, returned as 2**31.

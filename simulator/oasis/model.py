@@ -21,10 +21,10 @@ Units = tuple[int, ...]
 
 UNITS = (1, 10**6, 10**6, 10**6, 10**6)
 
-MOST = 10_000
+MAX_COUNT = 10_000
 """Largest count of jobs, slots, servers of a role or chunks of a job: more would exhaust the memory."""
 
-MOST_AMOUNT = 1e9
+MAX_AMOUNT = 1e9
 """Limit of an amount, so that amounts in `Units` are exact as floats."""
 
 ROUNDING = 1e-9
@@ -63,7 +63,7 @@ class Job:
     """The fewest PS with enough bandwidth for y workers, by y from 0 to `chunks`."""
 
     def __post_init__(self) -> None:
-        self._refuse_nonsense()
+        self._validate()
         object.__setattr__(self, "worker_units", to_units(self.worker))
         object.__setattr__(self, "ps_units", to_units(self.ps))
         exchange = 2 * self.gradient / self.worker[BANDWIDTH] if self.gradient else 0.0
@@ -74,7 +74,7 @@ class Job:
         sent, taken = self.worker_units[BANDWIDTH], max(1, self.ps_units[BANDWIDTH])
         object.__setattr__(self, "ps_for", tuple(-(-sent * y // taken) for y in range(self.chunks + 1)))
 
-    def _refuse_nonsense(self) -> None:
+    def _validate(self) -> None:
         def refuse(reason: str) -> None:
             raise InputError(f"job {self.job_id!r}: {reason}")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.model import RESOURCES, Instance, Job
-from simulator.oasis.planner import best_schedule, book
+from simulator.oasis.planner import allocate_shares, best_schedule
 from simulator.oasis.prices import Prices, fit_prices, safe_eta
 from simulator.oasis.programme import Completions, Plan, Programme
 
@@ -49,7 +49,7 @@ class Optimum:
         return max(0.0, self.bound - self.utility) / max(self.utility, 1e-12)
 
 
-class Booked:
+class FixedPlan:
     """Scheduler whose plans are all given in advance."""
 
     def __init__(self, ledger: Ledger, plan: Plan) -> None:
@@ -58,7 +58,7 @@ class Booked:
 
     def arrive(self, job: Job, slot: int) -> bool:
         shares = self.plan.get(job.job_id, ())
-        book(self.ledger, job, shares)
+        allocate_shares(self.ledger, job, shares)
         return bool(shares)
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
@@ -87,14 +87,14 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
         completions = programme.completions(solution)
         found = programme.lay_out(solution, completions, deadline)
         if isinstance(found, list):
-            if solution.optimal and programme.thin_out(found, deadline):
+            if solution.optimal and programme.exclude_overfull(found, deadline):
                 cuts += 1
                 continue
             by_server, decided = lay_out_by_server(instance, jobs, completions, deadline)
             if by_server is None:
                 if not (decided and solution.optimal):
                     break
-                programme.cut_off(completions)
+                programme.exclude(completions)
                 cuts += 1
                 continue
             found = by_server
@@ -140,11 +140,11 @@ def plan_at_prices(
     ledger = Ledger(instance)
     plan = dict(before or {})
     for job in jobs:
-        book(ledger, job, plan.get(job.job_id, ()))
+        allocate_shares(ledger, job, plan.get(job.job_id, ()))
     for job in sorted((job for job in jobs if job.job_id not in plan), key=lambda job: job.arrival):
         schedule = best_schedule(job, job.arrival, ledger, prices)
         if schedule is not None:
-            book(ledger, job, schedule.shares)
+            allocate_shares(ledger, job, schedule.shares)
             plan[job.job_id] = schedule.shares
     return plan
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.oasis.ledger import how_many
+from simulator.oasis.ledger import max_multiple
 from simulator.oasis.milp import Maximisation
 from simulator.oasis.model import RESOURCES, Amounts, Units, to_units
 
-MOST_PARTS = 8
+MAX_PARTS = 8
 """Rounding rows are tried for a server cut into 1 to this many parts."""
 
 
@@ -38,9 +38,9 @@ def server_types(servers: Sequence[Amounts]) -> tuple[ServerType, ...]:
     return tuple(ServerType(capacity, tuple(found)) for capacity, found in by_capacity.items())
 
 
-def most_on(kind: ServerType, demand: Units) -> int:
+def max_count_on(kind: ServerType, demand: Units) -> int:
     """Return how many of that demand fit on all servers of the type when nothing else runs."""
-    return len(kind.servers) * int(how_many(np.array(kind.capacity, dtype=float), demand))
+    return len(kind.servers) * int(max_multiple(np.array(kind.capacity, dtype=float), demand))
 
 
 def capacity_rows(kind: ServerType, demands: Sequence[Units]) -> list[list[float]]:
@@ -58,7 +58,7 @@ def capacity_rows(kind: ServerType, demands: Sequence[Units]) -> list[list[float
         # A demand that does not fit on a server at all is excluded by its column's upper bound.
         shares = [share if share <= 1 else 0.0 for share in shares]
         rows.append(shares)
-        rows += ([rounded_share(share, parts) for share in shares] for parts in range(1, MOST_PARTS + 1))
+        rows += ([rounded_share(share, parts) for share in shares] for parts in range(1, MAX_PARTS + 1))
     return [
         row
         for index, row in enumerate(rows)
@@ -106,7 +106,7 @@ def pack_greedily(
     order = sorted((index for index, count in enumerate(counts) if count), key=size, reverse=True)
     for index in order:
         left = counts[index]
-        fit = how_many(free, demands[index])
+        fit = max_multiple(free, demands[index])
         for position, server in enumerate(kind.servers):
             taken = min(left, int(fit[position]))
             if taken:
@@ -163,7 +163,7 @@ def overfull_weights(
     counts may still not pack, but no linear row excludes them.
     """
     present = [index for index, count in enumerate(counts) if count]
-    single = [int(how_many(np.array(kind.capacity, dtype=float), demands[index])) for index in present]
+    single = [int(max_multiple(np.array(kind.capacity, dtype=float), demands[index])) for index in present]
     if not all(single):
         return None
     dual = Maximisation()

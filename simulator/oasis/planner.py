@@ -54,14 +54,14 @@ class Oasis:
         schedule = best_schedule(job, slot, self.ledger, self.prices)
         if schedule is None:
             return False
-        book(self.ledger, job, schedule.shares)
+        allocate_shares(self.ledger, job, schedule.shares)
         return True
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
         """Do nothing: every slot was allocated on arrival."""
 
 
-def book(ledger: Ledger, job: Job, shares: Iterable[Share]) -> None:
+def allocate_shares(ledger: Ledger, job: Job, shares: Iterable[Share]) -> None:
     """Allocate every share through the ledger's allocator."""
     for share in shares:
         ledger.place(share.slot, job, share.role, share.server, share.count)
@@ -74,9 +74,12 @@ def best_schedule(job: Job, slot: int, ledger: Ledger, prices: Prices) -> Schedu
         return None
     most = min(job.chunks, job.work)
     workers = Supply(
-        prices.of_one(ledger.worker, job.worker_units, first), ledger.worker.fit(job, first), WORKER, first
+        prices.unit_price(ledger.worker, job.worker_units, first),
+        ledger.worker.fit(job, first),
+        WORKER,
+        first,
     )
-    servers = Supply(prices.of_one(ledger.ps, job.ps_units, first), ledger.ps.fit(job, first), PS, first)
+    servers = Supply(prices.unit_price(ledger.ps, job.ps_units, first), ledger.ps.fit(job, first), PS, first)
     ps_for = np.array(job.ps_for[: most + 1])
     cost = workers.cost(most) + servers.cost(int(ps_for[-1]))[:, ps_for]
     best = cheapest_worker_slots(job, first, cost)

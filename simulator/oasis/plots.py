@@ -16,7 +16,7 @@ from simulator.oasis.prices import Prices
 from simulator.report import pyplot, save_figure
 
 
-class PriceWatch:
+class PriceRecorder:
     """Recorder of the price of one worker of the mean demand on each worker server, slot by slot."""
 
     def __init__(self, instance: Instance, prices: Prices) -> None:
@@ -26,10 +26,10 @@ class PriceWatch:
         self.rows: list[Floats] = []
 
     def __call__(self, slot: int, ledger: Ledger) -> None:
-        self.rows.append(self.prices.of_one(ledger.worker, self.demand, slot)[0])
+        self.rows.append(self.prices.unit_price(ledger.worker, self.demand, slot)[0])
 
 
-def plot_comparison(folder: Path, comparisons: Sequence[Comparison], watch: PriceWatch | None) -> None:
+def plot_comparison(folder: Path, comparisons: Sequence[Comparison], watch: PriceRecorder | None) -> None:
     """Write the figures that the runs allow into the folder."""
     names = list(comparisons[0].runs)
     runs = {name: [comparison.runs[name] for comparison in comparisons] for name in names}
@@ -96,7 +96,7 @@ def plot_boxes(
     save_figure(figure, path)
 
 
-def plot_prices(path: Path, watch: PriceWatch) -> None:
+def plot_prices(path: Path, watch: PriceRecorder) -> None:
     """Draw a heat map, servers by slots, of the price of a worker."""
     from matplotlib.colors import LogNorm
 

@@ -47,7 +47,7 @@ class Prices:
                     " or a value of the jobs is too extreme"
                 )
 
-    def of_one(self, pool: Pool, demand: Units, first_slot: int) -> Floats:
+    def unit_price(self, pool: Pool, demand: Units, first_slot: int) -> Floats:
         """Return the price of one worker (or PS) on each server, slots from `first_slot` x servers."""
         low, high = self.low[pool.role], self.high[pool.role]
         price: Floats = np.zeros(pool.free.shape[:-1])[first_slot:]
@@ -100,7 +100,7 @@ def fit_prices(
         raise InputError(f"utility_floor must be above 0 and at most 1, got {utility_floor}")
     if eta is not None and not 0 < eta < math.inf:
         raise InputError(f"eta must be a finite number above 0, got {eta}")
-    history = possible(history, instance)
+    history = feasible_jobs(history, instance)
     best = np.array([job.utility(job.shortest_duration) for job in history])
     last = np.array(
         [max(job.utility(instance.slots - job.arrival), utility_floor * job.priority) for job in history]
@@ -124,7 +124,7 @@ def fit_prices(
 
 def safe_eta(history: Sequence[Job], instance: Instance, outliers: float = 0.0) -> float:
     """Return the smallest eta that the proof of the competitive ratio allows."""
-    history = possible(history, instance)
+    history = feasible_jobs(history, instance)
     return max(
         instance.slots * len(RESOURCES) / float(np.quantile(asked[asked > 0], outliers))
         for _, asked in (shares_of(history, instance, role) for role in (WORKER, PS))
@@ -132,7 +132,7 @@ def safe_eta(history: Sequence[Job], instance: Instance, outliers: float = 0.0) 
     )
 
 
-def possible(history: Sequence[Job], instance: Instance) -> list[Job]:
+def feasible_jobs(history: Sequence[Job], instance: Instance) -> list[Job]:
     """Return the jobs that could finish within the slots; raise `InputError` if there is none."""
     found = [job for job in history if job.arrival + job.shortest_duration <= instance.slots]
     if not found:

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from simulator.oasis.ledger import PS, WORKER, demand_of
 from simulator.oasis.milp import Maximisation, Solution
 from simulator.oasis.model import Instance, Job
-from simulator.oasis.packing import ServerType, capacity_rows, most_on, overfull_weights, pack, server_types
+from simulator.oasis.packing import (
+    ServerType,
+    capacity_rows,
+    max_count_on,
+    overfull_weights,
+    pack,
+    server_types,
+)
 from simulator.oasis.planner import Share
 
 WORTHLESS = 1e-7
@@ -23,7 +30,7 @@ Completions = dict[str, int]
 Plan = Mapping[str, tuple[Share, ...]]
 """Job id -> its shares of servers; a job that is left out is refused."""
 
-Crowd = tuple[str, int, tuple[float, ...]]
+OverfullCounts = tuple[str, int, tuple[float, ...]]
 """Role, server type and counts by job that do not pack onto the servers of that type."""
 
 
@@ -107,7 +114,7 @@ class Programme:
 
     def _most_workers(self, job: Job) -> int:
         """Return how many workers the job could have in one slot if it were alone."""
-        room = sum(most_on(kind, job.worker_units) for kind in self.types[WORKER])
+        room = sum(max_count_on(kind, job.worker_units) for kind in self.types[WORKER])
         return min(job.chunks, job.work, room)
 
     def _add_counts(self, job: Job, role: str, slot: int) -> dict[int, float]:
@@ -115,7 +122,7 @@ class Programme:
         most = workers if role == WORKER else job.ps_for[workers]
         columns: dict[int, float] = {}
         for index, kind in enumerate(self.types[role]):
-            upper = min(most, most_on(kind, demand_of(job, role)))
+            upper = min(most, max_count_on(kind, demand_of(job, role)))
             if upper:
                 column = self.model.add(upper)
                 self.count[job.job_id, role, index, slot] = column
@@ -144,7 +151,7 @@ class Programme:
             relaxed = self.model.solve(deadline - time.monotonic(), relaxed=True)
             if not relaxed.values:
                 return
-            crowds: dict[Crowd, None] = {}
+            crowds: dict[OverfullCounts, None] = {}
             for role, types in self.types.items():
                 for index in range(len(types)):
                     for slot in range(self.instance.slots):
@@ -154,7 +161,7 @@ class Programme:
                         )
                         if sum(amount > 0 for amount in wanted) > 1:
                             crowds[role, index, wanted] = None
-            if not self.thin_out(list(crowds), deadline):
+            if not self.exclude_overfull(list(crowds), deadline):
                 return
 
     def completions(self, solution: Solution) -> Completions:
@@ -164,17 +171,19 @@ class Programme:
                 found.setdefault(job_id, slot)
         return found
 
-    def cut_off(self, completions: Completions) -> None:
+    def exclude(self, completions: Completions) -> None:
         """Exclude the solutions in which all of these jobs finish by these slots."""
         terms = {self.finished[job_id, slot]: 1.0 for job_id, slot in completions.items()}
         self.model.constrain(terms, at_most=len(terms) - 1)
 
-    def lay_out(self, solution: Solution, completions: Completions, deadline: float) -> Plan | list[Crowd]:
+    def lay_out(
+        self, solution: Solution, completions: Completions, deadline: float
+    ) -> Plan | list[OverfullCounts]:
         """Return the solution's counts server by server, or those that could not be packed in time."""
         chosen = [job for job in self.jobs if job.job_id in completions]
         plan: dict[str, list[Share]] = {job.job_id: [] for job in chosen}
         left = {job.job_id: job.work for job in chosen}
-        crowds: dict[Crowd, None] = {}
+        crowds: dict[OverfullCounts, None] = {}
         for slot in range(self.instance.slots):
             workers = {
                 job.job_id: self._counts(solution, job, WORKER, slot, left[job.job_id]) for job in chosen
@@ -204,7 +213,7 @@ class Programme:
                             )
         return list(crowds) or {job_id: tuple(shares) for job_id, shares in plan.items()}
 
-    def thin_out(self, crowds: Sequence[Crowd], deadline: float) -> bool:
+    def exclude_overfull(self, crowds: Sequence[OverfullCounts], deadline: float) -> bool:
         """Exclude the overfull counts in every slot; return whether a row was found that does."""
         found = False
         for role, index, wanted in crowds:

@@ -23,7 +23,7 @@ GPU_SERVERS: tuple[Amounts, ...] = (
 CPU_SERVERS: tuple[Amounts, ...] = ((0, 72, 144, 512, 25), (0, 36, 72, 512, 20))
 """Capacities of PS servers, likewise."""
 
-LONGEST_SHARE = 0.5
+MAX_WAIT_SHARE = 0.5
 """A job is drawn again if its shortest duration is over this fraction of the slots."""
 
 TYPICAL_SHARE = 0.1
@@ -62,8 +62,8 @@ def with_servers(instance: Instance, servers: int, mixed: bool = False) -> Insta
     """Return the same jobs on that many worker servers and as many PS servers."""
     return replace(
         instance,
-        worker_servers=take_turns(GPU_SERVERS, servers, mixed),
-        ps_servers=take_turns(CPU_SERVERS, servers, mixed),
+        worker_servers=alternate(GPU_SERVERS, servers, mixed),
+        ps_servers=alternate(CPU_SERVERS, servers, mixed),
     )
 
 
@@ -89,7 +89,7 @@ def draw_jobs_like(like: Instance, seed: Sequence[int], count: int) -> tuple[Job
     return (scale_to_load(drawn, load_each * count) if load_each > 0 else drawn).jobs
 
 
-def take_turns(types: Sequence[Amounts], count: int, mixed: bool) -> tuple[Amounts, ...]:
+def alternate(types: Sequence[Amounts], count: int, mixed: bool) -> tuple[Amounts, ...]:
     """Return that many servers, of the first type only or alternating over all types."""
     return tuple(types[index % len(types) if mixed else 0] for index in range(count))
 
@@ -101,7 +101,7 @@ def draw_jobs(rng: np.random.Generator, count: int, slots: int) -> tuple[Job, ..
     drawn: list[Job] = []
     while len(drawn) < count:
         job = draw_job(rng, slot_s)
-        if job.shortest_duration <= max(1, LONGEST_SHARE * slots):
+        if job.shortest_duration <= max(1, MAX_WAIT_SHARE * slots):
             arrival = int(rng.integers(0, slots - job.shortest_duration + 1))
             drawn.append(replace(job, arrival=arrival))
     drawn.sort(key=lambda job: job.arrival)

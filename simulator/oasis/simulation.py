@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from resource_manager.models import Lease
+from resource_manager.core.models import Lease
 from simulator.errors import SimulationError
 from simulator.oasis.ledger import PS, WORKER, Ledger, count_of, role_of
 from simulator.oasis.model import BANDWIDTH, RESOURCES, UNITS, Amounts, Instance, Job, to_units

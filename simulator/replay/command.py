@@ -8,15 +8,15 @@ from typing import Any
 
 import click
 
-from resource_manager.policies import get_policy
-from resource_manager.policies.random import seeded
-from resource_manager.queueing import get_order
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.policies.random import seeded
+from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import BadInput, common_options, print_json
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb, plots
-from simulator.replay.comparison import Case, pictures, read
-from simulator.replay.options import default_order, refuse_idle, source_of, workload_options
-from simulator.replay.replay import Record, Replay, against_record
+from simulator.replay.comparison import Case, curve_data, read
+from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
+from simulator.replay.replay import Record, Replay, compare_with_record
 from simulator.report import write_csv, write_json
 
 ORDER_HELP = "Queue order, also with +backfill; default priority for --history, srtf for muri, else fifo."
@@ -48,7 +48,7 @@ def command(
     """Replay a recorded workload through the resource manager's own allocator."""
     if curve is not None and trace != "openb":
         raise BadInput("--curve needs --trace openb; other replays write their curves into --output-dir")
-    refuse_idle(trace, history, [order or default_order(history)])
+    reject_unused_options(trace, history, [order or default_order(history)])
     with progress_bar("replaying") as progress:
         if trace == "muri":
             summary = _muri(data, jobs, order or "srtf", progress)
@@ -94,7 +94,7 @@ def _timed(case: Case, progress: Progress, output_dir: Path | None) -> dict[str,
     wall_s = time.perf_counter() - started
     summary = {"policy": case.policy, "order": case.order, **metrics.summarise(record)}
     if case.source.kind == "history":
-        summary["recorded"] = against_record(record)
+        summary["recorded"] = compare_with_record(record)
     summary["wall_s"] = round(wall_s, 3)
     if output_dir is not None:
         _write(case, record, output_dir)
@@ -105,15 +105,15 @@ def _write(case: Case, record: Record, output_dir: Path) -> None:
     """Write one row per job, and the figures."""
     columns = ("job", "team", "submitted_s", "started_s", "ended_s", "wait_s", "node", "gpu_ids")
     rows = []
-    for task_id, stay in record.stays.items():
-        place = stay.placement
-        wait = None if stay.started_at is None else metrics.wait_s(stay)
+    for task_id, job_run in record.job_runs.items():
+        place = job_run.placement
+        wait = None if job_run.started_at is None else metrics.wait_s(job_run)
         where = ("", "") if place is None else (place.node, " ".join(map(str, place.gpu_ids)))
-        times = (stay.job.submitted_at, stay.started_at, stay.ended_at, wait)
-        rows.append((task_id, stay.job.request.team, *times, *where))
+        times = (job_run.job.submitted_at, job_run.started_at, job_run.ended_at, wait)
+        rows.append((task_id, job_run.job.request.team, *times, *where))
     write_csv(output_dir / "jobs.csv", columns, rows)
     if record.samples:
-        plots.save([{"case": {"name": case.name}, **pictures(record)}], output_dir)
+        plots.save([{"case": {"name": case.name}, **curve_data(record)}], output_dir)
 
 
 def report(summary: dict[str, Any], as_json: bool) -> None:

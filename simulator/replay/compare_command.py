@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from resource_manager.history import write_file
+from resource_manager.storage.history_file import write_file
 from simulator import sweep
-from simulator.cli import common_options, print_json, refuse_given, seeds_of, seeds_option
+from simulator.cli import common_options, print_json, reject_given, seeds_of, seeds_option
 from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import REDIS_SCHEMES, read_history
-from simulator.replay.options import default_order, refuse_idle, source_of, workload_options
+from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
 from simulator.replay.page import render, shown
 from simulator.report import write_json, write_text
 
@@ -75,10 +75,10 @@ def command(
     """
     seeds = seeds_of(seeds, seed)
     if dask is not None:
-        refuse_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
+        reject_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
     orders = orders or [default_order(history)]
-    refuse_idle(trace, history, orders)
-    with in_a_file(history, output_dir) as recorded:
+    reject_unused_options(trace, history, orders)
+    with history_as_file(history, output_dir) as recorded:
         source = source_of(trace, data, pods, nodes, jobs, recorded)
         comparison.check(source, policies, orders, seeds)
         cases = comparison.cases(source, policies, orders, seeds, quotas)
@@ -91,8 +91,8 @@ def command(
                 folder=None if output_dir is None else output_dir / "runs",
                 progress=progress,
             )
-    table, said = comparison.rows(results), comparison.findings(results)
-    summary = {"rows": table, "findings": said, "runs": [_head(result) for result in results]}
+    table, findings_text = comparison.rows(results), comparison.findings(results)
+    summary = {"rows": table, "findings": findings_text, "runs": [_head(result) for result in results]}
     title = f"Comparison on {pods if trace == 'openb' else Path(jobs or recorded or '').name}"
     if output_dir is not None:
         write_json(output_dir / "summary.json", summary)
@@ -102,11 +102,11 @@ def command(
     if as_json:
         print_json(summary)
     else:
-        print_rows(table, said)
+        print_rows(table, findings_text)
 
 
 @contextmanager
-def in_a_file(history: str | None, output_dir: Path | None) -> Iterator[str | None]:
+def history_as_file(history: str | None, output_dir: Path | None) -> Iterator[str | None]:
     """Yield the history as a file: a store may keep changing, and all runs must read the same history."""
     if history is None or not history.startswith(REDIS_SCHEMES):
         yield history
@@ -122,7 +122,7 @@ def _head(result: dict[str, Any]) -> dict[str, Any]:
     return {**result["case"], **result["summary"]}
 
 
-def print_rows(table: list[dict[str, Any]], said: list[str]) -> None:
+def print_rows(table: list[dict[str, Any]], findings_text: list[str]) -> None:
     """Print the table and the findings on standard output."""
     from rich.console import Console
     from rich.table import Table
@@ -143,5 +143,5 @@ def print_rows(table: list[dict[str, Any]], said: list[str]) -> None:
     # A table wider than the terminal is better than one with names and figures cut off.
     console.width = max(console.width, Console(width=1000).measure(shape).maximum)
     console.print(shape)
-    for line in said:
+    for line in findings_text:
         console.print(line, highlight=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from resource_manager.policies import get_policy
-from resource_manager.policies.fgd import Fragmentation
-from resource_manager.policies.random import seeded
-from resource_manager.queueing import get_order
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.policies.fgd import Fragmentation
+from resource_manager.scheduling.policies.random import seeded
+from resource_manager.scheduling.queue_order import get_order
 from simulator.errors import InputError
 from simulator.replay import metrics, openb
 from simulator.replay.history import read_history, workload_of
@@ -139,7 +139,7 @@ def run_case(case: Case) -> dict[str, Any]:
         columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
         return {"case": head, "summary": summary, "curve": columns}
     record = play(read(case.source), case.policy, case.order, case.seed, dict(case.quotas))
-    return {"case": head, "summary": metrics.summarise(record), **pictures(record)}
+    return {"case": head, "summary": metrics.summarise(record), **curve_data(record)}
 
 
 def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[str, float]) -> Record:
@@ -148,13 +148,15 @@ def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[st
     return Replay(workload, chosen, get_order(order, quotas)).run()
 
 
-def pictures(record: Record) -> dict[str, Any]:
+def curve_data(record: Record) -> dict[str, Any]:
     """Return the data of a report's figures, thinned to the resolution of a picture."""
     samples = record.samples
     step = max(math.ceil(len(samples) / CURVE_POINTS), 1)
     first = samples[0].at if samples else 0.0
     thin = samples[::step] + samples[-1:]
-    waits = sorted(metrics.wait_s(stay) for stay in record.stays.values() if stay.started_at is not None)
+    waits = sorted(
+        metrics.wait_s(job_run) for job_run in record.job_runs.values() if job_run.started_at is not None
+    )
     step = max(math.ceil(len(waits) / WAITS_KEPT), 1)
     nodes, shares, start, end = metrics.busy_shares(record)
     return {
@@ -165,7 +167,7 @@ def pictures(record: Record) -> dict[str, Any]:
                 100 * sample.fragmented_milli / max(sample.gpu_milli - sample.used_milli, 1)
                 for sample in thin
             ],
-            "waiting": [sample.waiting for sample in thin],
+            "waiting": [sample.pending for sample in thin],
         },
         "waits_s": waits[::step] + waits[-1:],
         "heat": {"nodes": nodes, "shares": shares, "start_s": start - first, "end_s": end - first},

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from resource_manager.errors import CorruptStateError
-from resource_manager.history import History, change_of, collect, snapshot_of
-from resource_manager.models import (
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -23,9 +22,12 @@ from resource_manager.models import (
     Request,
     Restored,
 )
+from resource_manager.errors import CorruptStateError
+from resource_manager.storage import open_store
+from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
 from simulator.errors import InputError
-from simulator.replay.table import MOST, read_json_lines
-from simulator.replay.workload import End, Job, Moment, Workload
+from simulator.replay.input_rows import MAX_VALUE, read_json_lines
+from simulator.replay.workload import EventBatch, Job, RecordedEnd, Workload
 
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "unix://")
 
@@ -36,10 +38,8 @@ def read_history(source: str) -> History:
     Raises `InputError` with file, line and reason, or `StoreError`.
     """
     if source.startswith(REDIS_SCHEMES):
-        from resource_manager.manager import GPUResourceManager
-
-        with GPUResourceManager.from_url(source) as manager:
-            return collect(manager)
+        with closing(open_store(source)) as store:
+            return collect(StoreHistory(store))
     path = Path(source)
     rows = read_json_lines(path)
     first = next(rows, None)
@@ -57,8 +57,8 @@ def read_history(source: str) -> History:
             if not isinstance(version, int) or version <= last or (changes and version > last + 1):
                 raise row.fail(f"version is {version!r} after {last}; lines are missing or in another order")
             last = version
-            if not 0 <= change.at <= MOST:
-                raise row.fail(f"at is {change.at}, not a time from 0 to {MOST:,} s")
+            if not 0 <= change.at <= MAX_VALUE:
+                raise row.fail(f"at is {change.at}, not a time from 0 to {MAX_VALUE:,} s")
             changes.append(change)
     except CorruptStateError as error:
         raise row.fail(str(error)) from error
@@ -77,8 +77,8 @@ def workload_of(history: History, name: str) -> Workload:
     before = replace(
         history.before,
         leases=tuple(_endless(lease) for lease in history.before.leases),
-        waiting=tuple(
-            replace(entry, request=_endless_request(entry.request)) for entry in history.before.waiting
+        pending=tuple(
+            replace(entry, request=_endless_request(entry.request)) for entry in history.before.pending
         ),
     )
 
@@ -89,31 +89,31 @@ def workload_of(history: History, name: str) -> Workload:
             runtime_s = max(ends[lease.task_id] - lease.granted_at, 0.0)
         return Job(_endless_request(request), at, runtime_s, lease)
 
-    queued = {entry.task_id for entry in history.before.waiting}
-    moments: list[Moment] = []
+    queued = {entry.task_id for entry in history.before.pending}
+    batches: list[EventBatch] = []
     granting = True
     for change in changes:
         is_grant = isinstance(change, Granted)
-        if not moments or change.at != moments[-1].at or (granting and not is_grant):
-            moments.append(Moment(change.at))
+        if not batches or change.at != batches[-1].at or (granting and not is_grant):
+            batches.append(EventBatch(change.at))
         granting = is_grant
-        moment = moments[-1]
+        batch = batches[-1]
         if isinstance(change, Queued):
             queued.add(change.request.task_id)
-            moment.arrivals.append(job(change.request, change.at))
+            batch.arrivals.append(job(change.request, change.at))
         elif isinstance(change, Granted):
             if change.lease.task_id not in queued:
-                moment.arrivals.append(job(change.lease.request, change.at))
+                batch.arrivals.append(job(change.lease.request, change.at))
         elif isinstance(change, Released | Expired):
-            moment.outside.append(End(change.task_id))
+            batch.external.append(RecordedEnd(change.task_id))
         elif isinstance(change, Cancelled | Drained | Restored | InventoryChanged):
-            moment.outside.append(change)
+            batch.external.append(change)
     held = [
         Job(lease.request, lease.granted_at, ends.get(lease.task_id, math.inf) - lease.granted_at, lease)
         for lease in before.leases
     ]
-    waited = [job(entry.request, entry.queued_at) for entry in before.waiting]
-    return Workload(name, before, tuple(moments), (*held, *waited))
+    waited = [job(entry.request, entry.queued_at) for entry in before.pending]
+    return Workload(name, before, tuple(batches), (*held, *waited))
 
 
 def _ends(changes: Iterable[Change]) -> dict[str, float]:
@@ -133,8 +133,8 @@ def _endless(lease: Lease) -> Lease:
 def _rename(history: History) -> list[Change]:
     """Return the changes with a number appended to each task id that was used before."""
     uses: Counter[str] = Counter(lease.task_id for lease in history.before.leases)
-    uses.update(entry.task_id for entry in history.before.waiting)
-    waiting = {entry.task_id for entry in history.before.waiting}
+    uses.update(entry.task_id for entry in history.before.pending)
+    pending = {entry.task_id for entry in history.before.pending}
 
     def name(task_id: str) -> str:
         return task_id if uses[task_id] <= 1 else f"{task_id}#{uses[task_id]}"
@@ -143,18 +143,18 @@ def _rename(history: History) -> list[Change]:
     for change in history.changes:
         if isinstance(change, Queued):
             uses[change.request.task_id] += 1
-            waiting.add(change.request.task_id)
+            pending.add(change.request.task_id)
             request = replace(change.request, task_id=name(change.request.task_id))
             renamed.append(replace(change, request=request))
         elif isinstance(change, Granted):
             task_id = change.lease.task_id
-            if task_id not in waiting:
+            if task_id not in pending:
                 uses[task_id] += 1
-            waiting.discard(task_id)
+            pending.discard(task_id)
             request = replace(change.lease.request, task_id=name(task_id))
             renamed.append(replace(change, lease=replace(change.lease, request=request)))
         elif isinstance(change, Released | Expired | Cancelled):
-            waiting.discard(change.task_id)
+            pending.discard(change.task_id)
             renamed.append(replace(change, task_id=name(change.task_id)))
         else:
             renamed.append(change)

@@ -14,7 +14,7 @@ from typing import Any
 
 from simulator.errors import InputError
 
-MOST = 10**15
+MAX_VALUE = 10**15
 """Largest number a table may hold: sums and squares stay finite, and seconds exact."""
 
 
@@ -35,7 +35,7 @@ class Row:
         value = self.values.get(column)
         return "" if value is None else str(value).strip()
 
-    def whole(self, column: str, default: int | None = None, *, most: float = MOST) -> int:
+    def whole(self, column: str, default: int | None = None, *, most: float = MAX_VALUE) -> int:
         """Return a whole number of 0 to `most`; an empty value gives the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
@@ -51,7 +51,7 @@ class Row:
         return value
 
     def number(self, column: str, default: float | None = None) -> float:
-        """Return a number of 0 to `MOST`; an empty value gives the default, if there is one."""
+        """Return a number of 0 to `MAX_VALUE`; an empty value gives the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -61,8 +61,8 @@ class Row:
             raise self.fail(f"{column} is {text!r}, not a number") from None
         if not 0 <= value < math.inf:
             raise self.fail(f"{column} is {text}, not a finite number of 0 or more")
-        if value > MOST:
-            raise self.fail(f"{column} is {text}, above {MOST:,}")
+        if value > MAX_VALUE:
+            raise self.fail(f"{column} is {text}, above {MAX_VALUE:,}")
         return value
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from resource_manager.models import MILLI_PER_GPU
-from simulator.replay.replay import Record, Sample, Stay
+from resource_manager.core.models import MILLI_PER_GPU
+from simulator.replay.replay import JobRun, Record, Sample
 
 
 def summarise(record: Record) -> dict[str, Any]:
@@ -15,17 +15,19 @@ def summarise(record: Record) -> dict[str, Any]:
 
     Waiting times count jobs that started; completion times those that also ended.
     """
-    stays = list(record.stays.values())
-    started = [stay for stay in stays if stay.started_at is not None]
-    waits = sorted(wait_s(stay) for stay in started)
-    completions = [stay.ended_at - stay.job.submitted_at for stay in stays if stay.ended_at is not None]
-    ends = [stay.ended_at for stay in stays if stay.ended_at is not None]
-    first = min((stay.job.submitted_at for stay in stays), default=0.0)
+    job_runs = list(record.job_runs.values())
+    started = [job_run for job_run in job_runs if job_run.started_at is not None]
+    waits = sorted(wait_s(job_run) for job_run in started)
+    completions = [
+        job_run.ended_at - job_run.job.submitted_at for job_run in job_runs if job_run.ended_at is not None
+    ]
+    ends = [job_run.ended_at for job_run in job_runs if job_run.ended_at is not None]
+    first = min((job_run.job.submitted_at for job_run in job_runs), default=0.0)
     return {
-        "jobs": len(stays),
+        "jobs": len(job_runs),
         "started": len(started),
         "ended": len(ends),
-        "cancelled": sum(stay.cancelled for stay in stays),
+        "cancelled": sum(job_run.cancelled for job_run in job_runs),
         "mean_wait_s": _rounded(_mean(waits)),
         "p50_wait_s": _rounded(quantile(waits, 0.5)),
         "p95_wait_s": _rounded(quantile(waits, 0.95)),
@@ -36,10 +38,10 @@ def summarise(record: Record) -> dict[str, Any]:
     }
 
 
-def wait_s(stay: Stay) -> float:
+def wait_s(job_run: JobRun) -> float:
     """Return how long a started job has waited, in seconds."""
-    assert stay.started_at is not None
-    return max(stay.started_at - stay.job.submitted_at, 0.0)
+    assert job_run.started_at is not None
+    return max(job_run.started_at - job_run.job.submitted_at, 0.0)
 
 
 def over_time(record: Record) -> dict[str, float | None]:
@@ -50,7 +52,7 @@ def over_time(record: Record) -> dict[str, float | None]:
     used = _time_mean(samples, [sample.used_milli for sample in samples])
     busy = _time_mean(samples, [sample.busy_nodes for sample in samples])
     lost = _time_mean(samples, [sample.fragmented_milli for sample in samples])
-    queue = _time_mean(samples, [sample.waiting for sample in samples])
+    queue = _time_mean(samples, [sample.pending for sample in samples])
     peak = max((s.used_milli / s.gpu_milli for s in samples if s.gpu_milli), default=0.0)
     return {
         "allocated_percent": _share(used, total),
@@ -75,13 +77,13 @@ def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[fl
     width = max(end - start, 1e-9) / bins
     edges = start + width * np.arange(bins)
     used = np.zeros((len(nodes), bins))
-    for stay in record.stays.values():
-        if stay.placement is None or stay.started_at is None:
+    for job_run in record.job_runs.values():
+        if job_run.placement is None or job_run.started_at is None:
             continue
-        until = end if stay.ended_at is None else stay.ended_at
-        overlap = np.minimum(edges + width, until) - np.maximum(edges, stay.started_at)
-        milli = stay.job.request.gpus * stay.job.request.gpu_milli
-        used[nodes[stay.placement.node]] += np.clip(overlap, 0, None) * milli
+        until = end if job_run.ended_at is None else job_run.ended_at
+        overlap = np.minimum(edges + width, until) - np.maximum(edges, job_run.started_at)
+        milli = job_run.job.request.gpus * job_run.job.request.gpu_milli
+        used[nodes[job_run.placement.node]] += np.clip(overlap, 0, None) * milli
     shares = used / (width * sizes[:, None])
     return list(nodes), shares.tolist(), start, end
 

@@ -9,13 +9,13 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from resource_manager.allocator import allocate
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Gpu, Node, Request
-from resource_manager.policies.first_fit import first_fit
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.scheduling.allocator import allocate
+from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.errors import InputError
 from simulator.progress import Progress, no_progress
-from simulator.replay.table import Row, read_csv
+from simulator.replay.input_rows import Row, read_csv
 
 SERVERS = 8
 GPUS_PER_SERVER = 8

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resource_manager.allocator import allocate
-from resource_manager.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.errors import PolicyError
-from resource_manager.inventory import MAX_GPUS, MAX_GPUS_OF_SERVER
-from resource_manager.models import MILLI_PER_GPU, Gpu, Node, Request
-from resource_manager.policies import POLICIES, Policy
-from resource_manager.policies.capacity import CPU_MILLI
-from resource_manager.policies.dot_product import dot_product_for
-from resource_manager.policies.fgd import Fragmentation, fgd_for
-from resource_manager.policies.random import seeded
-from resource_manager.policies.weighted_fit import weighted_fit_for
+from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
+from resource_manager.scheduling.allocator import allocate
+from resource_manager.scheduling.policies import POLICIES, Policy
+from resource_manager.scheduling.policies.capacity import CPU_MILLI
+from resource_manager.scheduling.policies.dot_product import dot_product_for
+from resource_manager.scheduling.policies.fgd import Fragmentation, fgd_for
+from resource_manager.scheduling.policies.random import seeded
+from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 from simulator.errors import InputError
 from simulator.progress import Progress, no_progress
-from simulator.replay.table import Row, read_csv, read_json
-from simulator.replay.workload import refuse_misfits
+from simulator.replay.input_rows import Row, read_csv, read_json
+from simulator.replay.workload import reject_oversized
 
 NODE_LIST = "openb_node_list_gpu_node.csv"
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacementResult:
     """Result of a policy on a trace; `wall_s` is the time it took to place all pods, in seconds."""
 
     steps: tuple[Step, ...]
@@ -89,7 +89,7 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
     requests = tuple(_request(row) for row in rows)
     if not requests:
         raise InputError("the pod list is empty", path=path)
-    refuse_misfits("pod", zip(rows, requests, strict=True), nodes)
+    reject_oversized("pod", zip(rows, requests, strict=True), nodes)
     fixture = folder / "fixtures" / f"{pods}.json.gz"
     if fixture.exists():
         order, rank = _read_fixture(fixture, seed, len(requests), len(nodes))
@@ -216,7 +216,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Placed:
+def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> PlacementResult:
     """Try each arriving pod once, in order; nothing departs."""
     cluster = ClusterState(trace.nodes)
     by_name = cluster.by_name
@@ -240,11 +240,11 @@ def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Pla
                 progress(len(steps), len(trace.arrivals))
         wall_s = time.perf_counter() - started
     progress(len(steps), len(trace.arrivals))
-    return Placed(tuple(steps), cluster, wall_s)
+    return PlacementResult(tuple(steps), cluster, wall_s)
 
 
 def curve(
-    trace: Trace, placed: Placed, fragmentation: Fragmentation
+    trace: Trace, placed: PlacementResult, fragmentation: Fragmentation
 ) -> list[tuple[int, float, float, float]]:
     """Return rows of (arrived %, allocated %, fragmentation amount %, fragmentation ratio %), x = 0 to 130.
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from resource_manager.settings import Settings
-from simulator.cli import BadInput, refuse_given
+from simulator.cli import BadInput, reject_given
 from simulator.replay.comparison import Source
 
 
@@ -47,7 +47,7 @@ def _quotas(
     return shares
 
 
-IDLE_WITH: dict[str | None, tuple[str, ...]] = {
+UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
     "openb": ("nodes", "jobs", "order", "orders", "quotas"),
     "muri": ("nodes", "pods", "policy", "quotas"),
     "csv": ("data", "pods"),
@@ -57,14 +57,14 @@ IDLE_WITH: dict[str | None, tuple[str, ...]] = {
 """Kind of trace (None: a history) -> the options without effect there."""
 
 
-def refuse_idle(trace: str | None, history: str | None, orders: Sequence[str]) -> None:
+def reject_unused_options(trace: str | None, history: str | None, orders: Sequence[str]) -> None:
     """Raise `BadInput` for an option without effect on that workload or under those orders."""
     if (trace is None) == (history is None):
         raise BadInput("name one workload: --trace with its files, or --history")
     workload = "--history" if trace is None else f"--trace {trace}"
-    refuse_given(IDLE_WITH[trace], f"cannot be used with {workload}")
+    reject_given(UNUSED_OPTIONS[trace], f"cannot be used with {workload}")
     if not any(order.startswith("fair_share") for order in orders):
-        refuse_given(("quotas",), "applies only to the order fair_share")
+        reject_given(("quotas",), "applies only to the order fair_share")
 
 
 def default_order(history: str | None) -> str:

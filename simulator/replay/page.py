@@ -23,7 +23,7 @@ def render(title: str, results: Sequence[dict[str, Any]]) -> str:
     """Return the page: the findings, the table, the figures."""
     table = rows(results)
     columns = list(dict.fromkeys(key for row in table for key in row))
-    said = findings(results)
+    findings_text = findings(results)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -31,8 +31,8 @@ def render(title: str, results: Sequence[dict[str, Any]]) -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
     ]
-    if said:
-        parts += ["<h2>Findings</h2><ul>", *(f"<li>{escape(line)}</li>" for line in said), "</ul>"]
+    if findings_text:
+        parts += ["<h2>Findings</h2><ul>", *(f"<li>{escape(line)}</li>" for line in findings_text), "</ul>"]
     parts.append("<h2>Figures</h2><table><thead><tr>")
     parts += [f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns]
     parts.append("</tr></thead><tbody>")

@@ -8,21 +8,29 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.models import MILLI_PER_GPU, Cancelled, Change, Granted, Placement, Queued, Released
-from resource_manager.policies import Policy
-from resource_manager.policies.fgd import Fragmentation
-from resource_manager.queueing import Order
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
+    MILLI_PER_GPU,
+    Cancelled,
+    Change,
+    Granted,
+    Placement,
+    Queued,
+    Released,
+)
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.policies.fgd import Fragmentation
+from resource_manager.scheduling.queue_order import QueueDiscipline
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
-from simulator.replay.workload import End, Job, Moment, Outside, Workload
+from simulator.replay.workload import EventBatch, ExternalEvent, Job, RecordedEnd, Workload
 
-MOMENTS_PER_REPORT = 64
+BATCHES_PER_REPORT = 64
 
 
 @dataclass(slots=True)
-class Stay:
+class JobRun:
     """One job in a replay: its start, end and placement; times in seconds."""
 
     job: Job
@@ -39,7 +47,7 @@ class Sample:
     at: float
     used_milli: int
     busy_nodes: int
-    waiting: int
+    pending: int
     fragmented_milli: float
     gpu_milli: int
     nodes: int
@@ -50,46 +58,46 @@ class Record:
     """Every job of a replay, and the cluster over time."""
 
     workload: Workload
-    stays: dict[str, Stay] = field(default_factory=dict)
+    job_runs: dict[str, JobRun] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
 
 
 class Replay:
     """One run; the same workload, policy and order give the same record."""
 
-    def __init__(self, workload: Workload, policy: Policy, order: Order) -> None:
+    def __init__(self, workload: Workload, policy: Policy, order: QueueDiscipline) -> None:
         self._policy = policy
         self._order = order
         self.cluster = ClusterState.from_snapshot(workload.start)
         self.record = Record(workload)
         self._ends: list[tuple[float, int, str]] = []
-        self._tickets = count()
+        self._sequence = count()
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
         self._of_node: list[tuple[int, int, float, int]] = []
         """Used milli, busy flag (0 or 1), fragmented milli and total milli of each node, as last sampled."""
         self._totals: list[float] = []
         self._mark = -1
         for job in workload.present:
-            self.record.stays[job.request.task_id] = stay = Stay(job)
+            self.record.job_runs[job.request.task_id] = job_run = JobRun(job)
             lease = self.cluster.leases.get(job.request.task_id)
             if lease is not None:
-                stay.started_at, stay.placement = lease.granted_at, lease.placement
+                job_run.started_at, job_run.placement = lease.granted_at, lease.placement
 
     def run(self, progress: Progress = no_progress) -> Record:
         """Play the workload until no job is left to end; only once, since it changes the state."""
         if self.record.samples:
             raise SimulationError("this replay has already run; create another Replay for another run")
-        moments = self.record.workload.moments
-        for done, moment in enumerate(moments):
-            self._end_before(moment.at)
-            self._play(moment)
-            if not done % MOMENTS_PER_REPORT:
-                progress(done, len(moments))
-        self._end_before(math.inf)
-        progress(len(moments), len(moments))
+        batches = self.record.workload.batches
+        for done, batch in enumerate(batches):
+            self._end_until(batch.at)
+            self._play(batch)
+            if not done % BATCHES_PER_REPORT:
+                progress(done, len(batches))
+        self._end_until(math.inf)
+        progress(len(batches), len(batches))
         return self.record
 
-    def _end_before(self, time: float) -> None:
+    def _end_until(self, time: float) -> None:
         """End the jobs due up to that time, those of one time together: capacity is freed before arrivals."""
         while self._ends and self._ends[0][0] <= time:
             now = self._ends[0][0]
@@ -99,50 +107,50 @@ class Replay:
                 lease = self.cluster.leases.get(task_id)
                 if lease is not None:
                     over.append(Released(task_id, lease.fencing_token, now))
-            self._commit(allocator.settle(self.cluster, over, self._policy, self._order, now), now)
+            self._commit(allocator.with_dispatch(self.cluster, over, self._policy, self._order, now), now)
 
-    def _play(self, moment: Moment) -> None:
-        now = moment.at
-        changes = [change for thing in moment.outside if (change := self._outside(thing, now))]
+    def _play(self, batch: EventBatch) -> None:
+        now = batch.at
+        changes = [change for event in batch.external if (change := self._external_change(event, now))]
         if changes:
             # A change of the inventory cannot be tried together with the grants that it makes possible.
             for change in changes:
                 self._note(change, now)
                 self.cluster.apply(change)
             changes = []
-            if self.cluster.waiting:
-                changes = allocator.grant_waiting(self.cluster, self._policy, self._order, now)
+            if self.cluster.pending:
+                changes = allocator.schedule_pending(self.cluster, self._policy, self._order, now)
             self._commit(changes, now)
-        for job in moment.arrivals:
-            self.record.stays[job.request.task_id] = Stay(job)
-        if moment.arrivals:
-            self._arrive(moment)
+        for job in batch.arrivals:
+            self.record.job_runs[job.request.task_id] = JobRun(job)
+        if batch.arrivals:
+            self._arrive(batch)
 
-    def _arrive(self, moment: Moment) -> None:
+    def _arrive(self, batch: EventBatch) -> None:
         """Allocate as the manager does: at once while the queue is empty, then all together through it."""
-        now = moment.at
-        requests = [job.request for job in moment.arrivals]
-        while requests and not self.cluster.waiting:
+        now = batch.at
+        requests = [job.request for job in batch.arrivals]
+        while requests and not self.cluster.pending:
             request = requests.pop(0)
             granted = allocator.allocate(self.cluster, request, self._policy, now)
             self._commit(granted or [Queued(request, now)], now)
         if requests:
             queued: list[Change] = [Queued(request, now) for request in requests]
-            self._commit(allocator.settle(self.cluster, queued, self._policy, self._order, now), now)
+            self._commit(allocator.with_dispatch(self.cluster, queued, self._policy, self._order, now), now)
 
-    def _outside(self, thing: Outside, now: float) -> Change | None:
+    def _external_change(self, event: ExternalEvent, now: float) -> Change | None:
         """Return the change that a recorded event makes here; None if its job has not reached that event."""
-        if isinstance(thing, End):
-            lease = self.cluster.leases.get(thing.task_id)
-            if lease is None or not _as_recorded(self.record.stays[thing.task_id]):
+        if isinstance(event, RecordedEnd):
+            lease = self.cluster.leases.get(event.task_id)
+            if lease is None or not _as_recorded(self.record.job_runs[event.task_id]):
                 return None
-            return Released(thing.task_id, lease.fencing_token, now)
-        if isinstance(thing, Cancelled):
-            if thing.task_id in self.cluster.waiting:
-                return thing
-            lease = self.cluster.leases.get(thing.task_id)
-            return None if lease is None else Released(thing.task_id, lease.fencing_token, now)
-        return thing
+            return Released(event.task_id, lease.fencing_token, now)
+        if isinstance(event, Cancelled):
+            if event.task_id in self.cluster.pending:
+                return event
+            lease = self.cluster.leases.get(event.task_id)
+            return None if lease is None else Released(event.task_id, lease.fencing_token, now)
+        return event
 
     def _commit(self, changes: list[Change], now: float) -> None:
         for change in changes:
@@ -151,17 +159,17 @@ class Replay:
         self._sample(now)
 
     def _note(self, change: Change, now: float) -> None:
-        stays = self.record.stays
+        job_runs = self.record.job_runs
         if isinstance(change, Granted):
             task_id = change.lease.task_id
-            stay = stays[task_id]
-            stay.started_at, stay.placement = now, change.lease.placement
-            if not _as_recorded(stay) and stay.job.runtime_s < math.inf:
-                heapq.heappush(self._ends, (now + stay.job.runtime_s, next(self._tickets), task_id))
+            job_run = job_runs[task_id]
+            job_run.started_at, job_run.placement = now, change.lease.placement
+            if not _as_recorded(job_run) and job_run.job.runtime_s < math.inf:
+                heapq.heappush(self._ends, (now + job_run.job.runtime_s, next(self._sequence), task_id))
         elif isinstance(change, Released):
-            stays[change.task_id].ended_at = now
+            job_runs[change.task_id].ended_at = now
         elif isinstance(change, Cancelled):
-            stays[change.task_id].cancelled = True
+            job_runs[change.task_id].cancelled = True
 
     def _sample(self, now: float) -> None:
         cluster = self.cluster
@@ -184,7 +192,7 @@ class Replay:
             now,
             int(used_milli),
             int(busy_nodes),
-            len(cluster.waiting),
+            len(cluster.pending),
             fragmented_milli,
             int(gpu_milli),
             len(cluster.nodes),
@@ -196,38 +204,38 @@ class Replay:
             samples.append(sample)
 
 
-def _as_recorded(stay: Stay) -> bool:
-    recorded = stay.job.recorded
-    return recorded is not None and recorded.granted_at == stay.started_at
+def _as_recorded(job_run: JobRun) -> bool:
+    recorded = job_run.job.recorded
+    return recorded is not None and recorded.granted_at == job_run.started_at
 
 
 def differences(record: Record) -> list[str]:
     """Return one line for each job that the replay placed or started otherwise than the recording."""
     found: list[str] = []
-    for task_id, stay in record.stays.items():
-        was = stay.job.recorded
+    for task_id, job_run in record.job_runs.items():
+        was = job_run.job.recorded
         recorded = None if was is None else (was.granted_at, was.placement)
-        replayed = None if stay.started_at is None else (stay.started_at, stay.placement)
+        replayed = None if job_run.started_at is None else (job_run.started_at, job_run.placement)
         if recorded != replayed:
-            found.append(f"{task_id}: recorded {_words(recorded)}, replayed {_words(replayed)}")
+            found.append(f"{task_id}: recorded {_describe(recorded)}, replayed {_describe(replayed)}")
     return found
 
 
-def against_record(record: Record, longest: int = 20) -> dict[str, Any]:
+def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
     """Return how the replay's decisions compare to the recorded ones, and which jobs start earlier.
 
     `started_earlier` lists the jobs that gain most, with the seconds gained.
     """
     moved = [
-        (task_id, stay.started_at - stay.job.recorded.granted_at)
-        for task_id, stay in record.stays.items()
-        if stay.job.recorded is not None and stay.started_at is not None
+        (task_id, job_run.started_at - job_run.job.recorded.granted_at)
+        for task_id, job_run in record.job_runs.items()
+        if job_run.job.recorded is not None and job_run.started_at is not None
     ]
     earlier = sorted((shift, task_id) for task_id, shift in moved if shift < 0)
     different = len(differences(record))
     return {
-        "decisions": len(record.stays),
-        "same": len(record.stays) - different,
+        "decisions": len(record.job_runs),
+        "same": len(record.job_runs) - different,
         "different": different,
         "earlier": len(earlier),
         "later": sum(shift > 0 for _, shift in moved),
@@ -237,7 +245,7 @@ def against_record(record: Record, longest: int = 20) -> dict[str, Any]:
     }
 
 
-def _words(decision: tuple[float, Placement | None] | None) -> str:
+def _describe(decision: tuple[float, Placement | None] | None) -> str:
     at, placement = decision or (0.0, None)
     if placement is None:
         return "not started"

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resource_manager.cluster import ClusterState, Snapshot, could_ever_fit
-from resource_manager.errors import InvalidRequestError
-from resource_manager.inventory import MAX_GPUS, MAX_GPUS_OF_SERVER
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState, Snapshot, could_ever_fit
+from resource_manager.core.models import (
     MILLI_PER_GPU,
     Cancelled,
     Drained,
@@ -21,8 +19,10 @@ from resource_manager.models import (
     Request,
     Restored,
 )
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
-from simulator.replay.table import MOST, Row, read_csv, read_json, read_json_lines
+from simulator.replay.input_rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
 
 NODE_COLUMNS = ("node", "gpus")
 JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")
@@ -43,22 +43,22 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RecordedEnd:
     """The recorded end of a job; it counts only if the job started when it did in the recording."""
 
     task_id: str
 
 
-Outside = Drained | Restored | InventoryChanged | Cancelled | End
+ExternalEvent = Drained | Restored | InventoryChanged | Cancelled | RecordedEnd
 """External events other than arrivals."""
 
 
 @dataclass(slots=True)
-class Moment:
+class EventBatch:
     """Events of one time: first those that end jobs or change servers, then the arrivals."""
 
     at: float
-    outside: list[Outside] = field(default_factory=list)
+    external: list[ExternalEvent] = field(default_factory=list)
     arrivals: list[Job] = field(default_factory=list)
 
 
@@ -68,19 +68,19 @@ class Workload:
 
     name: str
     start: Snapshot
-    moments: tuple[Moment, ...]
+    batches: tuple[EventBatch, ...]
     present: tuple[Job, ...] = ()
 
     @property
     def jobs(self) -> list[Job]:
         """Every job, those of the initial state first."""
-        return [*self.present, *(job for moment in self.moments for job in moment.arrivals)]
+        return [*self.present, *(job for batch in self.batches for job in batch.arrivals)]
 
     @property
     def nodes(self) -> list[Node]:
         """Every server that ever exists, those of the initial state first; a changed one appears again."""
-        changes = (thing for moment in self.moments for thing in moment.outside)
-        came = (node for thing in changes if isinstance(thing, InventoryChanged) for node in thing.nodes)
+        changes = (event for batch in self.batches for event in batch.external)
+        came = (node for event in changes if isinstance(event, InventoryChanged) for node in event.nodes)
         return [*self.start.nodes, *came]
 
 
@@ -99,16 +99,16 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
         if job.request.task_id in names:
             raise row.fail(f"job {job.request.task_id!r} appears twice")
         names.add(job.request.task_id)
-    refuse_misfits("job", zip(rows, (job.request for job in jobs), strict=True), nodes)
+    reject_oversized("job", zip(rows, (job.request for job in jobs), strict=True), nodes)
     jobs.sort(key=lambda job: job.submitted_at)
     return Workload(
         jobs_path.stem,
         ClusterState(nodes).snapshot(),
-        tuple(Moment(job.submitted_at, arrivals=[job]) for job in jobs),
+        tuple(EventBatch(job.submitted_at, arrivals=[job]) for job in jobs),
     )
 
 
-def refuse_misfits(what: str, asked: Iterable[tuple[Row, Request]], nodes: Sequence[Node]) -> None:
+def reject_oversized(what: str, asked: Iterable[tuple[Row, Request]], nodes: Sequence[Node]) -> None:
     """Raise `InputError` for a row that no node could ever take, even an empty one."""
     types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
     shapes: set[tuple[object, ...]] = set()
@@ -200,6 +200,6 @@ def _signed(row: Row, column: str) -> int:
         value = int(text)
     except ValueError:
         raise row.fail(f"{column} is {text!r}, not a whole number") from None
-    if abs(value) > MOST:
-        raise row.fail(f"{column} is {text}, beyond {MOST:,}")
+    if abs(value) > MAX_VALUE:
+        raise row.fail(f"{column} is {text}, beyond {MAX_VALUE:,}")
     return value

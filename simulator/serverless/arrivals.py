@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.errors import InputError
 
-MOST_ARRIVALS = 1_000_000
+MAX_ARRIVALS = 1_000_000
 
 
 def parse_arrivals(text: str, seed: int) -> list[float]:
@@ -19,8 +19,8 @@ def parse_arrivals(text: str, seed: int) -> list[float]:
             rate, count = float(parts[1]), int(parts[2])
         except (IndexError, ValueError):
             rate, count = 0.0, 0
-        if len(parts) != 3 or not 0 < rate < math.inf or not 1 <= count <= MOST_ARRIVALS:
-            wanted = f"poisson:RATE:N with RATE above 0 and N from 1 to {MOST_ARRIVALS:,}"
+        if len(parts) != 3 or not 0 < rate < math.inf or not 1 <= count <= MAX_ARRIVALS:
+            wanted = f"poisson:RATE:N with RATE above 0 and N from 1 to {MAX_ARRIVALS:,}"
             raise InputError(f"arrivals {text!r}: expected {wanted}")
         return poisson_arrivals(rate, count, np.random.default_rng(seed))
     try:

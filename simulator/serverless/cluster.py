@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Node
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Node
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.container import Container
 from simulator.serverless.errors import ActionError
@@ -24,7 +24,7 @@ class Location(NamedTuple):
     numa_node_id: int
 
 
-Happened = tuple[float, Container | None, list[Container], float]
+ClusterEvent = tuple[float, Container | None, list[Container], float]
 """One event of the cluster: seconds, the container that ended, those that started, and rent in dollars."""
 
 
@@ -72,7 +72,7 @@ class Cluster:
                 )
             self._servers[server.name] = tuple(self.servers[start:])
         self._events: list[tuple[float, bool, int, int]] = []
-        self.touched: set[int] = set()
+        self.changed_nodes: set[int] = set()
         """Positions of the nodes that had an event; the reader clears the set."""
 
     def inventory(self) -> list[Node]:
@@ -160,7 +160,7 @@ class Cluster:
         heapq.heappush(self._events, (following, is_start, position, node.version))
         return self._rent(time, node), started
 
-    def advance(self, until: float = math.inf) -> Happened | None:
+    def advance(self, until: float = math.inf) -> ClusterEvent | None:
         """Process the next event up to and including `until`; return it, or None if there is none."""
         events = self._events
         while events:
@@ -198,7 +198,7 @@ class Cluster:
 
     def _rent(self, time: float, node: NumaNode) -> float:
         """Return the dollars for the hours to add after the change of the node at `time`, mostly 0."""
-        self.touched.add(node.position)
+        self.changed_nodes.add(node.position)
         server = self.servers[node.server_position]
         return 0.0 if node.ends_by(server.expiration_time) else server.renew_lease_at(time, node)
 

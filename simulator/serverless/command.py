@@ -14,12 +14,12 @@ from simulator.report import write_json, write_text
 from simulator.serverless.arrivals import parse_arrivals
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import MemoryAllocationError
-from simulator.serverless.generate import SHAPES, generate_workflow
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import Episode, as_row, run
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow_files import read_workflows
+from simulator.serverless.workflow_shapes import SHAPES, generate_workflow
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]

@@ -7,12 +7,12 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from resource_manager.inventory import MAX_SERVERS
+from resource_manager.manager.inventory_file import MAX_SERVERS
 from simulator.serverless.errors import ClusterConfigError
-from simulator.serverless.template import MOST
+from simulator.serverless.template import MAX_AMOUNT
 
-Positive = Annotated[int, Field(gt=0, le=MOST)]
-Price = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Positive = Annotated[int, Field(gt=0, le=MAX_AMOUNT)]
+Price = Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from resource_manager.models import Request
+from resource_manager.core.models import Request
 
 
 class Container:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import Placement, Request
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import Placement, Request
 
 INPUT_BYTES_LABEL = "input_bytes:"
 """Prefix of a request's label; the rest is a node's name, the value the input bytes on that node."""

@@ -13,7 +13,7 @@ from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
     DEFAULT_PARALLELISM,
     DEFAULT_SINGLE_CORE_SPEED,
-    MOST,
+    MAX_AMOUNT,
     WorkflowTemplate,
     find_cycle,
 )
@@ -69,8 +69,8 @@ class _Reader:
                 line=self.parser.CurrentLineNumber,
             )
         value = float(match[1]) * units[match[2].lower()]
-        if not 0 <= value <= MOST:
-            raise self.fail(f"{what} {text[:80]!r} is negative or above {MOST:,}")
+        if not 0 <= value <= MAX_AMOUNT:
+            raise self.fail(f"{what} {text[:80]!r} is negative or above {MAX_AMOUNT:,}")
         return value
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -137,7 +137,7 @@ def read_dax(
         shared = reader.jobs[child].inputs & outputs.keys()
         edges.append((number[parent], number[child], sum(outputs[file] for file in shared)))
     edges.sort()
-    _refuse_cycle(reader, names, edges)
+    _check_acyclic(reader, names, edges)
     memory_reqs = _companion(path, "memory", "memory_reqs", len(names), DEFAULT_MEMORY_MIB)
     parallelisms = _companion(path, "parallelism", "parallelisms", len(names), DEFAULT_PARALLELISM)
     return WorkflowTemplate(
@@ -152,7 +152,7 @@ def read_dax(
     )
 
 
-def _refuse_cycle(reader: _Reader, names: list[str], edges: list[tuple[int, int, int]]) -> None:
+def _check_acyclic(reader: _Reader, names: list[str], edges: list[tuple[int, int, int]]) -> None:
     successors: list[list[int]] = [[] for _ in names]
     for parent, child, _ in edges:
         successors[parent].append(child)
@@ -175,6 +175,6 @@ def _companion(path: Path, suffix: str, key: str, count: int, default: int) -> t
         raise WorkflowError(f"expected {{{key!r}: [{{'id': …, 'value': …}}, …]}}", path=companion) from error
     if sorted(values) != list(range(count)):
         raise WorkflowError(f"expected the ids 0 to {count - 1} of {path.name}, each once", path=companion)
-    if max(values.values()) > MOST:
-        raise WorkflowError(f"a value is above {MOST:,}", path=companion)
+    if max(values.values()) > MAX_AMOUNT:
+        raise WorkflowError(f"a value is above {MAX_AMOUNT:,}", path=companion)
     return tuple(values[fn_id] for fn_id in range(count))

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from simulator.errors import SimulationError
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import ActionError, EpisodeOverError, MemoryAllocationError
-from simulator.serverless.generate import generate_workflows
 from simulator.serverless.observation import Array, Observer
 from simulator.serverless.raw_env import EnvLog, RawEnv
 from simulator.serverless.template import WorkflowTemplate
+from simulator.serverless.workflow_shapes import generate_workflows
 
 MEMORY_CHOICES_MIB = (128, 256, 512, 1024)
 DEFAULT_ARRIVAL_TIMES = tuple(5.0 * wf_id for wf_id in range(8))
@@ -77,7 +77,7 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         super().reset(seed=seed)
         self.episode_seed = int(self.np_random.integers(2**63))
         self.raw.reset(seed=self.episode_seed)
-        self._observer.look_at_everything()
+        self._observer.mark_all_changed()
         return self._observer.observe(), {}
 
     def step(self, action: NDArray[np.int64]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -106,7 +106,7 @@ class ServerlessEnv(gymnasium.Env[Array, NDArray[np.int64]]):
         """Go back to a snapshot of this environment; return its observation. See `RawEnv.restore`."""
         raw, self.np_random = pickle.loads(snapshot)  # the caller's own, as documented  # nosec B301
         self.raw.restore(raw)
-        self._observer.look_at_everything()
+        self._observer.mark_all_changed()
         return self._observer.observe()
 
     def _checked(self, action: NDArray[np.int64]) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from resource_manager.models import Amount
+from resource_manager.core.models import Amount
 from simulator.serverless.container import Container
 
 

@@ -7,14 +7,14 @@ import math
 from collections import deque
 from operator import sub, truediv
 
-from resource_manager.allocator import grant
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Node, Placement, Released
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Node, Placement, Released
+from resource_manager.scheduling.allocator import grant
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
 from simulator.serverless.errors import MemoryAllocationError
+from simulator.serverless.node_records import ExecutionSpeedManager, ResourceUtilizationManager, thread_speed
 from simulator.serverless.prediction import predict_ends
-from simulator.serverless.records import ExecutionSpeedManager, ResourceUtilizationManager, thread_speed
 
 BOUND_MARGIN_S = 1e-6
 """If a bound is this close to the time in question, the exact prediction decides."""
@@ -194,7 +194,7 @@ class NumaNode:
         if self._current_time <= latest and self._latest_start <= latest:
             return True
         if self._scheduled:
-            self._bound_anew(self._committed_parallelism)
+            self._recompute_bound(self._committed_parallelism)
             latest = sure - self._longest_s
             if self._current_time <= latest and self._latest_start <= latest:
                 return True
@@ -224,7 +224,7 @@ class NumaNode:
         self._committed_parallelism += container.parallelism
         if self._committed_parallelism > self._bound_parallelism:
             # Twice as many threads as now, so that the next containers need no recomputation.
-            self._bound_anew(2 * self._committed_parallelism)
+            self._recompute_bound(2 * self._committed_parallelism)
         speed = container.share * self._bound_thread_speed // container.memory_req
         seconds = container.computation / speed if speed else math.inf
         if seconds > self._longest_s:
@@ -232,7 +232,7 @@ class NumaNode:
         if container.creation_time > self._latest_start:
             self._latest_start = container.creation_time
 
-    def _bound_anew(self, parallelism: int) -> None:
+    def _recompute_bound(self, parallelism: int) -> None:
         self._bound_parallelism = parallelism
         thread = self._bound_thread_speed = thread_speed(self.cpu, self.single_core_speed, parallelism)
         work = list(zip(self._remaining, self._running_containers, strict=True))
@@ -245,7 +245,7 @@ class NumaNode:
 
     # ---- events ----
 
-    def refuse_memory(self, memory_mib: int, memory_req: int = 0) -> None:
+    def check_memory(self, memory_mib: int, memory_req: int = 0) -> None:
         """Raise `MemoryAllocationError` for more than the node has, or too little to make progress."""
         if memory_mib * self.single_core_speed < max(1, memory_req):
             raise MemoryAllocationError(f"{memory_mib} MiB is too little memory to make progress; give more")
@@ -263,7 +263,7 @@ class NumaNode:
 
         Raises `MemoryAllocationError` if it requests more than the node has.
         """
-        self.refuse_memory(container.memory_alloc)
+        self.check_memory(container.memory_alloc)
         ready, submission = self._ready_time, container.submission_time
         container.creation_time = (ready if ready > submission else submission) + container.data_transfer_time
         self._commit(container)

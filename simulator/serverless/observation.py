@@ -54,17 +54,17 @@ class Observer:
         nodes = env.cluster.nodes
         self.size = len(nodes) * len(NODE_FEATURES) + len(FUNCTION_FEATURES)
         self._server_of = np.array([node.server_position for node in nodes])
-        self._still = np.zeros((len(nodes), 3), dtype=np.float32)
+        self._load_features = np.zeros((len(nodes), 3), dtype=np.float32)
         self._ends = np.zeros((len(nodes), 2))
         self._expirations = np.zeros(len(env.cluster.servers))
 
     def observe(self) -> Array:
         """Return the current observation: the features of each node in order, then those of the function."""
-        self._look_at_changes()
+        self._update_changed_rows()
         seen = np.empty(self.size, dtype=np.float32)
-        nodes = seen[: -len(FUNCTION_FEATURES)].reshape(len(self._still), len(NODE_FEATURES))
+        nodes = seen[: -len(FUNCTION_FEATURES)].reshape(len(self._load_features), len(NODE_FEATURES))
         now = self.env.now
-        nodes[:, :3] = self._still
+        nodes[:, :3] = self._load_features
         minutes = np.maximum(self._ends - now, 0.0) / MINUTE_S
         nodes[:, 3:5] = minutes / (1.0 + minutes)
         left = np.clip((self._expirations - now) / HOUR_S, 0.0, 1.0)
@@ -73,23 +73,23 @@ class Observer:
         seen[-len(FUNCTION_FEATURES) :] = self._function_features(nodes)
         return seen
 
-    def look_at_everything(self) -> None:
+    def mark_all_changed(self) -> None:
         """Mark every node as changed."""
-        self.env.cluster.touched.update(range(len(self._still)))
+        self.env.cluster.changed_nodes.update(range(len(self._load_features)))
 
-    def _look_at_changes(self) -> None:
+    def _update_changed_rows(self) -> None:
         cluster = self.env.cluster
-        for position in cluster.touched:
+        for position in cluster.changed_nodes:
             node = cluster.nodes[position]
             first, last = node.outlook
-            self._still[position] = (
+            self._load_features[position] = (
                 node.free_memory / node.memory,
                 squash(node.committed_parallelism / node.cpu),
                 squash(node.waiting_count),
             )
             self._ends[position] = first, last
             self._expirations[node.server_position] = cluster.servers[node.server_position].expiration_time
-        cluster.touched.clear()
+        cluster.changed_nodes.clear()
 
     def _function_features(self, nodes: Array) -> tuple[float, ...]:
         env = self.env

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
-from simulator.serverless.records import thread_speed
+from simulator.serverless.node_records import thread_speed
 
 
 class NodeLoad(Protocol):

@@ -14,9 +14,9 @@ from simulator.serverless.cluster import Cluster
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.container import Container
 from simulator.serverless.errors import ActionError, EpisodeOverError
+from simulator.serverless.submission_queue import SubmittedFunction, Workload
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow import Function
-from simulator.serverless.workload import SubmittedFunction, Workload
 
 
 class FunctionExecutionRecord(NamedTuple):
@@ -140,7 +140,7 @@ class RawEnv:
         time, wf_id, fn_id = self.current_function
         workflow = self.workload[wf_id]
         function = workflow[fn_id]
-        cluster.nodes[position].refuse_memory(allocated_memory, function.memory_req)
+        cluster.nodes[position].check_memory(allocated_memory, function.memory_req)
         function.memory_alloc = allocated_memory
         cold_start_time = cluster.start_server(position, time)
         transfer_time = cluster.data_transfer_time(self.data_distribution(wf_id, fn_id), position)

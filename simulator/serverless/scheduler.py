@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from resource_manager.allocator import choose, grant
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Amount, Placement, Released, Request
-from resource_manager.policies import POLICIES, Policy, get_policy
-from resource_manager.policies.random import seeded
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Amount, Placement, Released, Request
+from resource_manager.scheduling.allocator import grant, select_placement
+from resource_manager.scheduling.policies import POLICIES, Policy, get_policy
+from resource_manager.scheduling.policies.random import seeded
 from simulator.serverless.data_local import INPUT_BYTES_LABEL, data_local
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import EnvLog, RawEnv
@@ -52,13 +52,13 @@ class PolicyScheduler:
         self.policy = policy
         self.memory_mib = memory_mib
         self.decided = ClusterState()
-        self._most_cpus: Amount = 0
+        self._max_cpus: Amount = 0
 
     def reset(self, env: RawEnv) -> None:
         """Clear all decisions; call it after `env.reset`."""
         inventory = env.cluster.inventory()
         self.decided = ClusterState(inventory)
-        self._most_cpus = max(node.resources["cpus"] for node in inventory)
+        self._max_cpus = max(node.resources["cpus"] for node in inventory)
 
     def decide(self, env: RawEnv) -> Decision:
         """Place the current function of `env`; raise `MemoryAllocationError` if it fits no node."""
@@ -70,16 +70,16 @@ class PolicyScheduler:
                 f"node has; the largest has {env.cluster.config.largest_memory} MiB"
             )
         memory: dict[str, Amount] = {"memory_mib": memory_mib}
-        cpus = min(function.parallelism, self._most_cpus)
+        cpus = min(function.parallelism, self._max_cpus)
         request = partial(
             Request, f"{function.wf_id}/{function.fn_id}", labels=self._input_labels(env, function)
         )
         first = request(resources={"cpus": cpus, **memory})
-        placement = choose(self.decided, first, self.policy)
+        placement = select_placement(self.decided, first, self.policy)
         asked = first
         if placement is None:
             asked = request(resources=memory)
-            placement = choose(self.decided, asked, self.policy)
+            placement = select_placement(self.decided, asked, self.policy)
         if placement is None:
             asked = request(resources={})
             placement = self._shortest_queue(memory_mib)

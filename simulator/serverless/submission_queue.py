@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from simulator.serverless.errors import WorkflowError
-from simulator.serverless.template import MOST, WorkflowTemplate
+from simulator.serverless.template import MAX_AMOUNT, WorkflowTemplate
 from simulator.serverless.workflow import Workflow
 
 
@@ -33,8 +33,8 @@ class Workload:
         if not workflow_templates:
             raise WorkflowError("no workflow templates: give at least one")
         for time in arrival_times:
-            if not 0 <= time <= MOST:
-                raise WorkflowError(f"an arrival time must be from 0 to {MOST:,} s, got {time}")
+            if not 0 <= time <= MAX_AMOUNT:
+                raise WorkflowError(f"an arrival time must be from 0 to {MAX_AMOUNT:,} s, got {time}")
         self.arrival_times = tuple(map(float, arrival_times))
         self.workflow_templates = tuple(workflow_templates)
         self.reset([0] * len(self.arrival_times))

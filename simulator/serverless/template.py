@@ -14,7 +14,7 @@ Edge = tuple[int, int, int]
 DEFAULT_SINGLE_CORE_SPEED = 1_000_000_000
 DEFAULT_MEMORY_MIB = 128
 DEFAULT_PARALLELISM = 1
-MOST = 10**15
+MAX_AMOUNT = 10**15
 """Upper bound of every time, size and other amount in the input, so that products stay finite."""
 
 
@@ -102,9 +102,9 @@ def find_cycle(successors: Sequence[Sequence[int]]) -> list[int]:
         return []
     # Every unresolved function has an unresolved parent, so walking backwards must reach a cycle.
     parent_of = {child: parent for parent in stuck for child in successors[parent] if child in stuck}
-    here, walked = min(stuck), []
-    while here not in walked:
-        walked.append(here)
-        here = parent_of[here]
-    cycle = [*walked[walked.index(here) :], here]
+    current, walked = min(stuck), []
+    while current not in walked:
+        walked.append(current)
+        current = parent_of[current]
+    cycle = [*walked[walked.index(current) :], current]
     return cycle[::-1]

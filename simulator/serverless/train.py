@@ -12,13 +12,13 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from resource_manager.extras import how_to_install
+from resource_manager.errors import how_to_install
 from simulator.report import pyplot, save_figure, write_json
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.env import RENT_WEIGHT, ServerlessEnv
-from simulator.serverless.generate import generate_workflows
 from simulator.serverless.run import run
 from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
+from simulator.serverless.workflow_shapes import generate_workflows
 
 SERVER_TYPES = 3
 """Count of c5 types used, from the smallest: four NUMA nodes on three servers."""

@@ -13,13 +13,13 @@ from simulator.serverless.template import (
     DEFAULT_MEMORY_MIB,
     DEFAULT_PARALLELISM,
     DEFAULT_SINGLE_CORE_SPEED,
-    MOST,
+    MAX_AMOUNT,
     WorkflowTemplate,
     find_cycle,
 )
 
 MIB = 1024 * 1024
-Amount = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
 
 
 class _File(BaseModel):
@@ -38,7 +38,7 @@ class _Task(BaseModel):
 class _Run(BaseModel):
     id: str
     runtimeInSeconds: Amount
-    coreCount: Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)] | None = None
+    coreCount: Annotated[float, Field(gt=0, le=MAX_AMOUNT, allow_inf_nan=False)] | None = None
     memoryInBytes: Amount | None = None
 
 
@@ -89,7 +89,7 @@ def read_wfcommons(path: str | Path, single_core_speed: int = DEFAULT_SINGLE_COR
                 f"the task {task.id!r} has no execution, so its runtime is unknown", path=path
             )
     edges = _edges(path, instance.workflow.specification, number)
-    _refuse_cycle(path, [task.id for task in tasks], edges)
+    _check_acyclic(path, [task.id for task in tasks], edges)
     ordered = [runs[task.id] for task in tasks]
     parallelisms = [math.ceil(run.coreCount or DEFAULT_PARALLELISM) for run in ordered]
     return WorkflowTemplate(
@@ -124,7 +124,7 @@ def _edges(path: Path, specification: _Specification, number: dict[str, int]) ->
     return edges
 
 
-def _refuse_cycle(path: Path, names: list[str], edges: list[tuple[int, int, int]]) -> None:
+def _check_acyclic(path: Path, names: list[str], edges: list[tuple[int, int, int]]) -> None:
     successors: list[list[int]] = [[] for _ in names]
     for parent, child, _ in edges:
         successors[parent].append(child)

@@ -15,7 +15,7 @@ MEMORY_MIB = (128, 256, 512, 1024)
 PARALLELISM = (1, 1, 2, 4)
 RUNTIME_S = (1.0, 15.0)
 MEGABYTE = 1_000_000
-MOST_SIZE = 100_000
+MAX_SIZE = 100_000
 """Upper bound of a shape: a larger one would run for hours or exhaust the memory."""
 
 
@@ -89,8 +89,8 @@ def generate_workflow(
     """
     if shape not in SHAPES:
         raise InputError(f"unknown workflow shape {shape!r}; known are {', '.join(SHAPES)}")
-    if not 1 <= size <= MOST_SIZE:
-        raise InputError(f"a workflow's size must be from 1 to {MOST_SIZE:,}, got {size}")
+    if not 1 <= size <= MAX_SIZE:
+        raise InputError(f"a workflow's size must be from 1 to {MAX_SIZE:,}, got {size}")
     count, pairs = SHAPES[shape](size)
     random = np.random.default_rng([seed, list(SHAPES).index(shape), size])
     parallelisms: list[int] = random.choice(PARALLELISM, size=count).tolist()

@@ -12,7 +12,7 @@ from simulator.cli import (
     FiniteRange,
     common_options,
     print_json,
-    refuse_given,
+    reject_given,
     seeds_of,
     seeds_option,
 )
@@ -28,7 +28,7 @@ from simulator.vgpu.scenario import (
     scenario_names,
     without_profiles_except,
 )
-from simulator.vgpu.sweep import Timed, run_all
+from simulator.vgpu.scenario_runs import TimedRun, run_all
 
 
 @click.command("vgpu")
@@ -84,7 +84,7 @@ def command(
     Without --tasks, --arrival and similar options each scenario uses its own values.
     """
     if output_dir is None:
-        refuse_given(("hist_bucket",), "is for the reports; give their folder with --output-dir")
+        reject_given(("hist_bucket",), "is for the reports; give their folder with --output-dir")
     seeds = seeds_of(seeds, seed)
     chosen = read_scenarios(scenarios, changes)
     if profiles is not None:
@@ -127,9 +127,9 @@ def read_scenarios(names: str, changes: dict[str, Any]) -> dict[str, Scenario]:
 
 def run_with_progress(
     scenarios: dict[str, Scenario], seeds: list[int], jobs: int, use_numba: bool | None, progress: Progress
-) -> dict[str, list[Timed]]:
+) -> dict[str, list[TimedRun]]:
     """Run every scenario with every seed, in that order."""
-    results: dict[str, list[Timed]] = {name: [] for name in scenarios}
+    results: dict[str, list[TimedRun]] = {name: [] for name in scenarios}
     runs = run_all(scenarios, seeds, jobs=jobs, use_numba=use_numba)
     for done, (name, timed) in enumerate(runs, start=1):
         results[name].append(timed)
@@ -137,10 +137,10 @@ def run_with_progress(
     return results
 
 
-def write_files(folder: Path, results: dict[str, list[Timed]], bucket: float) -> None:
+def write_files(folder: Path, results: dict[str, list[TimedRun]], bucket: float) -> None:
     """Write reports, plots and the comparison page; note missing Chinese labels on standard error."""
     from simulator.vgpu.plots import NO_FONT, Labels
-    from simulator.vgpu.report import write_reports
+    from simulator.vgpu.scenario_report import write_reports
 
     if Labels.for_this_machine().font is None:
         click.echo(NO_FONT, err=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.vgpu.records import GATES, Outcome, Run
+from simulator.vgpu.results import GATES, Outcome, Run
 
 IR_LIMITS = {"over_1_25": 1.25, "over_1_5": 1.5, "over_2": 2.0}
 STATES = ("completed", "overtime", "unfinished", "never_started")

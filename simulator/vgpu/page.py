@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from simulator.vgpu.records import GATES
+from simulator.vgpu.results import GATES
 
 TEXTS = {
     "en": {

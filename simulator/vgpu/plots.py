@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simulator.vgpu.metrics import STATES, over_seeds, values_of
-from simulator.vgpu.records import GATES, Run
+from simulator.vgpu.results import GATES, Run
 
 CHINESE_FONTS = (
     "Noto Sans CJK SC",

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState, could_ever_fit
-from resource_manager.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
-from resource_manager.policies.glb import glb, rank_vendors
+from resource_manager.core.cluster import ClusterState, could_ever_fit
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies.glb import glb, rank_vendors
 from simulator.errors import InputError
 from simulator.vgpu.scenario import Card, Scenario
-from simulator.vgpu.workload import Profile
+from simulator.vgpu.tasks import Profile
 
 DIMENSIONS = ("compute_tflops", "memory_gb", "bandwidth_gbps")
 PARTITIONS = "partitions"
@@ -103,7 +103,7 @@ class Ledger:
         for change in allocator.release(self.cluster, task_id, now, outcome=outcome):
             self.cluster.apply(change)
 
-    def rebook(self, booked: Mapping[str, Amounts], now: float) -> None:
+    def reallocate(self, booked: Mapping[str, Amounts], now: float) -> None:
         """Replace the allocated amounts of these tasks, cut to the capacity of their nodes."""
         leases = [self.cluster.leases[task_id] for task_id in booked]
         for lease in leases:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simulator.vgpu.pool import Amounts
 from simulator.vgpu.scenario import Scenario
-from simulator.vgpu.workload import Task
+from simulator.vgpu.tasks import Task
 
 GATES = ("memory", "bandwidth", "compute")
 SHORT_DIMENSIONS = ("compute", "memory", "bandwidth")

@@ -13,21 +13,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from resource_manager.inventory import MAX_GPUS_OF_SERVER
+from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
-from simulator.vgpu.workload import GRID_S, Fluctuation, NotNegative, Positive, Profile
+from simulator.vgpu.tasks import GRID_S, Fluctuation, NotNegative, Positive, Profile
 
 ADMISSIONS = ("quota", "usage", "max")
 PROGRESS = ("compute", "bottleneck")
 ARBITRATIONS = ("heavy_first", "light_first")
 ARRIVALS = ("poisson", "burst", "poisson_burst", "wave")
 
-MOST_TASKS = 10_000
-MOST_TICKS = 10_000_000
+MAX_TASKS = 10_000
+MAX_TICKS = 10_000_000
 """Upper bounds: more would exhaust the memory before the first tick, or run for days."""
 
 Count = Annotated[int, Field(ge=1)]
-Ticks = Annotated[int, Field(ge=1, le=MOST_TICKS)]
+Ticks = Annotated[int, Field(ge=1, le=MAX_TICKS)]
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -101,7 +101,7 @@ class Scenario:
 
     title: str
     duration_s: Positive
-    tasks: Annotated[int, Field(ge=0, le=MOST_TASKS)]
+    tasks: Annotated[int, Field(ge=0, le=MAX_TASKS)]
     cards: Mapping[str, Card]
     nodes: Annotated[tuple[PoolNode, ...], Field(min_length=1)]
     profiles: Annotated[tuple[Profile, ...], Field(min_length=1)]
@@ -271,8 +271,8 @@ def _wrong_times(scenario: Scenario) -> Iterator[str]:
         if profile.window is not None and profile.window[0] > profile.window[1]:
             yield f"profile {profile.name!r}: window ends before it begins"
     ticks = duration_s / delta_t_s
-    if ticks > MOST_TICKS:
-        yield f"duration_s = {duration_s:g} is {ticks:.3g} ticks, above {MOST_TICKS:,}"
+    if ticks > MAX_TICKS:
+        yield f"duration_s = {duration_s:g} is {ticks:.3g} ticks, above {MAX_TICKS:,}"
     elif round(ticks) < 1 or abs(ticks - round(ticks)) > 1e-6:
         yield f"duration_s = {duration_s:g} is not a multiple of delta_t_s = {delta_t_s:g}"
     ratio = delta_t_s / GRID_S

@@ -12,7 +12,7 @@ from simulator.vgpu.metrics import collect, histogram, summarise, values_of
 from simulator.vgpu.page import render_page
 from simulator.vgpu.plots import Labels, draw_all
 from simulator.vgpu.pool import build_nodes
-from simulator.vgpu.records import Outcome, Run
+from simulator.vgpu.results import Outcome, Run
 from simulator.vgpu.scenario import as_tables
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from simulator.sweep import processes
-from simulator.vgpu.records import Run
+from simulator.vgpu.results import Run
 from simulator.vgpu.scenario import Scenario
 from simulator.vgpu.simulation import simulate
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedRun:
     """A run and the seconds it took."""
 
     run: Run
@@ -23,7 +23,7 @@ class Timed:
 
 def run_all(
     scenarios: Mapping[str, Scenario], seeds: Sequence[int], *, jobs: int = 1, use_numba: bool | None = None
-) -> Iterator[tuple[str, Timed]]:
+) -> Iterator[tuple[str, TimedRun]]:
     """Yield (scenario, run) for every seed of every scenario, in that order, independent of `jobs`.
 
     `use_numba` None uses the compiled tick if numba is installed.
@@ -34,12 +34,12 @@ def run_all(
         yield from pool.map(_run_one, work, chunksize=max(1, len(work) // (8 * jobs)))
 
 
-def _run_one(work: tuple[str, Scenario, int, bool]) -> tuple[str, Timed]:
+def _run_one(work: tuple[str, Scenario, int, bool]) -> tuple[str, TimedRun]:
     name, scenario, seed, numba = work
     warm_up(scenario, numba)
     began = time.perf_counter()
     run = simulate(scenario, seed, use_numba=numba)
-    return name, Timed(run, time.perf_counter() - began)
+    return name, TimedRun(run, time.perf_counter() - began)
 
 
 _warm = False

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from simulator.vgpu.pool import Amounts, Ledger
-from simulator.vgpu.records import SHORT_DIMENSIONS, Decision, Outcome, Run, Utilisation
+from simulator.vgpu.results import SHORT_DIMENSIONS, Decision, Outcome, Run, Utilisation
 from simulator.vgpu.scenario import Scenario
-from simulator.vgpu.state import Pack, as_array, as_list, empty_state, nobody_waiting
+from simulator.vgpu.state import Pack, as_array, as_list, empty_state, no_pending
+from simulator.vgpu.tasks import Task, demand_series, generate
 from simulator.vgpu.tick import COMPLETED, RUNNING, Rules, advance, compiled
-from simulator.vgpu.workload import Task, demand_series, generate
 
 DROP_AFTER_DEADLINES = 1.5
 PRESSURE_SHARE, PRESSURE_S = 0.1, 0.05
@@ -74,7 +74,7 @@ class Simulation:
         self.state = empty_state(self.ledger, tasks, self.width, demand_ticks, self.pack)
         names = [profile.name for profile in scenario.profiles]
         self.kind = [names.index(task.profile.name) for task in tasks]
-        self.demanded = nobody_waiting(self.ledger, self.pack)
+        self.demanded = no_pending(self.ledger, self.pack)
 
     def run(self) -> None:
         """Run every tick of the scenario."""
@@ -94,9 +94,14 @@ class Simulation:
             if not (self.waiting and stale):
                 next_pass = max(next_pass, self._next_arrival(interval, end))
             stop = tick + 1 if self.observers else min(end, next_pass)
-            watched = bool(self.waiting) and self.ledger.follows_usage
+            stop_if_fits = bool(self.waiting) and self.ledger.follows_usage
             tick = self.advance(
-                self.state, self.rules, self.demanded._replace(watched=watched), self.width, tick, stop
+                self.state,
+                self.rules,
+                self.demanded._replace(stop_if_fits=stop_if_fits),
+                self.width,
+                tick,
+                stop,
             )
             if self.observers:
                 self._observe(tick - 1)
@@ -121,7 +126,7 @@ class Simulation:
         """Try every pending task once, in order of arrival; return True if one was admitted."""
         now = tick * self.scenario.delta_t_s
         if self.ledger.follows_usage:
-            self.ledger.rebook(self._usage(), now)
+            self.ledger.reallocate(self._usage(), now)
         full: set[str] = set()  # profiles that fit no node
         still_waiting = []
         for task in self.waiting:

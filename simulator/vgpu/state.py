@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.vgpu.pool import DIMENSIONS, Ledger
-from simulator.vgpu.tick import State, Waiting
-from simulator.vgpu.workload import Task
+from simulator.vgpu.tasks import Task
+from simulator.vgpu.tick import PendingProfiles, State
 
 Pack = Callable[[NDArray[Any]], Any]
 
@@ -81,14 +81,14 @@ def empty_state(ledger: Ledger, tasks: Sequence[Task], width: int, demand_ticks:
     )
 
 
-def nobody_waiting(ledger: Ledger, pack: Pack) -> Waiting:
+def no_pending(ledger: Ledger, pack: Pack) -> PendingProfiles:
     """Return the pending profiles at the start, when no task is pending."""
     scheduling, profiles = ledger.scenario.scheduling, ledger.scenario.profiles
     booked = np.array([ledger.booked(profile) for profile in profiles], dtype=np.float64)
     nodes = ledger.cluster.nodes
     accepts = [int(state.node.vendor in each.vendors) for state in nodes for each in profiles]
-    return Waiting(
-        watched=False,
+    return PendingProfiles(
+        stop_if_fits=False,
         interval=1 if scheduling.retry_every_tick else scheduling.interval_ticks,
         by_max=scheduling.admission == "max",
         count=pack(np.zeros(len(profiles), dtype=np.int64)),

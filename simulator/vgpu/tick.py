@@ -17,7 +17,7 @@ RUNNING, COMPLETED, DROPPED = 0, 1, 2
 LIMITED_BY_MORE_THAN = 1e-9
 """A smaller cut is rounding, not an event."""
 
-HAIR = 1e-6
+FIT_EPSILON = 1e-6
 """Tolerance for rounding when free amounts are compared."""
 
 
@@ -87,14 +87,14 @@ class State(NamedTuple):
     demand_bandwidth: Any
 
 
-class Waiting(NamedTuple):
+class PendingProfiles(NamedTuple):
     """Pending tasks by profile; used only if the ledger follows usage.
 
     `count` tasks of a profile are pending; each needs the three amounts on a node for which `accepts` (nodes
     x profiles, flat) is true. With `by_max` a running task is allocated at least its quota.
     """
 
-    watched: bool
+    stop_if_fits: bool
     interval: int
     by_max: bool
     count: Any
@@ -167,16 +167,16 @@ def work_done(
     return mean_compute * min(compute / mean_compute, memory / mean_memory, bandwidth / mean_bandwidth)
 
 
-def has_room(state: State, waiting: Waiting, width: int) -> bool:
+def may_fit(state: State, waiting: PendingProfiles, width: int) -> bool:
     """Return True if a pending profile may fit a node, with usage as the allocated amounts.
 
     It may be wrong by a rounding error if True, never if False.
     """
     profiles = len(waiting.count)
     for node in range(len(state.running)):
-        compute = state.node_compute[node] + HAIR
-        memory = state.node_memory[node] + HAIR
-        bandwidth = state.node_bandwidth[node] + HAIR
+        compute = state.node_compute[node] + FIT_EPSILON
+        memory = state.node_memory[node] + FIT_EPSILON
+        bandwidth = state.node_bandwidth[node] + FIT_EPSILON
         for i in range(node * width, node * width + state.running[node]):
             task = state.slots[i]
             if waiting.by_max:
@@ -199,10 +199,10 @@ def has_room(state: State, waiting: Waiting, width: int) -> bool:
     return False
 
 
-def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int, stop: int) -> int:
+def advance(state: State, rules: Rules, waiting: PendingProfiles, width: int, tick: int, stop: int) -> int:
     """Run ticks from `tick` up to `stop`, at most to the first one in which a task ends.
 
-    If `waiting.watched`, it also stops before a scheduling tick with free capacity for a pending profile.
+    With `stop_if_fits`, it also stops before a scheduling tick with free capacity for a pending profile.
     Returns the next tick to run. Ended tasks are marked in `state.outcome` and stay in their slots.
     """
     (
@@ -364,13 +364,13 @@ def advance(state: State, rules: Rules, waiting: Waiting, width: int, tick: int,
             used_peak[cell + 1] = max(used_peak[cell + 1], sum_memory)
             used_peak[cell + 2] = max(used_peak[cell + 2], sum_bandwidth)
         tick += 1
-        if waiting.watched and tick % waiting.interval == 0 and has_room(state, waiting, width):
+        if waiting.stop_if_fits and tick % waiting.interval == 0 and may_fit(state, waiting, width):
             break
     return tick
 
 
 @cache
-def compiled() -> Callable[[State, Rules, Waiting, int, int, int], int]:
+def compiled() -> Callable[[State, Rules, PendingProfiles, int, int, int], int]:
     """Return `advance` as machine code, kept in numba's cache for the next process; needs numba."""
     from numba import njit
     from numba.extending import register_jitable
@@ -382,10 +382,10 @@ def compiled() -> Callable[[State, Rules, Waiting, int, int, int], int]:
         guard_scale,
         sort_by_usage,
         work_done,
-        has_room,
+        may_fit,
     ):
         register_jitable(function)
-    machine_code: Callable[[State, Rules, Waiting, int, int, int], int]
+    machine_code: Callable[[State, Rules, PendingProfiles, int, int, int], int]
     try:
         machine_code = njit(cache=True)(advance)
     except RuntimeError:  # numba has no writable folder for its cache

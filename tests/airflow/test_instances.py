@@ -28,29 +28,29 @@ with warnings.catch_warnings():
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
     from fastapi import FastAPI
 
-    from resource_manager.api import airflow_plugin
-    from resource_manager.api.airflow_plugin import AT_START, publish_at_start
-    from resource_manager.provider import listener
-    from resource_manager.provider.demand import Demand
-    from resource_manager.provider.links import ConsoleLink
-    from resource_manager.provider.operators import GPUAllocateOperator, GPUReleaseOperator
-    from resource_manager.provider.sensors import GPUAvailableSensor
-    from resource_manager.provider.triggers import identity_of
+    from resource_manager.airflow import listener, registration
+    from resource_manager.airflow.demand import Demand
+    from resource_manager.airflow.links import ConsoleLink
+    from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
+    from resource_manager.airflow.registration import AT_START, publish_at_start
+    from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.triggers import identity_of
 
-from resource_manager import GPUResourceManager, airflow_instance
-from resource_manager.airflow_instance import VARIABLE, instance_id, publish_instance
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import Keeping, standalone
-from resource_manager.api.cells import task_link
-from resource_manager.client import ServiceClient
+from resource_manager import GPUResourceManager
+from resource_manager.core.models import Request
 from resource_manager.errors import SettingsError, StoreUnavailableError
-from resource_manager.launchers import Job, JobState
-from resource_manager.launchers.local import LocalLauncher
-from resource_manager.models import Request
-from resource_manager.reconcile import RunningJob, reconcile
-from resource_manager.stores.airflow_access import DatabaseAccess
-from resource_manager.task_identity import TaskIdentity
-from tests.waiting import wait_for
+from resource_manager.jobs import airflow_instance
+from resource_manager.jobs.airflow_instance import VARIABLE, instance_id, publish_instance
+from resource_manager.jobs.launchers import Job, JobState
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.reconcile import RunningJob, reconcile
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Keeping, standalone
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.console.cells import task_link
+from resource_manager.storage.airflow_variable.access import DatabaseAccess
+from tests.eventually import wait_for
 
 OURS = TaskIdentity("production", "etl", "nightly", "train")
 THEIRS = replace(OURS, instance="staging")
@@ -413,7 +413,7 @@ def test_the_id_is_written_once_the_database_is_ready(database, instance, monkey
         return get(self, key)
 
     monkeypatch.setattr(DatabaseAccess, "get", not_ready)
-    monkeypatch.setattr(airflow_plugin, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(registration, "FIRST_RETRY_S", 0.01)
     app = object()
     with instance(None):
         assert publish_at_start(app) is app

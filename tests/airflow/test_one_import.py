@@ -42,7 +42,7 @@ def test_a_name_is_imported_at_its_first_use() -> None:
         "import sys, resource_manager.airflow as ours\n"
         "before = 'airflow' in sys.modules\n"
         "from resource_manager.airflow import gpu_lease\n"
-        "print(before, *(f'resource_manager.provider.{name}' in sys.modules for name in "
+        "print(before, *(f'resource_manager.airflow.{name}' in sys.modules for name in "
         "('operators.lease', 'sensors')))"
     )
     assert in_a_process_of_its_own(code) == "False True False"

@@ -35,38 +35,40 @@ with warnings.catch_warnings():
     )
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    from resource_manager.api.airflow_app import manager_of_tasks
-    from resource_manager.provider import get_provider_info, triggers
-    from resource_manager.provider.decorators import gpu
-    from resource_manager.provider.demand import (
+    from resource_manager.airflow import triggers
+    from resource_manager.airflow.decorators import gpu
+    from resource_manager.airflow.demand import (
         Demand,
         end_lease,
         launcher_labels,
         team_of,
     )
-    from resource_manager.provider.hook import GPUManagerHook
-    from resource_manager.provider.operators import GPUTrainingOperator, gpu_lease, training
-    from resource_manager.provider.sensors import GPUAvailableSensor
-    from resource_manager.provider.task_state import ExecutionTaskStates
-    from resource_manager.provider.triggers import (
+    from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, training
+    from resource_manager.airflow.provider_info import get_provider_info
+    from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.shared_manager import SharedManager
+    from resource_manager.airflow.task_state import ExecutionTaskStates
+    from resource_manager.airflow.triggers import (
         GrantTrigger,
         JobTrigger,
         LeaseEndTrigger,
         TriggerState,
         VacancyTrigger,
     )
-    from resource_manager.provider.waiting_log import WaitingLog, describe_wait, describe_waiting
-    from resource_manager.provider.watch import Watch
+    from resource_manager.airflow.waiting_log import WaitingLog, describe_wait, describe_waiting
+    from resource_manager.airflow.webapp import manager_of_tasks
 
-from resource_manager import GPUResourceManager, reconcile
-from resource_manager.bench import redis_server
-from resource_manager.client import ServiceClient
+from resource_manager import GPUResourceManager
+from resource_manager.cli.bench.store import redis_server
+from resource_manager.core.models import Gpu, Node, Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.launchers import Job, JobState, build_docker_cmd
-from resource_manager.launchers.devices import job_environment
-from resource_manager.models import Gpu, Node, Outcome
-from resource_manager.reconcile import RunningJob
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.launchers import Job, JobState, build_docker_cmd
+from resource_manager.jobs.launchers.devices import job_environment
+from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.rest.client import ServiceClient
 
 REPOSITORY = Path(__file__).parents[2]
 TASK = TaskIdentity("production", "d", "r", "t")
@@ -82,8 +84,8 @@ def fast_triggers(monkeypatch):
     monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
     monkeypatch.setattr(triggers, "POLL_S", 0.01)
     monkeypatch.setattr(triggers, "READ_S", 0.2)
-    monkeypatch.setattr("resource_manager.provider.watch.MAX_AGE_S", 0.0)
-    monkeypatch.setattr("resource_manager.provider.watch.SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr("resource_manager.airflow.shared_manager.MAX_AGE_S", 0.0)
+    monkeypatch.setattr("resource_manager.airflow.shared_manager.EXPIRE_EVERY_S", 0.0)
 
 
 def fire(trigger, meanwhile=lambda: None):
@@ -284,7 +286,7 @@ def test_a_changed_request_ends_the_lease_of_the_earlier_try(manager):
 
 def test_a_quarantined_lease_is_renewed_by_the_request_of_its_task(manager):
     Demand(2, ttl=timedelta(microseconds=1)).submit(manager, TASK)
-    manager.sweep()
+    manager.expire_and_schedule()
     assert manager.status_of(TASK.lease_id)["quarantined"]
     assert not Demand(2).submit(manager, TASK)["quarantined"]
 
@@ -783,7 +785,7 @@ def test_a_pending_request_has_an_estimated_start(manager, monkeypatch):
     Demand(8).submit(manager, TASK)
 
     async def look():
-        return await Watch.of("gpu_manager_default").status_of(TASK.lease_id)
+        return await SharedManager.of("gpu_manager_default").status_of(TASK.lease_id)
 
     status = asyncio.run(look())
     assert status["estimated_start"]["at"] == pytest.approx(manager.leases()[0]["granted_at"] + 600, abs=1)
@@ -800,7 +802,7 @@ def test_triggers_survive_serialization():
     ):
         path, arguments = trigger.serialize()
         assert json.loads(json.dumps(arguments)) == arguments
-        assert path == f"resource_manager.provider.triggers.{type(trigger).__name__}"
+        assert path == f"resource_manager.airflow.triggers.{type(trigger).__name__}"
         assert type(trigger)(**arguments).serialize() == (path, arguments)
 
 

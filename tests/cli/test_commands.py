@@ -15,11 +15,12 @@ from click.testing import CliRunner, Result
 from werkzeug.serving import make_server
 
 from demo.stack import free_ports
-from resource_manager import GPUResourceManager, Settings, client
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import keeping, standalone
+from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import commands, main, target
 from resource_manager.cli.target import Target
+from resource_manager.rest import client
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import keeping, standalone
 
 Run = Callable[..., Result]
 
@@ -250,16 +251,16 @@ def test_a_refusal_is_one_line(words: str, said: str, tmp_path: Path) -> None:
 
 
 def test_options_request_a_gpu_fraction_and_a_server(run: Run) -> None:
-    wish = ("--gpus", "1", "--gpu-milli", "500", "--server", "gpu-server-3", "--json")
+    payload = ("--gpus", "1", "--gpu-milli", "500", "--server", "gpu-server-3", "--json")
     for command in ("allocate", "submit"):
-        lease = parsed(run(command, command, *wish))
+        lease = parsed(run(command, command, *payload))
         assert (lease["server_id"], lease["cpu_count"]) == (3, 1)
 
 
 def test_server_0_can_be_preferred(run: Run) -> None:
     def server_of(task_id: str, preferred: str) -> int:
-        wish = ("allocate", task_id, "--gpus", "2", "--cpus", "1", "--prefer-server", preferred)
-        return int(parsed(run(*wish, "--json"))["server_id"])
+        payload = ("allocate", task_id, "--gpus", "2", "--cpus", "1", "--prefer-server", preferred)
+        return int(parsed(run(*payload, "--json"))["server_id"])
 
     assert [server_of("a", "3"), server_of("b", "0")] == [3, 0]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from resource_manager.api import tokens
-from resource_manager.api.tokens import Role, TokenFile
 from resource_manager.cli import main
+from resource_manager.rest import tokens
+from resource_manager.rest.tokens import Role, TokenFile
 
 
 @pytest.fixture

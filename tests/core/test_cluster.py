@@ -7,11 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
-from resource_manager.inventory import default_inventory
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
     Cancelled,
     Drained,
     Expired,
@@ -28,8 +25,11 @@ from resource_manager.models import (
     Request,
     Restored,
 )
-from resource_manager.policies import POLICIES
-from resource_manager.queueing import ORDERS
+from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import POLICIES
+from resource_manager.scheduling.queue_order import ORDERS
 
 
 def granted(request: Request, node: str, *gpu_ids: int, token: int = 1, ends: float = math.inf) -> Granted:
@@ -107,11 +107,11 @@ def test_a_trial_leaves_no_trace(cluster: ClusterState) -> None:
         cluster.apply(Drained("gpu-server-2", 2.0))
         cluster.apply(Queued(Request("w3"), 2.0))
     after = cluster.snapshot()
-    assert sorted(after.waiting, key=lambda w: w.sequence) == list(before.waiting)
+    assert sorted(after.pending, key=lambda w: w.sequence) == list(before.pending)
     assert {lease.task_id: lease for lease in after.leases} == {
         lease.task_id: lease for lease in before.leases
     }
-    assert (after.version, after.fencing, after.sequence, after.drained) == (4, 2, 2, ())
+    assert (after.version, after.last_fencing_token, after.sequence, after.drained) == (4, 2, 2, ())
     assert cluster.whole_free_masks == masks
     assert cluster.open_mask == 0b1111
     assert [lease.task_id for lease in cluster.expired(61.0)] == ["t", "q"]
@@ -134,7 +134,7 @@ def test_ends_of_released_leases_do_not_pile_up(cluster: ClusterState) -> None:
         cluster.apply(granted(Request(f"t{i}", ttl_s=1e6), "gpu-server-0", token=i + 1, ends=1e6 + i))
         if i % 1000:
             cluster.apply(Released(f"t{i}", i + 1, 0.0))
-    assert len(cluster._deadlines) < 2_000
+    assert len(cluster._expiry_heap) < 2_000
     assert [lease.task_id for lease in cluster.expired(2e6)] == [f"t{i}" for i in range(0, 10_000, 1000)]
 
 
@@ -245,7 +245,9 @@ def test_dispatch_grants_in_order_and_stops_at_the_first_that_does_not_fit(clust
         cluster.apply(granted(Request(f"t{i}", gpus=8), f"gpu-server-{i}", *range(8), token=i + 1))
     for task_id, gpus in (("a", 4), ("b", 8), ("c", 2)):
         cluster.apply(Queued(Request(task_id, gpus=gpus), 1.0))
-    changes = allocator.settle(cluster, [Released("t0", 1, 2.0)], POLICIES["first_fit"], ORDERS["fifo"], 2.0)
+    changes = allocator.with_dispatch(
+        cluster, [Released("t0", 1, 2.0)], POLICIES["first_fit"], ORDERS["fifo"], 2.0
+    )
     assert [type(change).__name__ for change in changes] == ["Released", "Granted"]
     assert cluster.version == 7  # nothing was applied
     for change in changes:

@@ -9,9 +9,9 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from resource_manager.direct_init import direct_init
+from resource_manager.core.direct_init import direct_init
+from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError
-from resource_manager.models import Request
 
 
 @dataclass(frozen=True, slots=True)

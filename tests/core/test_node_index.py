@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from resource_manager import allocator, deadlines, node_index
-from resource_manager.cluster import ClusterState
-from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
-from resource_manager.models import (
+from resource_manager.core import expiry_heap, node_index
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -26,10 +25,11 @@ from resource_manager.models import (
     Request,
     Restored,
 )
-from resource_manager.policies import POLICIES
-from resource_manager.queueing import ORDERS
-
-from .builders import node, nodes
+from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import POLICIES
+from resource_manager.scheduling.queue_order import ORDERS
+from tests.builders import node, nodes
 
 
 def hold(
@@ -42,7 +42,7 @@ def hold(
     cpus: int = 0,
 ) -> Lease:
     request = Request(task_id, len(gpu_ids), gpu_milli=milli, resources={"cpus": cpus}, ttl_s=ends)
-    lease = Lease(request, Placement(on, gpu_ids), state.fencing + 1, 0.0, ends)
+    lease = Lease(request, Placement(on, gpu_ids), state.last_fencing_token + 1, 0.0, ends)
     state.apply(Granted(lease, 0.0))
     return lease
 
@@ -179,10 +179,15 @@ def test_a_snapshot_is_the_whole_state() -> None:
     for change in changes:
         state.apply(change)
     snapshot = state.snapshot()
-    assert (snapshot.version, snapshot.fencing, snapshot.sequence, snapshot.last_node) == (8, 2, 2, "c")
+    assert (snapshot.version, snapshot.last_fencing_token, snapshot.sequence, snapshot.last_node) == (
+        8,
+        2,
+        2,
+        "c",
+    )
     assert [at.name for at in snapshot.nodes] == ["a", "b", "c"]
     assert [lease.task_id for lease in snapshot.leases] == ["t", "u"]
-    assert [(waiting.task_id, waiting.sequence) for waiting in snapshot.waiting] == [("x", 2)]
+    assert [(pending.task_id, pending.sequence) for pending in snapshot.pending] == [("x", 2)]
     assert snapshot.drained == (Drained("b", 4.0, "fans", failed=True),)
     assert snapshot.retired == ("c",)
     again = ClusterState.from_snapshot(snapshot)
@@ -197,11 +202,11 @@ def test_version_fencing_token_and_sequence_only_grow() -> None:
     state = ClusterState(nodes("ab"))
     state.apply(Granted(Lease(Request("t"), Placement("a"), 5, 0.0), 0.0))
     state.apply(Granted(Lease(Request("u"), Placement("b"), 3, 0.0), 0.0))
-    assert (state.version, state.fencing, state.last_node) == (2, 5, "b")
+    assert (state.version, state.last_fencing_token, state.last_node) == (2, 5, "b")
     for sequence, task_id in enumerate(("w", "x"), 1):
         state.apply(Queued(Request(task_id), 7.0))
-        assert state.waiting[task_id].sequence == state.sequence == sequence
-        assert state.waiting[task_id].queued_at == 7.0
+        assert state.pending[task_id].sequence == state.sequence == sequence
+        assert state.pending[task_id].queued_at == 7.0
 
 
 def test_a_grant_removes_the_request_from_the_queue() -> None:
@@ -209,9 +214,9 @@ def test_a_grant_removes_the_request_from_the_queue() -> None:
     state.apply(Queued(Request("t", 1), 0.0))
     state.apply(Queued(Request("u", 1), 0.0))
     hold(state, "t", "a", 0)
-    assert set(state.waiting) == {"u"}
+    assert set(state.pending) == {"u"}
     hold(state, "v", "a", 1)
-    assert set(state.waiting) == {"u"}, "a grant without a pending request leaves the queue unchanged"
+    assert set(state.pending) == {"u"}, "a grant without a pending request leaves the queue unchanged"
 
 
 def test_a_renewal_extends_the_lease_and_ends_its_quarantine() -> None:
@@ -369,14 +374,14 @@ def test_a_trial_leaves_the_expiry_heap_unchanged() -> None:
 
 
 def test_outdated_ends_are_removed_from_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "MIN_LENGTH", 8)
+    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 8)
     state = ClusterState(nodes("ab"))
     hold(state, "endless", "a", ends=float("inf"))
     hold(state, "t", "a", ends=10.0)
     hold(state, "u", "b", ends=120.0)
     for i in range(50):
         state.apply(Renewed("t", 2, 0.0, 100.0 + i))
-        assert len(state._deadlines) <= 13
+        assert len(state._expiry_heap) <= 13
     assert state.expired(119.9) == []
     assert [lease.task_id for lease in state.expired(148.9)] == ["u"]
     assert [lease.task_id for lease in state.expired(149.0)] == ["u", "t"]
@@ -387,8 +392,8 @@ def test_outdated_ends_are_removed_only_once_most_entries_are_outdated(
 ) -> None:
     """Removal scans all leases, so it must not run at every renewal of one of many."""
     cleared: list[int] = []
-    monkeypatch.setattr(deadlines, "MIN_LENGTH", 8)
-    monkeypatch.setattr(deadlines.heapq, "heapify", lambda ends: cleared.append(len(ends)))
+    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 8)
+    monkeypatch.setattr(expiry_heap.heapq, "heapify", lambda ends: cleared.append(len(ends)))
     state = ClusterState(nodes("ab"))
     for i in range(100):
         hold(state, f"t{i}", "a", ends=100.0)
@@ -492,6 +497,6 @@ def test_nodes_keep_the_order_of_the_inventory() -> None:
     request = Request("t", 1)
     assert [found.name for found in state.candidates(request)] == ["c", "a", "b"]
     state.apply(Queued(request, 0.0))
-    (granted,) = allocator.grant_waiting(state, POLICIES["first_fit"], ORDERS["fifo"], 1.0)
+    (granted,) = allocator.schedule_pending(state, POLICIES["first_fit"], ORDERS["fifo"], 1.0)
     assert isinstance(granted, Granted)
     assert granted.lease.placement == Placement("c", (0,))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.cluster import ClusterState, NodeState, accepts_node, could_ever_fit
-from resource_manager.models import Drained, Gpu, Granted, Lease, Node, Placement, Request
+from resource_manager.core.cluster import ClusterState, NodeState, accepts_node, could_ever_fit
+from resource_manager.core.models import Drained, Gpu, Granted, Lease, Node, Placement, Request
 
 A100, H100 = (Gpu(0, "A100", "nvidia"), Gpu(1, "A100", "nvidia")), (Gpu(2, "H100", "nvidia"),)
 MI300 = (Gpu(3, "MI300", "amd"),)

@@ -7,12 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager import allocator
-from resource_manager.admission import PriceAdmission
-from resource_manager.api.problems import from_refusal
-from resource_manager.cluster import ClusterState
-from resource_manager.explain import refusals_of, standings
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
     Drained,
     Gpu,
     Granted,
@@ -25,9 +21,7 @@ from resource_manager.models import (
     Request,
     Utility,
 )
-from resource_manager.policies import get_policy
-from resource_manager.queueing import Order, get_order
-from resource_manager.refusal import (
+from resource_manager.core.refusal import (
     MAX_DETAIL,
     MAX_SHOWN,
     RecoveryWindow,
@@ -38,8 +32,14 @@ from resource_manager.refusal import (
     recovering,
     short,
 )
-from resource_manager.reservations import MAX_RESERVATIONS
-from resource_manager.views import explanation
+from resource_manager.manager.serializers import explanation
+from resource_manager.rest.problems import from_refusal
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.backfill import MAX_RESERVATIONS
+from resource_manager.scheduling.feasibility import refusals_of, standings
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
 
 FIRST_FIT = get_policy("first_fit")
 FIFO = get_order("fifo")
@@ -57,13 +57,13 @@ def hold(cluster: ClusterState, task_id: str, node: str, gpus: int, cpus: int = 
     state = cluster.by_name[node]
     request = Request(task_id, gpus, milli, {"cpus": cpus})
     placement = Placement(node, state.pick_gpus(request))
-    cluster.apply(Granted(Lease(request, placement, cluster.fencing + 1, 0.0), 0.0))
+    cluster.apply(Granted(Lease(request, placement, cluster.last_fencing_token + 1, 0.0), 0.0))
 
 
 def reason(
     cluster: ClusterState,
     request: Request,
-    order: Order = FIFO,
+    order: QueueDiscipline = FIFO,
     window: RecoveryWindow | None = None,
 ) -> tuple[str, str]:
     before = cluster.snapshot()
@@ -156,7 +156,7 @@ def test_under_backfill_the_reason_names_the_delayed_request_and_the_remedy() ->
     )
     assert reason(cluster, Request("t", 2, expected_runtime_s=500.0), order)[1].endswith("needs 8)")
     short_one = Request("t", 2, expected_runtime_s=60.0)
-    assert allocator.allocate_in_turn(cluster, [short_one], FIRST_FIT, order, 10.0)
+    assert allocator.allocate_in_order(cluster, [short_one], FIRST_FIT, order, 10.0)
 
 
 def backfilled(*leases: Lease, head: Request | None = None) -> ClusterState:
@@ -183,7 +183,7 @@ def test_no_runtime_is_asked_for_where_none_would_help() -> None:
     )
     brief = Request("t", 2, expected_runtime_s=1.0)
     assert reason(cluster, Request("t", 2), order) == reason(cluster, brief, order) == said
-    assert not allocator.allocate_in_turn(cluster, [brief], FIRST_FIT, order, 10.0)
+    assert not allocator.allocate_in_order(cluster, [brief], FIRST_FIT, order, 10.0)
 
 
 def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
@@ -195,7 +195,7 @@ def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
         "4 GPUs are free on s1; train_b (position 2, needs 8) may start at any moment: the runtime of "
         "train_a is unknown, so nothing overtakes it"
     )
-    assert not allocator.allocate_in_turn(cluster, [brief], FIRST_FIT, order, 10.0)
+    assert not allocator.allocate_in_order(cluster, [brief], FIRST_FIT, order, 10.0)
 
 
 def test_only_so_many_get_a_place_in_time() -> None:
@@ -385,8 +385,8 @@ def requests(draw: st.DrawFn, name: str) -> Request:
     )
 
 
-def serve(cluster: ClusterState, order: Order) -> None:
-    for change in allocator.grant_waiting(cluster, FIRST_FIT, order, 30.0):
+def serve(cluster: ClusterState, order: QueueDiscipline) -> None:
+    for change in allocator.schedule_pending(cluster, FIRST_FIT, order, 30.0):
         cluster.apply(change)
 
 

@@ -83,7 +83,7 @@ class Bench(Stack):
                 "LEDGER": str(self.ledger),
                 "TEST_TTL_S": str(TTL_S),
                 "GPU_MANAGER_INVENTORY": str(inventory),
-                "GPU_MANAGER_RECONFIRM_S": str(TTL_S),
+                "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": str(TTL_S),
                 "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the DAGs never change
                 "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(5.0 * PATIENCE),
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
@@ -200,7 +200,7 @@ class Bench(Stack):
         manager = self.manager
 
         def free():
-            manager.sweep()
+            manager.expire_and_schedule()
             return not manager.leases() and not manager.queue()
 
         wait_for(free, timeout_s, "all GPUs free")

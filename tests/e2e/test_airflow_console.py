@@ -122,8 +122,8 @@ def test_users_without_login_are_refused(airflow: Stack) -> None:
 def test_airflow_roles_decide_the_rights(airflow: Stack, name: str, allocates: int, drains: int) -> None:
     with client(airflow, name) as caller:
         assert caller.get("/api/status").status_code == 200
-        wish = {**WISH, "task_id": f"role-{name}"}
-        assert caller.post("/api/allocate", json=wish).status_code == allocates
+        payload = {**WISH, "task_id": f"role-{name}"}
+        assert caller.post("/api/allocate", json=payload).status_code == allocates
         assert caller.post("/api/servers/3/drain", json={}).status_code == drains
         assert caller.post("/api/release", json={"task_id": f"role-{name}"}).status_code == allocates
     with client(airflow, "olga") as olga:

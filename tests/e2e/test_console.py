@@ -51,9 +51,9 @@ def fresh(service: b.Service) -> None:
 
 
 def allocate(service: b.Service, name: str, task_id: str, **more: Any) -> None:
-    wish = {"task_id": task_id, "required_gpus": 4, "required_cpus": 16, **more}
+    payload = {"task_id": task_id, "required_gpus": 4, "required_cpus": 16, **more}
     with service.client(name) as client:
-        client.post("/api/allocate", json=wish).raise_for_status()
+        client.post("/api/allocate", json=payload).raise_for_status()
 
 
 def test_an_allocation_appears_without_a_reload(page: Any, service: b.Service) -> None:

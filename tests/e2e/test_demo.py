@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from demo.__main__ import main
 from demo.timeline import holdings, overlaps
-from resource_manager.policies import get_policy
-from resource_manager.queueing import get_order
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import get_order
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay, differences
 
@@ -42,7 +42,7 @@ def test_the_demo_trains_six_models_and_leaves_no_process(tmp_path):
     )
     recorded = replayed.run()
     assert differences(recorded) == []
-    assert sum(stay.started_at is not None for stay in recorded.stays.values()) == 6
+    assert sum(stay.started_at is not None for stay in recorded.job_runs.values()) == 6
 
 
 def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):

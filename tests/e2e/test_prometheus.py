@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from demo.stack import free_ports
-from tests.api.test_monitoring import MONITORING, expressions
 from tests.e2e import browser as b
+from tests.rest.test_monitoring import MONITORING, expressions
 
 pytestmark = pytest.mark.e2e
 
@@ -30,8 +30,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
     with b.serving(folder, 1) as service:
         with service.client("ursula") as user:
             for task_id in ("first", "second", "third"):
-                wish = {"task_id": task_id, "required_gpus": 4, "required_cpus": 8}
-                user.post("/api/submit", json=wish).raise_for_status()
+                payload = {"task_id": task_id, "required_gpus": 4, "required_cpus": 8}
+                user.post("/api/submit", json=payload).raise_for_status()
         (folder / "token").write_text(service.tokens["vera"])
         [port] = free_ports(1)
         log = (folder / "log").open("w")

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from resource_manager import allocator
-from resource_manager.locks import RedisLock
-from resource_manager.models import Released
-from resource_manager.stores import RedisStore, VariableStore
+from resource_manager.core.models import Released
+from resource_manager.scheduling import allocator
+from resource_manager.storage import RedisStore, VariableStore
+from resource_manager.storage.redis.lock import RedisLock
 
 
 def no_version_check() -> None:
     """The Redis store's: what was decided on an old state is committed."""
-    from resource_manager import redis_client
-    from resource_manager.stores import redis as redis_store
+    from resource_manager.storage.redis import client
+    from resource_manager.storage.redis import store as redis_store
 
-    load = redis_client.load_script.__wrapped__
+    load = client.load_script.__wrapped__
 
-    def careless(*names: str) -> redis_client.Script:
+    def careless(*names: str) -> client.Script:
         text = load(*names).text
-        return redis_client.Script(text.replace("if version ~= expected then", "if false then"))
+        return client.Script(text.replace("if version ~= expected then", "if false then"))
 
     redis_store.load_script = careless  # type: ignore[attr-defined]
 

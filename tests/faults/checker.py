@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.errors import ResourceManagerError
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Expired,
@@ -31,7 +29,9 @@ from resource_manager.models import (
     Renewed,
     Request,
 )
-from resource_manager.server_clock import CLOCK_TOLERANCE_S
+from resource_manager.errors import ResourceManagerError
+from resource_manager.scheduling import allocator
+from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S
 from tests.faults.worker import LOCK_TIMEOUT_S
 
 REQUESTS = {"allocate", "submit"}
@@ -166,7 +166,7 @@ class _Replay:
             self.states_fitting.append(self._fitting())
 
     def _fitting(self) -> dict[tuple[int, int], bool]:
-        if self.cluster.waiting:
+        if self.cluster.pending:
             return {}  # nobody overtakes those who wait
         shapes = [(gpus, 4) for gpus in range(2, 9)]
         return {
@@ -185,7 +185,7 @@ class _Replay:
             self.lives[lease.task_id, lease.fencing_token] = life
             self.held[lease.task_id].append(life)
             self.positions["granted", lease.task_id, lease.fencing_token].append(position)
-            if lease.task_id in self.cluster.waiting:
+            if lease.task_id in self.cluster.pending:
                 self.waits[lease.task_id][-1][1] = position
             else:
                 self.asked_anew.append((position, lease.task_id))
@@ -194,7 +194,7 @@ class _Replay:
             self.asked_anew.append((position, change.request.task_id))
         elif isinstance(change, Cancelled):
             self.positions["cancelled", change.task_id, 0].append(position)
-            if change.task_id in self.cluster.waiting:
+            if change.task_id in self.cluster.pending:
                 self.waits[change.task_id][-1][1] = position
         elif isinstance(change, Released | Expired | Renewed):
             key = (change.task_id, change.fencing_token)

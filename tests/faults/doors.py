@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from resource_manager.aio import AsyncGPUResourceManager
-from resource_manager.manager import GPUResourceManager
+from resource_manager.manager.aio import AsyncGPUResourceManager
+from resource_manager.manager.manager import GPUResourceManager
 
 CANCELLED = 0.2
 PATIENCE_S = 0.005

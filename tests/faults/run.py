@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from resource_manager.inventory import default_inventory
-from resource_manager.models import Change, Granted
-from resource_manager.schemas import change_to_dict
+from resource_manager.core.models import Change, Granted
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.storage.codec import change_to_dict
 from tests.faults import airflow_on_postgres, namespaces
 from tests.faults.airflow_tasks import Airflow
 from tests.faults.bugs import BUGS
@@ -185,7 +185,7 @@ class Run:
             begin = time.monotonic()
             while (manager.leases() or manager.queue()) and time.monotonic() - begin < TTL_S + HEAL_S:
                 time.sleep(0.1)
-                manager.sweep()
+                manager.expire_and_schedule()
                 for entry in manager.queue():  # of workers who died, and have no successor any more
                     manager.cancel(entry["task_id"])
             summary = manager.get_resource_summary()["servers"]

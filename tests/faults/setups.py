@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from resource_manager.inventory import default_inventory
-from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Change
-from resource_manager.stores import variables
+from resource_manager.core.models import Change
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.airflow_variable import store
 from tests.faults import namespaces
 from tests.faults.airflow_on_postgres import Postgres
 from tests.faults.airflow_tasks import Airflow, AirflowTask
@@ -80,7 +80,7 @@ class OneRedis:
             inventory=default_inventory(SERVERS),
             lease_ttl_s=TTL_S,
             lock_timeout_s=4 * LOCK_TIMEOUT_S,
-            reconfirm_s=TTL_S,
+            lease_confirmation_window_s=TTL_S,
             **settings,
         )
 
@@ -197,7 +197,7 @@ class Variables(OneRedis):
 
     def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
         super().__init__(folder, workers, rng)
-        variables.CHANGES_KEPT = ALL_CHANGES  # also where this process is the last to write
+        store.CHANGES_KEPT = ALL_CHANGES  # also where this process is the last to write
         self.variable = f"faults_{folder.name.replace('-', '_')}_{time.time_ns()}"
 
     def assignment(self, slot: int) -> dict[str, Any]:

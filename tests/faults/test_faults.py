@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from resource_manager.bench import redis_server
-from resource_manager.errors import NewerFormatError
-from resource_manager.inventory import default_inventory
-from resource_manager.manager import GPUResourceManager
-from resource_manager.models import (
+from resource_manager.cli.bench.store import redis_server
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Expired,
@@ -25,8 +22,11 @@ from resource_manager.models import (
     Released,
     Request,
 )
-from resource_manager.redis_client import RedisClient
-from resource_manager.schemas import FORMAT_VERSION
+from resource_manager.errors import NewerFormatError
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.codec import FORMAT_VERSION
+from resource_manager.storage.redis.client import RedisClient
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
@@ -104,7 +104,7 @@ def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_noth
             lambda: older.release_resources("a"),
             lambda: older.drain("gpu-server-0"),
             older.reset_resources,
-            older.sweep,
+            older.expire_and_schedule,
             lambda: GPUResourceManager.from_url(url).release_resources("a"),
         ]
         for call in calls:

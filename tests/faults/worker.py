@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.inventory import default_inventory
-from resource_manager.manager import GPUResourceManager
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.manager import GPUResourceManager
 from tests.faults.doors import DOORS
 
 TTL_S = 2.0
@@ -151,11 +151,11 @@ class Worker:
 
     def connect(self) -> list[Any]:
         if self.assignment.services:
-            from resource_manager.client import ServiceClient
+            from resource_manager.rest.client import ServiceClient
 
             return [ServiceClient(url, timeout_s=LOCK_TIMEOUT_S + 3) for url in self.assignment.services]
         settings: dict[str, Any] = {"lease_ttl_s": TTL_S, "lock_timeout_s": LOCK_TIMEOUT_S}
-        settings["reconfirm_s"] = TTL_S
+        settings["lease_confirmation_window_s"] = TTL_S
         if self.assignment.redis_url:
             settings["redis_url"] = self.assignment.redis_url
         servers = default_inventory(SERVERS)
@@ -284,9 +284,9 @@ def main(assignment: Assignment) -> None:
 
         BUGS[assignment.bug]()
     if assignment.lock_life_s:
-        from resource_manager.stores import variables as variable_store
+        from resource_manager.storage.airflow_variable import store as variable_store
 
-        variable_store.LOCK_LIFE_S = assignment.lock_life_s
+        variable_store.LOCK_TTL_S = assignment.lock_life_s
         variable_store.WRITE_MARGIN_S = assignment.lock_life_s / 3
         variable_store.CHANGES_KEPT = ALL_CHANGES
     if assignment.halts_at is not None:

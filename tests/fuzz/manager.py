@@ -12,18 +12,20 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from resource_manager import GPUResourceManager
-from resource_manager.api import schemas as bodies
-from resource_manager.api.limits import FixedWindow
-from resource_manager.api.problems import from_validation
-from resource_manager.api.tokens import TokenFile
-from resource_manager.client import ServiceClient
-from resource_manager.history import collect, write_file
-from resource_manager.inventory import load_inventory
-from resource_manager.redaction import redact
-from resource_manager.redis_client import RedisClient
-from resource_manager.schemas import change_from_json
+from resource_manager.errors import redact
+from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.manager.manager import price_admission
+from resource_manager.rest import schemas as bodies
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.limits import FixedWindow
+from resource_manager.rest.problems import from_validation
+from resource_manager.rest.tokens import TokenFile
 from resource_manager.settings import Settings
-from resource_manager.stores import document, redis_layout
+from resource_manager.storage.airflow_variable import document
+from resource_manager.storage.codec import change_from_json
+from resource_manager.storage.history_file import collect, write_file
+from resource_manager.storage.redis import layout
+from resource_manager.storage.redis.client import RedisClient
 from simulator.errors import InputError
 from simulator.replay.history import read_history, workload_of
 from tests.fuzz.parser import Parser, file
@@ -118,10 +120,10 @@ def read_redis(data: bytes, folder: Path) -> object:
     """Inventory, three numbers and five hashes, as refresh.lua answers; parts end at NUL, pairs at tab."""
     parts = data.split(b"\0")
     parts += [b""] * (9 - len(parts))
-    inventory = redis_layout.inventory_from_json(b"1", parts[0])
+    inventory = layout.inventory_from_json(b"1", parts[0])
     hashes = [part.split(b"\t") if part else [] for part in parts[4:9]]
     pairs = [flat[: len(flat) // 2 * 2] for flat in hashes]
-    return redis_layout.read_state(1, [*parts[1:4], *pairs], inventory)
+    return layout.read_state(1, [*parts[1:4], *pairs], inventory)
 
 
 def example_redis() -> bytes:
@@ -129,12 +131,12 @@ def example_redis() -> bytes:
     assert cluster is not None
     snapshot = cluster.snapshot()
     hashes: dict[str, list[str]] = {}
-    parts = redis_layout.parts_of(snapshot)
+    parts = layout.parts_of(snapshot)
     for part, field, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         hashes.setdefault(part, []).extend((field, text))
     names = ("lease", "renewal", "quarantined", "waiting", "drained")
     held = ["\t".join(hashes.get(name, [])) for name in names]
-    return "\0".join([redis_layout.inventory_to_json(snapshot), "9", "9", "", *held]).encode()
+    return "\0".join([layout.inventory_to_json(snapshot), "9", "9", "", *held]).encode()
 
 
 def read_changes(data: bytes, folder: Path) -> object:
@@ -160,7 +162,7 @@ def read_environment(data: bytes, folder: Path) -> object:
         environment["GPU_MANAGER_SETTINGS"] = str(folder / "settings.toml")
     settings = Settings.load(environment)
     repr(settings)
-    return settings.price_admission()
+    return price_admission(settings)
 
 
 def read_url(data: bytes, folder: Path) -> object:

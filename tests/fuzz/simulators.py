@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from simulator.cli import read_seeds
-from simulator.edge import generate
+from simulator.edge import random_dataset
+from simulator.edge.dataset_files import COLUMNS, read_dataset, write_dataset
 from simulator.edge.plan import read_plan
-from simulator.edge.tables import COLUMNS, read_dataset, write_dataset
 from simulator.oasis.instance_file import read_instance, write_instance
-from simulator.oasis.workload import draw_instance
+from simulator.oasis.random_instances import draw_instance
 from simulator.replay import muri, openb
 from simulator.replay.workload import read_workload
 from simulator.serverless.config import ClusterConfig
@@ -116,7 +116,7 @@ def read_openb(which: str) -> Callable[[bytes, Path], object]:
 def edge_tables() -> dict[str, bytes]:
     """A small dataset of the generator's, by table."""
     with tempfile.TemporaryDirectory() as folder:
-        write_dataset(generate.generate(1, jobs=2, ues=3, tasks_per_job=4), Path(folder))
+        write_dataset(random_dataset.generate(1, jobs=2, ues=3, tasks_per_job=4), Path(folder))
         return {path.stem: path.read_bytes() for path in Path(folder).glob("*.csv")}
 
 

@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from click.testing import CliRunner
 
-from resource_manager.airflow_api import AirflowTaskStates, AirflowUnavailableError
 from resource_manager.cli import main, reconciling
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+from resource_manager.jobs.task_identity import TaskIdentity
 
 NOTHING = {"actions": [], "other_instances": 0}
 

@@ -5,11 +5,11 @@ import socket
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.launchers import Job, JobState
-from resource_manager.launchers.local import LocalLauncher
-from resource_manager.reconcile import RunningJob
-from resource_manager.reconcile import reconcile as reconcile_instance
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs.launchers import Job, JobState
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.reconcile import reconcile as reconcile_instance
+from resource_manager.jobs.task_identity import TaskIdentity
 
 
 class States:
@@ -101,7 +101,7 @@ def test_a_lease_of_a_process_is_left_to_expire(manager):
 def test_a_quarantined_lease_of_an_unfinished_task_is_renewed(manager):
     task = identity("slow")
     manager.submit(task.lease_id, 8, 8, ttl_s=1e-9, quarantine=True, labels=task.labels)
-    manager.sweep()
+    manager.expire_and_schedule()
     assert manager.leases()[0]["quarantined"]
     (action,) = reconcile(manager, States(unfinished=[task]))
     assert action.action == "renewed"

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, UnknownNodeError
-from resource_manager.inventory import default_inventory
-from resource_manager.models import Gpu, Node
-from resource_manager.requests import build_request, gpu_range, share_advice
+from resource_manager.manager.demand import build_request, fraction_advice, gpu_range
+from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.settings import Settings
-
-from .builders import nodes
-from .conftest import RedisServer
+from tests.builders import nodes
+from tests.redis_server import RedisServer
 
 BUILT_IN = default_inventory()
 OTHERS = {
@@ -176,7 +175,7 @@ class TestMessages:
         )
 
     def test_the_advised_gpu_fraction_is_granted(self, manager: GPUResourceManager) -> None:
-        assert share_advice(0.5).endswith("gpus=1, gpu_milli=500")
+        assert fraction_advice(0.5).endswith("gpus=1, gpu_milli=500")
         assert manager.submit("t", gpus=1, gpu_milli=500)["gpu_milli"] == 500
 
     @pytest.mark.parametrize(

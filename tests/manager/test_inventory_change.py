@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resource_manager import GPUResourceManager, MemoryStore, Settings, allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.inventory import default_inventory
-from resource_manager.models import Drained, InventoryChanged, Node, Request
-from resource_manager.policies import get_policy
+from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Drained, InventoryChanged, Node, Request
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import get_policy
 
 
 def test_an_inventory_that_changes_one_node_leaves_the_others_as_they_are() -> None:

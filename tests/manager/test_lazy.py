@@ -10,8 +10,9 @@ def test_a_lazy_module_is_bound_on_its_package_as_an_imported_one_is() -> None:
     code = (
         "from resource_manager.lazy import lazy_module\n"
         "import resource_manager\n"
-        "module = lazy_module('resource_manager.colours')\n"
-        "print(vars(resource_manager)['colours'] is module, callable(resource_manager.colours.assign))"
+        "module = lazy_module('resource_manager.rest.console.colours')\n"
+        "home = resource_manager.rest.console\n"
+        "print(vars(home)['colours'] is module, callable(home.colours.assign))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True True\n"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from resource_manager import AsyncGPUResourceManager, GPUResourceManager, MemoryStore, Settings
-from resource_manager.allocator import check
+from resource_manager.core.models import Change, Granted, Lease, Request, Utility
+from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
@@ -23,12 +24,10 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     UnknownNodeError,
 )
-from resource_manager.inventory import default_inventory
-from resource_manager.models import Change, Granted, Lease, Request, Utility
-from resource_manager.refusal import Refusal, RefusalKind, lock_busy
-from resource_manager.schemas import snapshot_from_dict
-
-from .builders import Clock
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling.allocator import check
+from resource_manager.storage.codec import snapshot_from_dict
+from tests.builders import Clock
 
 
 @pytest.fixture
@@ -182,7 +181,7 @@ class TestOriginalResults:
     def test_gpus_in_quarantine_are_used(self, manager: GPUResourceManager, clock: Clock) -> None:
         manager.allocate_resources("lost", 4, 8, ttl_s=10, quarantine=True)
         clock.now += 11
-        manager.sweep()
+        manager.expire_and_schedule()
         [server, *_] = manager.get_resource_summary()["servers"]
         assert server["state"] == "ERROR"
         assert (server["available_gpus"], server["closed_gpus"], server["total_gpus"]) == (4, 0, 8)
@@ -243,7 +242,7 @@ class TestLeases:
         clock.now += 50
         assert manager.renew("kept")["expires_at"] == clock.now + 60
         clock.now += 20
-        manager.sweep()
+        manager.expire_and_schedule()
         assert [lease["task_id"] for lease in manager.leases()] == ["kept"]
         with pytest.raises(LeaseNotFoundError):
             manager.renew("lost")
@@ -279,14 +278,14 @@ class TestLeases:
     ) -> None:
         manager.allocate_resources("a", 8, 8, ttl_s=10, quarantine=True)
         clock.now += 11
-        manager.sweep()
+        manager.expire_and_schedule()
         status = manager.status_of("a")
         assert status is not None
         assert status["state"] == "ERROR"
         assert manager.get_resource_summary()["servers"][0]["available_gpus"] == 0
         assert manager.renew("a")["state"] == "RUNNING"
         clock.now += 11
-        manager.sweep()
+        manager.expire_and_schedule()
         assert manager.release_resources("a") is True
 
     def test_an_old_holder_cannot_release_the_lease_of_the_next(
@@ -322,8 +321,8 @@ class TestQueue:
         for i in range(4):
             assert manager.submit(f"run{i}", 8, 8)["state"] == "RUNNING"
         assert manager.submit("big", 8, 8)["position"] == 1
-        waiting = manager.submit("small", 2, 8)
-        assert (waiting["state"], waiting["position"]) == ("WAITING", 2)
+        pending = manager.submit("small", 2, 8)
+        assert (pending["state"], pending["position"]) == ("WAITING", 2)
         assert manager.release_resources("run2", outcome="SUCCESS")
         big = manager.status_of("big")
         assert big is not None
@@ -383,7 +382,7 @@ class TestQueue:
             manager.submit(f"run{i}", 8, 8, ttl_s=10)
         manager.submit("next", 8, 8)
         clock.now += 11
-        manager.sweep()
+        manager.expire_and_schedule()
         status = manager.status_of("next")
         assert status is not None
         assert status["state"] == "RUNNING"
@@ -606,7 +605,7 @@ class TestRefusals:
 
         def restarted(version: int, changes: Sequence[Change], **options: Any) -> None:
             if any(isinstance(change, Granted) for change in changes):
-                raise StateUnconfirmedError("the store was restarted", rest_s=48.0)
+                raise StateUnconfirmedError("the store was restarted", remaining_s=48.0)
             commit(version, changes, **options)
 
         monkeypatch.setattr(store, "commit", restarted)

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.allocator import check
 from resource_manager.errors import DuplicateTaskError, LeaseNotFoundError
-from resource_manager.inventory import default_inventory
-from resource_manager.stores import Store, open_store
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling.allocator import check
+from resource_manager.storage import Store, open_store
 
 SERVERS, GPUS, CPUS = 3, 8, 64
 TTL_S = 10_000.0
@@ -140,10 +140,10 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(task=TASKS)
     def cancel(self, task: str) -> None:
         self.model.expire()
-        waiting = [entry for entry in self.model.queue if entry[0] == task]
-        assert self.manager.cancel(task) == bool(waiting)
-        if waiting:
-            self.model.queue.remove(waiting[0])
+        pending = [entry for entry in self.model.queue if entry[0] == task]
+        assert self.manager.cancel(task) == bool(pending)
+        if pending:
+            self.model.queue.remove(pending[0])
             self.model.serve()
 
     @rule(task=TASKS)
@@ -175,9 +175,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.model.now += seconds
 
     @rule()
-    def sweep(self) -> None:
+    def expire_and_schedule(self) -> None:
         self.model.expire()
-        self.manager.sweep()
+        self.manager.expire_and_schedule()
         self.model.serve()
 
     @rule(demands=st.lists(DEMANDS, min_size=1, max_size=4))

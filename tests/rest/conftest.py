@@ -9,11 +9,11 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.api import tokens
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import Keeping, keeping, standalone
-from resource_manager.api.service import Service
-from resource_manager.api.tokens import Role
+from resource_manager.rest import tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Keeping, keeping, standalone
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
 
 
 @pytest.fixture

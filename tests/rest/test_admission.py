@@ -8,8 +8,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import Keeping, standalone
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Keeping, standalone
 
 WORTH = {"utility": 16.0, "target_s": 7200.0, "expected_runtime_s": 3600.0}
 

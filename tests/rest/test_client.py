@@ -11,8 +11,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.client import ServiceClient, ServiceError
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
+from resource_manager.rest.client import ServiceClient, ServiceError
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_a_preferred_server_is_named_by_id_or_name(client: ServiceClient) -> Non
 def test_explain_sends_every_option_that_affects_the_answer(
     client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
-    expected = manager.explain("e", 2, 1, **wish)  # type: ignore[typeddict-item]
+    payload = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
+    expected = manager.explain("e", 2, 1, **payload)  # type: ignore[typeddict-item]
     build_request = manager.build_request
     asked: list[dict[str, Any]] = []
 
@@ -48,9 +48,9 @@ def test_explain_sends_every_option_that_affects_the_answer(
         return build_request(*arguments, **options)
 
     monkeypatch.setattr(manager, "build_request", note)
-    assert client.explain("e", 2, 1, **wish) == expected
+    assert client.explain("e", 2, 1, **payload) == expected
     assert "licences" in expected["servers"][0]["reasons"][0]
-    assert asked[0].items() >= wish.items()
+    assert asked[0].items() >= payload.items()
     assert client.explain("e", 2, 1)["would_be_granted"]
     for wrong in (["memory_mib"], ["memory_mib=-1"], ["a=1", "a=2"], ["cpus=1"], ["a=1e3"]):
         with pytest.raises(InvalidRequestError, match=r"^resources"):
@@ -58,7 +58,7 @@ def test_explain_sends_every_option_that_affects_the_answer(
 
 
 def test_lists_are_read_to_the_last_page(client: ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.client.PAGE", 3)
+    monkeypatch.setattr("resource_manager.rest.client.PAGE", 3)
     for number in range(16):
         client.allocate_resources(f"t{number}", 2, 1)
     for number in range(4):

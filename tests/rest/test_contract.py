@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
-from resource_manager.api import limits
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import Keeping, standalone
-from resource_manager.api.tokens import Role, create
+from resource_manager.rest import limits
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Keeping, standalone
+from resource_manager.rest.tokens import Role, create
 
 CHANGES = (
     "/api/allocate",
@@ -114,8 +114,8 @@ def test_malformed_requests_are_refused_and_change_nothing(
 
 
 def test_an_invalid_text_is_reported_in_plain_words(open_client: FlaskClient) -> None:
-    wish = {"task_id": "a\nb", "required_gpus": 2, "required_cpus": 1}
-    problem = open_client.post("/api/allocate", json=wish).get_json()
+    payload = {"task_id": "a\nb", "required_gpus": 2, "required_cpus": 1}
+    problem = open_client.post("/api/allocate", json=payload).get_json()
     assert problem["detail"] == "task_id: has a control or an invisible character"
     query = {"required_gpus": 2, "required_cpus": 1, "resources": "memory_mib=-1"}
     problem = open_client.get("/api/explain", query_string=query).get_json()

@@ -8,19 +8,19 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.models import Gpu, Node
+from resource_manager.core.models import Gpu, Node
 
 
 def test_a_request_under_the_current_names(open_client: FlaskClient) -> None:
-    wish = {"task_id": "t", "gpus": 2, "prefer_server": "gpu-server-2"}
-    lease = open_client.post("/api/allocate", json=wish).get_json()
+    payload = {"task_id": "t", "gpus": 2, "prefer_server": "gpu-server-2"}
+    lease = open_client.post("/api/allocate", json=payload).get_json()
     assert (lease["server_id"], lease["cpu_count"]) == (2, 1)
     same = {"task_id": "t", "required_gpus": 2, "required_cpus": 1, "prefer_server_id": 2, "gpus": 2}
     assert open_client.post("/api/allocate", json=same).get_json()["task_id"] == "t"
-    wish = {"task_id": "u", "gpus": 1, "gpu_milli": 500, "cpus": 3, "server": 3}
-    answer = open_client.post("/api/allocate/batch", json={"requests": [wish]}).get_json()
+    payload = {"task_id": "u", "gpus": 1, "gpu_milli": 500, "cpus": 3, "server": 3}
+    answer = open_client.post("/api/allocate/batch", json={"requests": [payload]}).get_json()
     assert answer["results"][0]["server_id"] == 3
-    assert open_client.post("/api/submit", json=wish).get_json()["cpu_count"] == 3
+    assert open_client.post("/api/submit", json=payload).get_json()["cpu_count"] == 3
     query = {"gpus": 2, "server": "1", "prefer_server": "gpu-server-0"}
     assert open_client.get("/api/explain", query_string=query).get_json()["server_name"] == "gpu-server-1"
 
@@ -56,11 +56,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_an_invalid_request_is_reported_under_the_names_it_used(
     open_client: FlaskClient, body: dict[str, Any], detail: str
 ) -> None:
-    wish = {"task_id": "t", **body}
+    payload = {"task_id": "t", **body}
     for path in ("/api/allocate", "/api/submit"):
-        problem = open_client.post(path, json=wish)
+        problem = open_client.post(path, json=payload)
         assert (problem.status_code, problem.get_json()["detail"][: len(detail)]) == (400, detail)
-    problem = open_client.post("/api/allocate/batch", json={"requests": [wish]})
+    problem = open_client.post("/api/allocate/batch", json={"requests": [payload]})
     assert (problem.status_code, detail in problem.get_json()["detail"]) == (400, True)
 
 

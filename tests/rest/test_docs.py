@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from resource_manager.api import console, routes
-from resource_manager.api.tokens import Role
+from resource_manager.rest import routes
+from resource_manager.rest.console import pages
+from resource_manager.rest.tokens import Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 
 
 def role_table() -> list[str]:
     rows = []
-    for route in [*routes.routes.all, *console.routes.all]:
+    for route in [*routes.routes.all, *pages.routes.all]:
         path = re.sub(r"<(?:int:)?(\w+)>", r"<id>", route.path)
         may = ["yes" if route.role is None else ""]
         may += ["yes" if route.role is None or role >= route.role else "" for role in Role]

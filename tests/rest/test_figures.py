@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.api import bench
+from resource_manager.cli.bench import service
 
 
 @pytest.mark.slow
 def test_the_benchmark_runs_without_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "MANY_SERVERS", 50)
-    results = bench.run(seconds=0.3)
+    monkeypatch.setattr(service, "MANY_SERVERS", 50)
+    results = service.run(seconds=0.3)
     assert results["clients"]["errors"] == 0
     assert results["one_client"]["allocations"] > 0
     assert results["many_servers"]["status_ms"] > 0

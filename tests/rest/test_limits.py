@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.api.limits import FixedWindow
-from resource_manager.api.problems import ProblemError
 from resource_manager.errors import SettingsError
+from resource_manager.rest.limits import FixedWindow
+from resource_manager.rest.problems import ProblemError
 
 
 def test_a_new_window_resets_the_counts() -> None:

@@ -8,14 +8,14 @@ import logging
 import pytest
 from flask.testing import FlaskClient
 
-from resource_manager.api.logs import JsonFormatter
+from resource_manager.rest.observability.logs import JsonFormatter
 
 
 def test_a_log_line_is_one_json_object(caplog: pytest.LogCaptureFixture, open_client: FlaskClient) -> None:
-    with caplog.at_level(logging.INFO, "resource_manager.api.access"):
+    with caplog.at_level(logging.INFO, "resource_manager.rest.access"):
         open_client.get("/api/status?limit=1")
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
-    line = next(line for line in lines if line["logger"] == "resource_manager.api.access")
+    line = next(line for line in lines if line["logger"] == "resource_manager.rest.access")
     assert line["path"] == "/api/status"
     assert line["status"] == 200
     assert line["caller"] == "anonymous"

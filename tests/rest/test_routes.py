@@ -11,11 +11,8 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from resource_manager import GPUResourceManager
-from resource_manager.api.idempotency import MAX_BODY_BYTES, MemoryReplies
-from resource_manager.api.metrics import Metrics
-from resource_manager.api.tokens import Role
-from resource_manager.api.watch import Watch
 from resource_manager.cli.tables import leases_table
+from resource_manager.core.refusal import lock_busy
 from resource_manager.errors import (
     CorruptStateError,
     LockTimeoutError,
@@ -24,7 +21,10 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreUnavailableError,
 )
-from resource_manager.refusal import lock_busy
+from resource_manager.rest.idempotency import MAX_BODY_BYTES, MemoryReplies
+from resource_manager.rest.observability.metrics import Metrics
+from resource_manager.rest.state_follower import StateFollower
+from resource_manager.rest.tokens import Role
 
 WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
@@ -97,10 +97,10 @@ def test_an_answer_is_kept_as_long_as_it_is(
     kept: list[str] = []
     put = MemoryReplies.put
     monkeypatch.setattr(MemoryReplies, "put", lambda *args: (kept.append(args[4]), put(*args)))
-    wish = WISH | {"labels": {str(i): '"' * 240 for i in range(7)}}
+    payload = WISH | {"labels": {str(i): '"' * 240 for i in range(7)}}
     headers = {"Idempotency-Key": "quotes"}
-    first = open_client.post("/api/allocate", json=wish, headers=headers)
-    again = open_client.post("/api/allocate", json=wish, headers=headers)
+    first = open_client.post("/api/allocate", json=payload, headers=headers)
+    again = open_client.post("/api/allocate", json=payload, headers=headers)
     assert first.status_code == 200
     assert 3500 < len(first.data) <= MAX_BODY_BYTES
     assert again.data == first.data
@@ -138,13 +138,13 @@ def test_keys_of_different_callers_are_independent(as_role: Any) -> None:
 
 def test_estimated_starts_follow_from_stated_runtimes(open_client: FlaskClient) -> None:
     for i in range(4):
-        wish = {
+        payload = {
             "task_id": f"t{i}",
             "required_gpus": 8,
             "required_cpus": 1,
             "expected_runtime_s": 600 * (i + 1),
         }
-        open_client.post("/api/allocate", json=wish)
+        open_client.post("/api/allocate", json=payload)
     for i in range(2):
         open_client.post("/api/submit", json={**WISH, "task_id": f"w{i}", "required_gpus": 8})
     items = open_client.get("/api/queue").json["items"]  # type: ignore[index]
@@ -292,7 +292,7 @@ def test_a_full_cluster_is_a_refusal_with_its_kind_and_reason(open_client: Flask
 @pytest.mark.parametrize(
     ("error", "kind", "retry_after"),
     [
-        (StateUnconfirmedError("Redis was restarted", rest_s=47.2), "recovering", "48"),
+        (StateUnconfirmedError("Redis was restarted", remaining_s=47.2), "recovering", "48"),
         (LockTimeoutError(60.0), "lock_busy", "5"),
     ],
 )
@@ -345,7 +345,7 @@ def test_an_unreachable_store_is_503(
     [
         CorruptStateError("the state cannot be read"),
         StateLostError("the state went back in time"),
-        StateUnconfirmedError("nothing is granted yet", rest_s=5.0),
+        StateUnconfirmedError("nothing is granted yet", remaining_s=5.0),
         LockTimeoutError(60.0),
     ],
     ids=lambda error: type(error).__name__,
@@ -381,7 +381,7 @@ def test_a_busy_lock_is_not_reported_as_a_missing_lease(
 
 
 def test_a_reset_removes_its_leases_from_the_metrics(manager: GPUResourceManager) -> None:
-    watch = Watch(manager.store)
+    watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.allocate_resources("dropped", 2, 1)
     metrics.text()

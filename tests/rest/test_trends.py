@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from resource_manager import MemoryStore, Request, Settings
-from resource_manager.api.trends import Trends
-from resource_manager.api.watch import Watch
-from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Granted, Lease, Placement, Queued, Released
+from resource_manager.core.models import Granted, Lease, Placement, Queued, Released
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.observability.usage_history import UsageHistory
+from resource_manager.rest.state_follower import StateFollower
 
 START = 1_000_000 * 60.0
 
@@ -20,10 +20,10 @@ def lease(task_id: str, gpus: int, at: float, queued_at: float | None = None, to
 
 
 def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
-    trends = Trends(capacity_milli=8000)
-    trends.add(Granted(lease("a", 4, START), START))
-    trends.add(Released("a", 1, START + 90))
-    series = trends.series(0.1, START + 180)
+    usage_history = UsageHistory(capacity_milli=8000)
+    usage_history.add(Granted(lease("a", 4, START), START))
+    usage_history.add(Released("a", 1, START + 90))
+    series = usage_history.series(0.1, START + 180)
     known = [
         (t - START, held) for t, held in zip(series["time"], series["held"], strict=True) if held is not None
     ]
@@ -31,12 +31,12 @@ def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
 
 
 def test_waits_are_counted_in_the_minute_in_which_they_end() -> None:
-    trends = Trends(capacity_milli=8000)
+    usage_history = UsageHistory(capacity_milli=8000)
     for i, wait_s in enumerate((10.0, 30.0)):
-        trends.add(Queued(Request(f"t{i}", gpus=2), START - wait_s))
+        usage_history.add(Queued(Request(f"t{i}", gpus=2), START - wait_s))
     for i, wait_s in enumerate((10.0, 30.0)):
-        trends.add(Granted(lease(f"t{i}", 2, START, START - wait_s, i), START))
-    series = trends.series(0.1, START + 30)
+        usage_history.add(Granted(lease(f"t{i}", 2, START, START - wait_s, i), START))
+    series = usage_history.series(0.1, START + 30)
     assert (series["wait"][-1], series["longest"][-1]) == (20.0, 30.0)
     assert series["queue"][-1] == 0.0
     assert max(value for value in series["queue"] if value is not None) > 0
@@ -45,15 +45,15 @@ def test_waits_are_counted_in_the_minute_in_which_they_end() -> None:
 def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
     store = MemoryStore()
     with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
-        watch = Watch(store)
+        watch = StateFollower(store)
         manager.allocate_resources("a", 8, 1)
         assert watch.look(lambda cluster, now: len(cluster.leases)) == 1
         manager.allocate_resources("b", 8, 1, prefer_server_id=3)
         watch.look(lambda cluster, now: None)
         version = watch.look(lambda cluster, now: cluster.version)
-        news = watch.wait(version - 1, 0.1)
-        assert news is not None
-        assert news.server_ids == {3}
+        notice = watch.wait(version - 1, 0.1)
+        assert notice is not None
+        assert notice.server_ids == {3}
         assert watch.wait(version, 0.05) is None
         ahead = watch.wait(
             version + 5, 0.05
@@ -62,14 +62,14 @@ def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
         assert (ahead.version, ahead.server_ids) == (version, None)
         manager.reset_resources()
         assert watch.look(lambda cluster, now: len(cluster.leases)) == 0
-        assert watch.trends._held == 0
-        news = watch.wait(version, 0.1)
-        assert news is not None
-        assert news.server_ids is None
+        assert watch.usage_history._held == 0
+        notice = watch.wait(version, 0.1)
+        assert notice is not None
+        assert notice.server_ids is None
         watch.close()
 
 
 def test_points_are_evenly_spaced() -> None:
-    series = Trends(8000).series(168, START)
+    series = UsageHistory(8000).series(168, START)
     assert len(series["time"]) <= 361
     assert len({b - a for a, b in pairwise(series["time"])}) == 1

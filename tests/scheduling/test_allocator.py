@@ -8,16 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.errors import (
-    CapacityError,
-    DuplicateTaskError,
-    InvalidRequestError,
-    LeaseNotFoundError,
-    UnknownNodeError,
-)
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -33,10 +25,17 @@ from resource_manager.models import (
     Renewed,
     Request,
 )
-from resource_manager.policies import POLICIES, nothing_fits
-from resource_manager.queueing import Order, get_order
-
-from .builders import node, nodes
+from resource_manager.errors import (
+    CapacityError,
+    DuplicateTaskError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    UnknownNodeError,
+)
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import POLICIES, nothing_fits
+from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
+from tests.builders import node, nodes
 
 FIRST_FIT = POLICIES["first_fit"]
 FIFO = get_order("fifo")
@@ -57,7 +56,7 @@ def in_order(cluster: ClusterState) -> Snapshot:
     return replace(
         snapshot,
         leases=tuple(sorted(snapshot.leases, key=lambda lease: lease.fencing_token)),
-        waiting=tuple(sorted(snapshot.waiting, key=lambda waiting: waiting.sequence)),
+        pending=tuple(sorted(snapshot.pending, key=lambda pending: pending.sequence)),
     )
 
 
@@ -97,7 +96,7 @@ def kinds(changes: list[Change]) -> list[tuple[str, str]]:
     ]
 
 
-def admits_all_but(*task_ids: str) -> Order:
+def admits_all_but(*task_ids: str) -> QueueDiscipline:
     @dataclass(frozen=True, slots=True)
     class Choosy:
         def admits(
@@ -107,19 +106,25 @@ def admits_all_but(*task_ids: str) -> Order:
             assert queued_at <= now
             return request.task_id not in task_ids
 
-    return Order(FIFO.arrange, admission=Choosy())
+    return QueueDiscipline(FIFO.arrange, admission=Choosy())
 
 
 # ---- selection of a placement ----
 
 
 def test_the_preferred_node_comes_before_the_policys_choice(cluster: Untouched) -> None:
-    assert allocator.choose(cluster, Request("t", 1), FIRST_FIT) == Placement("a", (0,))
-    assert allocator.choose(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement("b", (0,))
-    assert allocator.choose(cluster, Request("t", 1, preferred_node="x"), FIRST_FIT) == Placement("a", (0,))
+    assert allocator.select_placement(cluster, Request("t", 1), FIRST_FIT) == Placement("a", (0,))
+    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement(
+        "b", (0,)
+    )
+    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="x"), FIRST_FIT) == Placement(
+        "a", (0,)
+    )
     cluster.move(held("full", "b"))
-    assert allocator.choose(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement("a", (0,))
-    assert allocator.choose(cluster, Request("t", 1, preferred_node="a"), nothing_fits) is None
+    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement(
+        "a", (0,)
+    )
+    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="a"), nothing_fits) is None
 
 
 # ---- grants ----
@@ -150,7 +155,7 @@ def test_admission_may_refuse_a_request_that_fits(cluster: Untouched) -> None:
 
 def test_a_batch_is_decided_in_sequence_on_the_remaining_capacity(cluster: Untouched) -> None:
     requests = [Request("x", 3), Request("y", 3), Request("z", 3), Request("w", 1)]
-    changes = allocator.allocate_in_turn(cluster, requests, FIRST_FIT, FIFO, 1.0)
+    changes = allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 1.0)
     assert kinds(changes) == [("Granted", "x"), ("Granted", "y"), ("Granted", "w")]
     assert [change.lease.placement.node for change in changes if isinstance(change, Granted)] == list("aba")
     assert [change.lease.fencing_token for change in changes if isinstance(change, Granted)] == [1, 2, 3]
@@ -159,21 +164,21 @@ def test_a_batch_is_decided_in_sequence_on_the_remaining_capacity(cluster: Untou
 def test_each_request_of_a_batch_is_admitted_separately(cluster: Untouched) -> None:
     requests = [Request("dear", 1), Request("x", 1)]
     order = admits_all_but("dear")
-    assert kinds(allocator.allocate_in_turn(cluster, requests, FIRST_FIT, order, 1.0)) == [("Granted", "x")]
-    assert allocator.allocate_in_turn(cluster, requests[:1], FIRST_FIT, order, 1.0) == []
+    assert kinds(allocator.allocate_in_order(cluster, requests, FIRST_FIT, order, 1.0)) == [("Granted", "x")]
+    assert allocator.allocate_in_order(cluster, requests[:1], FIRST_FIT, order, 1.0) == []
 
 
 def test_a_batch_overtakes_no_pending_request(cluster: Untouched) -> None:
     cluster.move(held("full", "a"), held("half", "b", 2, token=2), Queued(Request("first", 4), 1.0))
     requests = [Request("x", 1), Request("y", 1)]
-    assert allocator.allocate_in_turn(cluster, requests, FIRST_FIT, FIFO, 2.0) == []
-    assert allocator.allocate_in_turn(cluster, requests[:1], FIRST_FIT, FIFO, 2.0) == []
+    assert allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 2.0) == []
+    assert allocator.allocate_in_order(cluster, requests[:1], FIRST_FIT, FIFO, 2.0) == []
 
 
 def test_a_batch_gets_the_capacity_that_the_queue_leaves(cluster: Untouched) -> None:
     cluster.move(held("full", "a"), Queued(Request("first", 2), 1.0))
     requests = [Request("x", 1), Request("y", 2), Request("z", 1)]
-    changes = allocator.allocate_in_turn(cluster, requests, FIRST_FIT, FIFO, 2.0)
+    changes = allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 2.0)
     assert kinds(changes) == [("Granted", "first"), ("Granted", "x")]
     (first, x) = (change.lease for change in changes if isinstance(change, Granted))
     assert (first.queued_at, x.queued_at, x.granted_at) == (1.0, 2.0, 2.0)
@@ -211,7 +216,7 @@ def test_a_second_request_of_a_task_is_refused(cluster: Untouched, task_id: str,
 def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", token=2), Drained("b", 1.0))
     for possible in (Request("t", 4), Request("t", 4, required_node="b")):
-        allocator.refuse_impossible(cluster, possible)
+        allocator.require_feasible(cluster, possible)
     with pytest.raises(InvalidRequestError, match=r"satisfy 5 GPUs and 1 cpu: the largest, a, has 4$"):
         allocator.submit(cluster, Request("t", 5, resources={"cpus": 1}), FIRST_FIT, FIFO, 1.0)
     for unknown in (Request("t", 1, preferred_node="x"), Request("t", 1, required_node="x")):
@@ -222,7 +227,7 @@ def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) 
 def test_a_retired_node_does_not_count_for_what_could_ever_fit(cluster: Untouched) -> None:
     cluster.move(held("x", "b"), InventoryChanged((node("a", 2, 16),), 1.0))
     with pytest.raises(InvalidRequestError, match="no server could ever"):
-        allocator.refuse_impossible(cluster, Request("t", 4))
+        allocator.require_feasible(cluster, Request("t", 4))
 
 
 @pytest.mark.parametrize(
@@ -291,31 +296,31 @@ def test_a_release_includes_the_grants_it_makes_possible(cluster: Untouched) -> 
     cluster.move(held("x", "a"), held("y", "b", token=2))
     cluster.move(Queued(Request("first", 3), 1.0), Queued(Request("second", 1), 1.0))
     ended = allocator.release(cluster, "y", 2.0)
-    changes = allocator.settle(cluster, ended, FIRST_FIT, FIFO, 2.0)
+    changes = allocator.with_dispatch(cluster, ended, FIRST_FIT, FIFO, 2.0)
     assert kinds(changes) == [("Released", "y"), ("Granted", "first"), ("Granted", "second")]
-    assert allocator.grant_waiting(cluster, FIRST_FIT, FIFO, 2.0) == []
+    assert allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 2.0) == []
     cluster.move(*ended)
-    assert kinds(allocator.grant_waiting(cluster, FIRST_FIT, FIFO, 2.0)) == [
+    assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 2.0)) == [
         ("Granted", "first"),
         ("Granted", "second"),
     ]
 
 
 def test_a_queued_request_that_fits_is_granted_in_the_same_commit(cluster: Untouched) -> None:
-    changes = allocator.settle(cluster, [Queued(Request("t", 1), 1.0)], FIRST_FIT, FIFO, 1.0)
+    changes = allocator.with_dispatch(cluster, [Queued(Request("t", 1), 1.0)], FIRST_FIT, FIFO, 1.0)
     assert kinds(changes) == [("Queued", "t"), ("Granted", "t")]
 
 
 def test_without_pending_requests_the_changes_are_returned_alone(cluster: Untouched) -> None:
     cluster.move(held("x", "a"))
     ended = tuple(allocator.release(cluster, "x", 2.0))
-    assert allocator.settle(cluster, ended, FIRST_FIT, FIFO, 2.0) == list(ended)
+    assert allocator.with_dispatch(cluster, ended, FIRST_FIT, FIFO, 2.0) == list(ended)
 
 
 def test_a_request_that_is_not_admitted_does_not_block_the_queue(cluster: Untouched) -> None:
     cluster.move(Queued(Request("dear", 4), 1.0), Queued(Request("t", 4), 2.0))
     order = admits_all_but("dear")
-    assert kinds(allocator.grant_waiting(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "t")]
+    assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "t")]
 
 
 def test_admission_gets_the_time_at_which_the_request_was_queued(cluster: Untouched) -> None:
@@ -328,22 +333,24 @@ def test_admission_gets_the_time_at_which_the_request_was_queued(cluster: Untouc
             seen.append((request.task_id, queued_at, now))
             return True
 
-    order = Order(FIFO.arrange, admission=Watching())
+    order = QueueDiscipline(FIFO.arrange, admission=Watching())
     cluster.move(Queued(Request("t", 1), 1.0))
-    allocator.grant_waiting(cluster, FIRST_FIT, order, 3.0)
+    allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)
     allocator.allocate(cluster, Request("u", 1), FIRST_FIT, 4.0, order)
     assert seen == [("t", 1.0, 3.0), ("u", 4.0, 4.0)]
 
 
 @pytest.mark.parametrize("order", [FIFO, BACKFILL])
-def test_a_request_for_a_closed_node_does_not_block_the_queue(cluster: Untouched, order: Order) -> None:
+def test_a_request_for_a_closed_node_does_not_block_the_queue(
+    cluster: Untouched, order: QueueDiscipline
+) -> None:
     cluster.move(
         Drained("b", 1.0), Queued(Request("t", 1, required_node="b"), 1.0), Queued(Request("u", 1), 2.0)
     )
-    assert kinds(allocator.grant_waiting(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "u")]
-    assert not allocator.blocks(cluster, Request("t", 1, required_node="b"))
-    assert allocator.blocks(cluster, Request("t", 1, required_node="a"))
-    assert not allocator.blocks(cluster, Request("t", 5))
+    assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "u")]
+    assert not allocator.blocks_queue(cluster, Request("t", 1, required_node="b"))
+    assert allocator.blocks_queue(cluster, Request("t", 1, required_node="a"))
+    assert not allocator.blocks_queue(cluster, Request("t", 5))
 
 
 def test_backfill_starts_requests_that_delay_no_reservation(cluster: Untouched) -> None:
@@ -359,9 +366,9 @@ def test_backfill_starts_requests_that_delay_no_reservation(cluster: Untouched) 
     )
     for task_id, gpus, runtime_s in waits:
         cluster.move(Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0))
-    changes = allocator.grant_waiting(cluster, FIRST_FIT, BACKFILL, 0.0)
+    changes = allocator.schedule_pending(cluster, FIRST_FIT, BACKFILL, 0.0)
     assert kinds(changes) == [("Granted", "short"), ("Granted", "brief")]
-    assert allocator.grant_waiting(cluster, FIRST_FIT, FIFO, 0.0) == []
+    assert allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 0.0) == []
 
 
 def test_backfill_counts_requests_started_in_the_same_pass(cluster: Untouched) -> None:
@@ -370,7 +377,7 @@ def test_backfill_counts_requests_started_in_the_same_pass(cluster: Untouched) -
     waits = (("wide", 3, 50.0), ("first", 1, 500.0), ("second", 1, 500.0))
     for task_id, gpus, runtime_s in waits:
         cluster.move(Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0))
-    changes = allocator.grant_waiting(cluster, FIRST_FIT, BACKFILL, 0.0)
+    changes = allocator.schedule_pending(cluster, FIRST_FIT, BACKFILL, 0.0)
     assert kinds(changes) == [("Granted", "first")]
 
 

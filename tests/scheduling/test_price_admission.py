@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.admission import PriceAdmission
-from resource_manager.cluster import NodeState
+from resource_manager.core.cluster import NodeState
+from resource_manager.core.models import Gpu, Node, Queued, Request, Utility
 from resource_manager.errors import InvalidRequestError, SettingsError
-from resource_manager.inventory import default_inventory
-from resource_manager.models import Gpu, Node, Queued, Request, Utility
-from resource_manager.schemas import change_from_json, change_to_json
-
-from .builders import Clock
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.storage.codec import change_from_json, change_to_json
+from tests.builders import Clock
 
 HOUR_S = 3600.0
 

@@ -10,15 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Node, Queued, Request
 from resource_manager.errors import PolicyError
-from resource_manager.models import Node, Queued, Request
-from resource_manager.policies.first_fit import first_fit
-from resource_manager.queueing import ORDERS, PATIENCE_S, PRIORITY_AGEING_S, Order, get_order
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import (
+    ORDERS,
+    PRIORITY_AGEING_S,
+    STARVATION_LIMIT_S,
+    QueueDiscipline,
+    get_order,
+)
 from resource_manager.settings import Settings
-
-from .builders import node
+from tests.builders import node
 
 NAMES = [name + suffix for name in ORDERS for suffix in ("", "+backfill")]
 
@@ -40,7 +45,7 @@ def ask(
 class Running:
     """Cluster that runs each granted request for its labelled or expected runtime."""
 
-    def __init__(self, nodes: Iterable[Node], order: Order) -> None:
+    def __init__(self, nodes: Iterable[Node], order: QueueDiscipline) -> None:
         self.state = ClusterState(nodes)
         self.order = order
         self.now = 0.0
@@ -55,7 +60,7 @@ class Running:
         while self.ends and self.ends[0][0] <= time:
             self.now, _, task_id = heapq.heappop(self.ends)
             over = allocator.release(self.state, task_id, self.now)
-            self._apply(allocator.settle(self.state, over, first_fit, self.order, self.now))
+            self._apply(allocator.with_dispatch(self.state, over, first_fit, self.order, self.now))
         self.now = time
 
     def _apply(self, changes: list[object]) -> None:
@@ -68,11 +73,11 @@ class Running:
                 heapq.heappush(self.ends, (self.now + float(runtime or 100), next(self._tickets), task_id))
 
 
-def served(order: Order, *requests: Request, now: float = 0.0) -> list[str]:
+def served(order: QueueDiscipline, *requests: Request, now: float = 0.0) -> list[str]:
     cluster = ClusterState([node("a", 8, 64)])
     for request in requests:
         cluster.apply(Queued(request, 0.0))
-    return [waiting.task_id for waiting in order(cluster, now)]
+    return [pending.task_id for pending in order(cluster, now)]
 
 
 def test_the_default_order_is_priority_then_arrival() -> None:
@@ -95,7 +100,7 @@ def test_equal_priorities_keep_the_order_of_arrival_when_the_clock_jumps(
     for number, moment in enumerate(moments):
         cluster.apply(Queued(ask(f"equal{number}", 1, priority=priority), moment))
         cluster.apply(Queued(ask(f"other{number}", 1, priority=number % 3 - 50), moment))
-    order = [waiting.task_id for waiting in get_order("priority")(cluster, now)]
+    order = [pending.task_id for pending in get_order("priority")(cluster, now)]
     assert [name for name in order if name < "other"] == [f"equal{i}" for i in range(len(moments))]
 
 
@@ -104,7 +109,7 @@ def test_a_clock_briefly_far_ahead_does_not_cost_a_request_its_position() -> Non
     cluster.apply(Queued(ask("ahead", 1), 1e6))  # the clock was wrong, and was corrected afterwards
     cluster.apply(Queued(ask("urgent", 1, priority=5), 100.0))
     cluster.apply(Queued(ask("late", 1), 200.0))
-    assert [waiting.task_id for waiting in get_order("priority")(cluster, 300.0)] == [
+    assert [pending.task_id for pending in get_order("priority")(cluster, 300.0)] == [
         "urgent",
         "ahead",
         "late",
@@ -120,7 +125,7 @@ def test_priority_grows_with_time_in_the_queue() -> None:
     cluster.apply(Queued(ask("old", 1), 0.0))
     cluster.apply(Queued(ask("urgent", 1, priority=2), PRIORITY_AGEING_S))
     order = get_order("priority")
-    assert [waiting.task_id for waiting in order(cluster, PRIORITY_AGEING_S)] == ["urgent", "old"]
+    assert [pending.task_id for pending in order(cluster, PRIORITY_AGEING_S)] == ["urgent", "old"]
     cluster.apply(Queued(ask("late", 1, priority=2), 2.5 * PRIORITY_AGEING_S))
     assert [w.task_id for w in order(cluster, 2.5 * PRIORITY_AGEING_S)] == ["urgent", "old", "late"]
 
@@ -196,8 +201,8 @@ def test_backfill_lets_no_request_overtake_an_unknown_runtime() -> None:
 def test_a_flood_starves_no_request(name: str) -> None:
     """Small, short, urgent requests of other teams keep coming; one request needs the whole server."""
     cluster = Running([node("a", 4, 64)], get_order(name))
-    big = ask("big", 4, 10 * PATIENCE_S, team="rich", priority=0)
-    deadline = PATIENCE_S + 10 * PRIORITY_AGEING_S
+    big = ask("big", 4, 10 * STARVATION_LIMIT_S, team="rich", priority=0)
+    deadline = STARVATION_LIMIT_S + 10 * PRIORITY_AGEING_S
     step = 600.0
     for number in range(int(deadline / step)):
         cluster.run_until(number * step)
@@ -244,7 +249,7 @@ def test_every_request_starts(name: str, script: list[tuple[int, int | None, int
         allocator.check(cluster.state)
     cluster.run_until(1e9)
     assert len(cluster.started) == len(script)
-    assert not cluster.state.waiting
+    assert not cluster.state.pending
     assert not cluster.state.leases
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.models import Expired, Granted, Lease, Placement, Released, Request
-from resource_manager.runtime_history import (
+from resource_manager.core.models import Expired, Granted, Lease, Placement, Released, Request
+from resource_manager.scheduling.runtime_history import (
     ENOUGH_RUNTIMES,
     KEPT_RUNTIMES,
     Confidence,
@@ -74,7 +74,7 @@ def test_a_lease_granted_before_the_history_counts_too() -> None:
 
 
 def test_only_the_last_runs_of_the_last_tasks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.runtime_history.MAX_TASKS", 2)
+    monkeypatch.setattr("resource_manager.scheduling.runtime_history.MAX_TASKS", 2)
     history = RuntimeHistory()
     for _ in range(KEPT_RUNTIMES):
         run(history, "a", 1_000.0)

@@ -6,18 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager import GPUResourceManager, MemoryStore, Settings, learning
-from resource_manager.admission import PriceAdmission
-from resource_manager.cluster import ClusterState
-from resource_manager.estimates import MAX_STEPS, estimate_starts
-from resource_manager.inventory import default_inventory
-from resource_manager.models import Drained, Granted, Lease, Placement, Quarantined, Queued, Request, Utility
-from resource_manager.policies import get_policy
-from resource_manager.queueing import get_order
-from resource_manager.runtime_history import Confidence, Runtime
-from resource_manager.views import estimate
-
-from .builders import Clock
+from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
+    Drained,
+    Granted,
+    Lease,
+    Placement,
+    Quarantined,
+    Queued,
+    Request,
+    Utility,
+)
+from resource_manager.manager import runtime_learner
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.serializers import estimate
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.runtime_history import Confidence, Runtime
+from resource_manager.scheduling.start_estimates import MAX_STEPS, estimate_starts
+from tests.builders import Clock
 
 FIRST_FIT, FIFO = get_policy("first_fit"), get_order("fifo")
 
@@ -65,13 +74,13 @@ def test_an_estimate_leaves_the_state_unchanged() -> None:
     cluster = busy(600.0)
     for number in range(3):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0))
-    before, deadlines = cluster.snapshot(), len(cluster._deadlines)
+    before, deadlines = cluster.snapshot(), len(cluster._expiry_heap)
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0, [Request("extra", 2)])
     assert [starts[name].at for name in ("w0", "w1", "w2", "extra")] == [600.0, 700.0, 800.0, 900.0]
     after = cluster.snapshot()
-    assert replace(after, waiting=()) == replace(before, waiting=())
-    assert sorted(after.waiting, key=lambda entry: entry.sequence) == list(before.waiting)
-    assert len(cluster._deadlines) == deadlines
+    assert replace(after, pending=()) == replace(before, pending=())
+    assert sorted(after.pending, key=lambda entry: entry.sequence) == list(before.pending)
+    assert len(cluster._expiry_heap) == deadlines
 
 
 def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one() -> None:
@@ -139,7 +148,7 @@ def test_a_price_that_is_not_covered_names_no_lease() -> None:
 @pytest.fixture
 def manager(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GPUResourceManager:
     """Manager of one server of 8 GPUs with backfill, which learns runtimes at every query."""
-    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     return GPUResourceManager(
         Settings(store="memory://", order="fifo+backfill"),
         store=MemoryStore(clock=clock),
@@ -196,7 +205,7 @@ def test_history_is_not_read_if_all_runtimes_are_stated_or_it_was_read_recently(
     for number in range(4):
         manager.allocate_resources(f"t{number}", 8, 1, expected_runtime_s=60.0)
     manager.submit("w", 8, 1, expected_runtime_s=60.0)
-    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     manager.queue()
     assert reads == []
     manager.submit("v", 8, 1)
@@ -207,7 +216,7 @@ def test_history_is_not_read_if_all_runtimes_are_stated_or_it_was_read_recently(
     manager.release_resources("t0")
     manager.queue()
     assert reads == [0, 6]
-    monkeypatch.setattr(learning, "LEARN_EVERY_S", 1e9)
+    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 1e9)
     manager.release_resources("t1")
     manager.queue()
     assert reads == [0, 6], "read recently"

@@ -12,10 +12,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, ResourceManagerError
-from resource_manager.api.tokens import Role
-from resource_manager.client import ServiceClient
-from resource_manager.launchers import LauncherError, open_launcher
-from resource_manager.reconcile import RunningJob
+from resource_manager.jobs.launchers import LauncherError, open_launcher
+from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.tokens import Role
 
 AsRole = Callable[..., FlaskClient]
 
@@ -35,16 +35,16 @@ def no_connections(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_no_request_makes_the_service_connect_anywhere(as_role: AsRole, no_connections: list[object]) -> None:
     evil = "http://169.254.169.254/latest"
     user = as_role(Role.USER, "ada")
-    wish = {
+    payload = {
         "task_id": evil,
         "required_gpus": 2,
         "required_cpus": 1,
         "team": evil,
         "labels": {"launcher": "ssh", "address": evil, "host": evil, "launcher_conn_id": evil, "url": evil},
     }
-    assert user.post("/api/submit", json=wish).status_code == 200
-    assert user.post("/api/submit", json={**wish, "address": evil}).status_code == 400
-    assert user.post("/api/allocate", json={**wish, "server": evil}).status_code == 400
+    assert user.post("/api/submit", json=payload).status_code == 200
+    assert user.post("/api/submit", json={**payload, "address": evil}).status_code == 400
+    assert user.post("/api/allocate", json={**payload, "server": evil}).status_code == 400
     for path in ("/", "/leases", "/queue", "/api/leases", f"/api/task?task_id={evil}", "/metrics"):
         user.get(path, headers={"X-Forwarded-Host": "evil.example", "Referer": evil}).close()
     assert user.post("/api/release", json={"task_id": evil}).status_code == 200
@@ -59,7 +59,7 @@ def test_the_address_of_a_job_comes_from_the_inventory() -> None:
     assert job.address == "gpu-1.example"
     local = RunningJob.of({**lease, "labels": {**labels, "launcher": "local"}})
     assert local is not None
-    with pytest.raises(LauncherError, match="belongs to evil"):  # compared with this machine's name only
+    with pytest.raises(LauncherError, match="the job is on evil, not on this"):
         local.open()
 
 
@@ -89,7 +89,7 @@ def test_a_label_can_only_name_allowed_connections(
     monkeypatch.setenv("AIRFLOW_CONN_BASTION", f'{{"conn_type": "{launcher}", "host": "bastion"}}')
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(LauncherError, match="'bastion' is not among GPU_MANAGER_LAUNCHER_CONNECTIONS"):
+        with pytest.raises(LauncherError, match="'bastion' is not in GPU_MANAGER_LAUNCHER_CONNECTIONS"):
             open_launcher(launcher, "server.example", "bastion")
         monkeypatch.setenv("GPU_MANAGER_LAUNCHER_CONNECTIONS", "gpu_servers, bastion")
         monkeypatch.setenv("AIRFLOW_CONN_BASTION", '{"conn_type": "http", "host": "bastion"}')

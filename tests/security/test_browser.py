@@ -21,9 +21,15 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[b.Service]:
         with service.client("olga") as olga:
             for name in hostile.PAGES:
                 labels = {"dag_id": name, "run_id": name, "task_id": name, "launcher": name}
-                wish = {"task_id": name, "required_gpus": 8, "required_cpus": 1, "team": name, "owner": name}
-                olga.post("/api/submit", json={**wish, "labels": labels}).raise_for_status()
-                waits = {**wish, "task_id": f"{name} waits", "labels": labels}
+                payload = {
+                    "task_id": name,
+                    "required_gpus": 8,
+                    "required_cpus": 1,
+                    "team": name,
+                    "owner": name,
+                }
+                olga.post("/api/submit", json={**payload, "labels": labels}).raise_for_status()
+                waits = {**payload, "task_id": f"{name} waits", "labels": labels}
                 olga.post("/api/submit", json=waits).raise_for_status()
             for server, name in enumerate(hostile.PAGES):
                 body = {"reason": name, "failed": bool(server % 2)}

@@ -15,14 +15,14 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import ResourceManagerError
-from resource_manager.history import collect, write_file
-from resource_manager.inventory import load_inventory
+from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.storage.history_file import collect, write_file
 from simulator.cli import main
 from simulator.errors import InputError
 from simulator.oasis.instance_file import read_instance
-from simulator.replay import table
+from simulator.replay import input_rows
 from simulator.replay.history import read_history
-from simulator.replay.table import read_json
+from simulator.replay.input_rows import read_json
 from simulator.replay.workload import read_workload
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.dax import read_dax
@@ -39,7 +39,7 @@ RUNS = {"eval", "exec", "yaml.load", "marshal.loads", "os.system", "os.popen", "
 ALLOWED = {
     ("simulator/serverless/env.py", "pickle.loads"),  # snapshots within one process, as documented there
     ("simulator/serverless/raw_env.py", "pickle.loads"),
-    ("resource_manager/direct_init.py", "exec"),  # of a class's own field names, as `dataclasses` does
+    ("resource_manager/core/direct_init.py", "exec"),  # of a class's own field names, as `dataclasses` does
 }
 
 
@@ -97,7 +97,7 @@ def test_deep_nesting_is_refused(
 
 @pytest.mark.usefixtures("quickly")
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MAX_UNPACKED_BYTES", 10_000_000)
+    monkeypatch.setattr(input_rows, "MAX_UNPACKED_BYTES", 10_000_000)
     assert "unpacks to more than" in refused(
         read_json, tmp_path / "w.json.gz", gzip.compress(b" " * 40_000_000)
     )

@@ -18,18 +18,18 @@ import httpx
 import pytest
 
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.api import idempotency, redis_keeping, tokens
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import keeping, standalone
-from resource_manager.api.tokens import Role
+from resource_manager.core.models import Cancelled, Change, Drained, Queued, Request, Restored
 from resource_manager.errors import InvalidRequestError, StoreFullError
-from resource_manager.locks import RedisLock
-from resource_manager.models import Cancelled, Change, Drained, Queued, Request, Restored
-from resource_manager.redis_client import RedisClient
-from resource_manager.stores import RedisStore
-from tests.resource_manager.conftest import EMBEDDED, RedisServer
-from tests.resource_manager.stores.walk import started
-from tests.waiting import wait_for
+from resource_manager.rest import idempotency, redis_persistence, tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import keeping, standalone
+from resource_manager.rest.tokens import Role
+from resource_manager.storage import RedisStore
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.lock import RedisLock
+from tests.eventually import wait_for
+from tests.redis_server import EMBEDDED, RedisServer
+from tests.storage.walk import started
 
 MIB = 2**20
 WISH = {"required_gpus": 8, "required_cpus": 1}
@@ -100,7 +100,7 @@ def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> 
 
 def test_a_lock_hand_off_and_a_restart_work_with_full_memory(server: RedisServer) -> None:
     """Even the lock writes, and so does the first read of a Redis after its restart."""
-    with GPUResourceManager.from_url(server.url, reconfirm_s=0) as manager:
+    with GPUResourceManager.from_url(server.url, lease_confirmation_window_s=0) as manager:
         manager.allocate_resources("t", 8, 1)
         fill(server)
         lock = RedisLock(RedisClient.from_url(server.url))
@@ -144,7 +144,7 @@ def test_in_a_group_commit_only_operations_that_need_memory_are_refused(server: 
         with manager._state._mutex:  # until all are queued
             for thread in threads:
                 thread.start()
-            wait_for(lambda: len(manager._state._line) == len(threads))
+            wait_for(lambda: len(manager._state._queue) == len(threads))
         for thread in threads:
             thread.join()
         assert isinstance(ended["allocate"], StoreFullError)
@@ -248,8 +248,8 @@ def test_the_size_of_a_whole_request_is_limited(field: str, value: Any) -> None:
         for step in (manager.allocate_resources, manager.submit, manager.explain):
             with pytest.raises(
                 InvalidRequestError,
-                match=rf"^{field} is too large: [\d,]+ bytes, [\d,]+ with the rest of the request, "
-                r"which may take 8,192 as JSON$",
+                match=rf"^{field} is too large: [\d,]+ bytes, the whole request [\d,]+; "
+                r"a request may take 8,192 as JSON$",
             ) as caught:
                 step("t", 8, 1, **{field: value})
             assert caught.value.field == field
@@ -339,27 +339,27 @@ def test_a_large_answer_is_kept_as_its_status(server: RedisServer, service: Call
 
 def replies_in(place: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> idempotency.ReplyStore:
     """Return a store of answers that keeps 50 of each caller."""
-    for module in (idempotency, redis_keeping):
+    for module in (idempotency, redis_persistence):
         monkeypatch.setattr(module, "MAX_KEPT", 50)
     if place == "memory":
         return idempotency.MemoryReplies()
-    return redis_keeping.RedisReplies(RedisClient.from_url(server.url))
+    return redis_persistence.RedisIdempotencyCache(RedisClient.from_url(server.url))
 
 
 @pytest.mark.parametrize("place", ["memory", "redis"])
 def test_a_caller_displaces_only_its_own_answers(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replies = replies_in(place, server, monkeypatch)
-    assert replies.claim("bob", "k", "bob's", 100) is None
+    idempotency_cache = replies_in(place, server, monkeypatch)
+    assert idempotency_cache.claim("bob", "k", "bob's", 100) is None
     for number in range(200):
-        assert replies.claim("ada", f"k{number}", str(number), 100) is None
+        assert idempotency_cache.claim("ada", f"k{number}", str(number), 100) is None
     for number in range(150, 200):
-        assert replies.claim("ada", f"k{number}", "again", 100) == str(number)
-    assert replies.claim("bob", "k", "again", 100) == "bob's"
-    assert replies.claim("ada", "k149", "again", 100) is None
-    replies.put("ada", "k150", "150", "too late", idempotency.KEEP_S)
-    assert replies.claim("ada", "k150", "free", 100) is None
+        assert idempotency_cache.claim("ada", f"k{number}", "again", 100) == str(number)
+    assert idempotency_cache.claim("bob", "k", "again", 100) == "bob's"
+    assert idempotency_cache.claim("ada", "k149", "again", 100) is None
+    idempotency_cache.put("ada", "k150", "150", "too late", idempotency.KEEP_S)
+    assert idempotency_cache.claim("ada", "k150", "free", 100) is None
     if place == "redis":
         with server.client() as admin:
             assert sum(1 for _ in admin.scan_iter("*:reply:*")) == 51
@@ -369,30 +369,30 @@ def test_a_caller_displaces_only_its_own_answers(
 def test_failures_and_refusals_displace_no_answer(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replies = replies_in(place, server, monkeypatch)
-    replies.claim("ada", "paid", "claim", 100)
-    replies.put("ada", "paid", "claim", "answer", idempotency.KEEP_S)
+    idempotency_cache = replies_in(place, server, monkeypatch)
+    idempotency_cache.claim("ada", "paid", "claim", 100)
+    idempotency_cache.put("ada", "paid", "claim", "answer", idempotency.KEEP_S)
     for number in range(200):
-        replies.claim("ada", f"f{number}", "failed", 100)
-        replies.drop("ada", f"f{number}", "failed")
-        replies.claim("ada", f"r{number}", "refused", 100)
-        replies.put("ada", f"r{number}", "refused", "no", idempotency.KEEP_REFUSAL_S)
-    assert replies.claim("ada", "paid", "again", 100) == "answer"
-    assert replies.claim("ada", "r199", "again", 100) == "no"
-    assert replies.claim("ada", "r100", "again", 100) is None
+        idempotency_cache.claim("ada", f"f{number}", "failed", 100)
+        idempotency_cache.drop("ada", f"f{number}", "failed")
+        idempotency_cache.claim("ada", f"r{number}", "refused", 100)
+        idempotency_cache.put("ada", f"r{number}", "refused", "no", idempotency.KEEP_REFUSAL_S)
+    assert idempotency_cache.claim("ada", "paid", "again", 100) == "answer"
+    assert idempotency_cache.claim("ada", "r199", "again", 100) == "no"
+    assert idempotency_cache.claim("ada", "r100", "again", 100) is None
 
 
 @pytest.mark.parametrize("place", ["memory", "redis"])
 def test_a_late_answer_does_not_replace_the_claim_of_a_later_request(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replies = replies_in(place, server, monkeypatch)
-    replies.claim("ada", "k", "first", 100)
-    replies.drop("ada", "k", "first")  # as if it had expired
-    assert replies.claim("ada", "k", "second", 100) is None
-    replies.put("ada", "k", "first", "late", idempotency.KEEP_S)
-    replies.drop("ada", "k", "first")
-    assert replies.claim("ada", "k", "third", 100) == "second"
+    idempotency_cache = replies_in(place, server, monkeypatch)
+    idempotency_cache.claim("ada", "k", "first", 100)
+    idempotency_cache.drop("ada", "k", "first")  # as if it had expired
+    assert idempotency_cache.claim("ada", "k", "second", 100) is None
+    idempotency_cache.put("ada", "k", "first", "late", idempotency.KEEP_S)
+    idempotency_cache.drop("ada", "k", "first")
+    assert idempotency_cache.claim("ada", "k", "third", 100) == "second"
 
 
 def test_answers_are_kept_and_changes_made_with_full_memory(

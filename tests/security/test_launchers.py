@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.launchers import (
+from resource_manager.jobs.launchers import (
     Job,
     LauncherError,
     build_docker_cmd,
@@ -21,10 +21,10 @@ from resource_manager.launchers import (
     job_key,
     open_launcher,
 )
-from resource_manager.launchers.local import LocalLauncher
-from resource_manager.reconcile import RunningJob
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.reconcile import RunningJob
+from tests.eventually import wait_until_ended
 from tests.security import hostile
-from tests.waiting import wait_until_ended
 
 ALL = (*hostile.NAMES, *hostile.UNPRINTABLE)
 
@@ -84,9 +84,9 @@ def test_a_command_with_a_null_character_is_refused(tmp_path: Path) -> None:
 
 def test_a_job_cannot_select_devices_that_it_was_not_granted(tmp_path: Path) -> None:
     launcher = LocalLauncher(str(tmp_path))
-    wish = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all", "GPU_LEASE_GPUS": "0"}
+    payload = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all", "GPU_LEASE_GPUS": "0"}
     shown = "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES $GPU_LEASE_GPUS"
-    launcher.start(Job("k", ("/bin/sh", "-c", shown), wish, gpu_ids=(5,)))
+    launcher.start(Job("k", ("/bin/sh", "-c", shown), payload, gpu_ids=(5,)))
     assert said_in_the_end(launcher, "k") == "5 5 5\n"
     launcher.stop("k")
 

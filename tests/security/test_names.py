@@ -14,11 +14,11 @@ from flask.testing import FlaskClient
 from rich.console import Console
 
 from resource_manager import GPUResourceManager, Request
-from resource_manager.api import logs
-from resource_manager.api.tokens import Role
 from resource_manager.cli import tables
 from resource_manager.cli.commands import main
 from resource_manager.errors import InvalidRequestError
+from resource_manager.rest.observability import logs
+from resource_manager.rest.tokens import Role
 from tests.security import hostile
 
 AsRole = Callable[..., FlaskClient]
@@ -29,7 +29,7 @@ def test_an_unprintable_name_is_refused_everywhere(
     name: str, manager: GPUResourceManager, open_client: FlaskClient
 ) -> None:
     before = manager.get_resource_summary()["version"]
-    for wish in (
+    for payload in (
         {"task_id": name},
         {"task_id": "t", "team": name},
         {"task_id": "t", "owner": name},
@@ -38,7 +38,7 @@ def test_an_unprintable_name_is_refused_everywhere(
         {"task_id": "t", "vendor": name},
         {"task_id": "t", "gpu_types": [name]},
     ):
-        body: dict[str, Any] = {"required_gpus": 2, "required_cpus": 1, **wish}
+        body: dict[str, Any] = {"required_gpus": 2, "required_cpus": 1, **payload}
         for path in ("/api/allocate", "/api/submit"):
             assert open_client.post(path, json=body).status_code == 400
         assert open_client.post("/api/allocate/batch", json={"requests": [body]}).status_code == 400
@@ -67,12 +67,12 @@ def test_names_in_every_script_are_accepted(open_client: FlaskClient) -> None:
 def test_names_are_equal_only_if_all_characters_are(as_role: AsRole) -> None:
     """Names are neither case-folded nor normalised: a similar name neither finds nor ends the lease."""
     ada = as_role(Role.USER, "ada")
-    wish = {"task_id": "caf\u00e9", "required_gpus": 2, "required_cpus": 1}
-    assert ada.post("/api/allocate", json=wish).status_code == 200
+    payload = {"task_id": "caf\u00e9", "required_gpus": 2, "required_cpus": 1}
+    assert ada.post("/api/allocate", json=payload).status_code == 200
     for twin in ("cafe\u0301", "CAF\u00c9", "caf\u00e9 "):
         assert ada.post("/api/release", json={"task_id": twin}).status_code == 404
     cyrillic = as_role(Role.USER, "\u0430da")
-    assert cyrillic.post("/api/release", json={"task_id": wish["task_id"]}).status_code == 403
+    assert cyrillic.post("/api/release", json={"task_id": payload["task_id"]}).status_code == 403
 
 
 def formatted(formatter: logging.Formatter, message: str, *values: object) -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
-from resource_manager.redis_client import RedisClient
-from resource_manager.stores.redis import PARTS
-from tests.resource_manager.conftest import embedded_redis
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.store import PARTS
+from tests.redis_server import embedded_redis
 from tests.security import hostile
 
 __all__ = ["embedded_redis"]

@@ -19,15 +19,16 @@ import httpx
 import pytest
 import redis
 
-from resource_manager import GPUResourceManager, Settings, bench
-from resource_manager.api import tokens
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import keeping, standalone, warn_of_rights
-from resource_manager.api.tokens import Role
+from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
+from resource_manager.cli.bench import store
 from resource_manager.errors import StoreError
-from resource_manager.redis_client import RIGHTS, RedisClient
-from tests.resource_manager.conftest import EMBEDDED, RedisServer
+from resource_manager.rest import tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import keeping, standalone, warn_of_rights
+from resource_manager.rest.tokens import Role
+from resource_manager.storage.redis.client import RIGHTS, RedisClient
+from tests.redis_server import EMBEDDED, RedisServer
 
 OLD_RIGHTS = "+@read +@write +eval +evalsha +info +time +ping"
 """Rights recommended formerly; they include FLUSHALL and SWAPDB."""
@@ -136,13 +137,13 @@ def test_a_service_needs_no_further_rights(server: RedisServer) -> None:
         caller.environ_base["HTTP_AUTHORIZATION"] = (
             f"Bearer {tokens.create(kept.tokens, 'ada', Role.OPERATOR)}"
         )
-        wish = {"task_id": "t", "required_gpus": 8, "required_cpus": 1}
+        payload = {"task_id": "t", "required_gpus": 8, "required_cpus": 1}
         for _ in range(2):
-            answer = caller.post("/api/allocate", json=wish, headers={"Idempotency-Key": "k"})
+            answer = caller.post("/api/allocate", json=payload, headers={"Idempotency-Key": "k"})
             assert answer.status_code == 200
         assert answer.headers["Idempotent-Replay"] == "true"
         for number in range(4):
-            assert caller.post("/api/submit", json={**wish, "task_id": f"w{number}"}).status_code == 200
+            assert caller.post("/api/submit", json={**payload, "task_id": f"w{number}"}).status_code == 200
         assert caller.post("/api/renew", json={"task_id": "t"}).status_code == 200
         assert caller.post("/api/release", json={"task_id": "t"}).status_code == 200
         assert caller.get("/api/history").json["items"]
@@ -199,18 +200,18 @@ def test_the_benchmark_works_with_the_rights_its_help_names(server: RedisServer)
     for word in ("+scan", "+script|load", *BENCH_KEYS.split()):
         assert word in str(option.help)
     url = bench_user(server, f"{RIGHTS} +scan +script|load")
-    with bench.redis_server(url):
-        bench.lock_pair(url)()
-        bench.manager_pair(url, servers=4)()
+    with store.redis_server(url):
+        store.lock_pair(url)()
+        store.manager_pair(url, servers=4)()
     with server.client() as admin:
         assert sorted(admin.keys()) == [b"{other}:list", b"{other}:meta"]
 
 
 def test_what_the_benchmark_may_not_clean_up_is_told_and_hides_nothing(server: RedisServer) -> None:
     url = bench_user(server, f"{RIGHTS} +script|load")
-    with pytest.raises(StoreError, match=r"\+scan"), bench.redis_server(url):
+    with pytest.raises(StoreError, match=r"\+scan"), store.redis_server(url):
         pass
-    with pytest.raises(ValueError, match="the first error"), bench.redis_server(url):
+    with pytest.raises(ValueError, match="the first error"), store.redis_server(url):
         raise ValueError("the first error")
 
 

@@ -13,15 +13,14 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, ResourceManagerError, Settings
-from resource_manager.api import tokens
-from resource_manager.api.assemble import Keeping, keeping
-from resource_manager.api.service import Service
-from resource_manager.api.tokens import Role, TokenFile
 from resource_manager.cli.commands import main
 from resource_manager.cli.target import Target
-from resource_manager.client import ServiceClient
-from resource_manager.errors import InvalidRequestError
-from resource_manager.redaction import redact
+from resource_manager.errors import InvalidRequestError, redact
+from resource_manager.rest import tokens
+from resource_manager.rest.assemble import Keeping, keeping
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role, TokenFile
 
 SECRET = "hunter2"  # pragma: allowlist secret
 URLS = (

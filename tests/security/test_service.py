@@ -12,12 +12,12 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.api import auth, tokens
-from resource_manager.api.app import create_app
-from resource_manager.api.assemble import Keeping
-from resource_manager.api.service import Service
-from resource_manager.api.tokens import Role
 from resource_manager.errors import StoreUnavailableError
+from resource_manager.rest import auth, tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Keeping
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
 from tests.security import hostile
 
 AsRole = Callable[..., FlaskClient]
@@ -204,11 +204,11 @@ def test_only_static_files_are_served(path: str, open_client: FlaskClient) -> No
 @pytest.mark.parametrize("name", hostile.PAGES)
 def test_a_page_escapes_every_name(name: str, open_client: FlaskClient) -> None:
     labels = {"dag_id": name, "run_id": name, "task_id": name, "launcher": name}
-    wish = {"task_id": name, "required_gpus": 8, "required_cpus": 1, "team": name, "owner": name}
-    assert open_client.post("/api/allocate", json={**wish, "labels": labels}).status_code == 200
+    payload = {"task_id": name, "required_gpus": 8, "required_cpus": 1, "team": name, "owner": name}
+    assert open_client.post("/api/allocate", json={**payload, "labels": labels}).status_code == 200
     for number in range(3):
-        open_client.post("/api/allocate", json={**wish, "task_id": f"{name}{number}"})
-    assert open_client.post("/api/submit", json={**wish, "task_id": f"{name} waits"}).status_code == 200
+        open_client.post("/api/allocate", json={**payload, "task_id": f"{name}{number}"})
+    assert open_client.post("/api/submit", json={**payload, "task_id": f"{name} waits"}).status_code == 200
     assert open_client.post("/api/servers/0/drain", json={"reason": name}).status_code == 200
     paths = ("/", "/leases", "/queue", "/docs", "/charts", "/what-if", "/events-are-not-a-page")
     for path in paths:

@@ -15,14 +15,14 @@ with warnings.catch_warnings():
     from airflow.sdk import DAG
     from airflow.sdk.exceptions import AirflowException
 
-    from resource_manager.provider.demand import Demand
-    from resource_manager.provider.operators import GPUAllocateOperator, GPUTrainingOperator
-    from resource_manager.provider.operators.lease import GPULease
+    from resource_manager.airflow.demand import Demand
+    from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
+    from resource_manager.airflow.operators.lease import GPULease
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import InvalidRequestError
-from resource_manager.launchers import build_docker_cmd
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.jobs.launchers import build_docker_cmd
+from resource_manager.jobs.task_identity import TaskIdentity
 from tests.conftest import ROOT
 from tests.security import hostile
 
@@ -111,7 +111,7 @@ def test_a_task_does_not_continue_with_a_lease_of_another_owner_under_its_id() -
         mine = Demand(2, owner="airflow")
         shape = mine.shape()
         manager.submit(identity.lease_id, **shape, owner="mallory", labels=identity.labels)
-        with pytest.raises(AirflowException, match="belongs to 'mallory', not to 'airflow'"):
+        with pytest.raises(AirflowException, match="belongs to owner 'mallory', not to 'airflow'"):
             mine.submit(manager, identity)
         manager.release_resources(identity.lease_id)
         assert mine.submit(manager, identity)["owner"] == "airflow"

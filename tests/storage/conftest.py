@@ -9,9 +9,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from resource_manager.redis_client import RedisClient
 from resource_manager.settings import Settings
-from resource_manager.stores import MemoryStore, Store, VariableStore, open_store
+from resource_manager.storage import MemoryStore, Store, VariableStore, open_store
+from resource_manager.storage.redis.client import RedisClient
 
 OpenStore = Callable[[], Store]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.archive import extend
-from resource_manager.bench import redis_server
+from resource_manager.cli.bench.store import redis_server
 from resource_manager.errors import SettingsError
+from resource_manager.storage.archive import extend
 from simulator.replay.history import read_history
 
 

@@ -6,10 +6,8 @@ import math
 
 import pytest
 
-from resource_manager import schemas
-from resource_manager.cluster import ClusterState
-from resource_manager.errors import CorruptStateError
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -27,6 +25,8 @@ from resource_manager.models import (
     Request,
     Restored,
 )
+from resource_manager.errors import CorruptStateError
+from resource_manager.storage import codec
 
 NODE = Node("a", 0, {"cpus": 64, "compute_tflops": 57.6}, (Gpu(0, "A100"), Gpu(1, "A100", memory_mib=81920)))
 REQUEST = Request("t", gpus=1, gpu_milli=250, resources={"cpus": 2}, ttl_s=60.0, labels={"dag": "d"})
@@ -48,14 +48,14 @@ CHANGES: list[Change] = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: type(c).__name__)
 def test_a_change_is_read_back_from_json_and_dict(change: Change) -> None:
-    assert schemas.change_from_json(schemas.change_to_json(change)) == change
-    assert schemas.change_from_json(schemas.change_to_json(change).encode()) == change
-    assert schemas.change_from_dict(schemas.change_to_dict(change)) == change
+    assert codec.change_from_json(codec.change_to_json(change)) == change
+    assert codec.change_from_json(codec.change_to_json(change).encode()) == change
+    assert codec.change_from_dict(codec.change_to_dict(change)) == change
 
 
 def test_amounts_keep_their_type() -> None:
     change = InventoryChanged((NODE,), 3.0)
-    again = schemas.change_from_json(schemas.change_to_json(change))
+    again = codec.change_from_json(codec.change_to_json(change))
     assert isinstance(again, InventoryChanged)
     (node,) = again.nodes
     assert [type(value) for value in node.resources.values()] == [int, float]
@@ -66,7 +66,7 @@ def test_a_state_is_read_back_from_its_snapshot() -> None:
     for change in (CHANGES[0], Queued(Request("w", priority=3), 2.0), Drained("a", 3.0)):
         cluster.apply(change)
     snapshot = cluster.snapshot()
-    again = schemas.snapshot_from_dict(schemas.snapshot_to_dict(snapshot))
+    again = codec.snapshot_from_dict(codec.snapshot_to_dict(snapshot))
     assert again == snapshot
     assert ClusterState.from_snapshot(again).snapshot() == snapshot
 
@@ -86,11 +86,11 @@ def test_a_state_is_read_back_from_its_snapshot() -> None:
 )
 def test_invalid_changes_are_refused_in_one_line(text: str | bytes) -> None:
     with pytest.raises(CorruptStateError) as caught:
-        schemas.change_from_json(text)
+        codec.change_from_json(text)
     assert "\n" not in str(caught.value)
 
 
 def test_a_newer_format_is_refused() -> None:
-    value = schemas.snapshot_to_dict(ClusterState([NODE]).snapshot())
+    value = codec.snapshot_to_dict(ClusterState([NODE]).snapshot())
     with pytest.raises(CorruptStateError, match="upgrade"):
-        schemas.snapshot_from_dict({**value, "format": schemas.FORMAT_VERSION + 1})
+        codec.snapshot_from_dict({**value, "format": codec.FORMAT_VERSION + 1})

@@ -9,11 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager import allocator, learning
-from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.errors import LockedError, StaleStateError, StateLostError
-from resource_manager.learning import RuntimeLearner
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import (
     Change,
     Drained,
     Expired,
@@ -24,11 +21,14 @@ from resource_manager.models import (
     Renewed,
     Request,
 )
-from resource_manager.runtime_history import Confidence
-from resource_manager.stores import Store
-
-from .conftest import OpenStore
-from .walk import Walk, first_state, granted, started
+from resource_manager.errors import LockedError, StaleStateError, StateLostError
+from resource_manager.manager import runtime_learner
+from resource_manager.manager.runtime_learner import RuntimeLearner
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.runtime_history import Confidence
+from resource_manager.storage import Store
+from tests.storage.conftest import OpenStore
+from tests.storage.walk import Walk, first_state, granted, started
 
 
 def fresh(store: Store) -> Snapshot:
@@ -43,7 +43,7 @@ def normal(snapshot: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         leases=tuple(sorted(snapshot.leases, key=lambda lease: lease.fencing_token)),
-        waiting=tuple(sorted(snapshot.waiting, key=lambda waiting: waiting.sequence)),
+        pending=tuple(sorted(snapshot.pending, key=lambda pending: pending.sequence)),
     )
 
 
@@ -247,16 +247,18 @@ def test_replace_keeps_version_fencing_token_and_sequence_growing(open_client: O
         seen = client.refresh(replica)
         assert seen is not None
         assert seen.version > 2
-        assert seen.fencing >= 1
+        assert seen.last_fencing_token >= 1
         assert seen.sequence >= 1
-        assert (len(seen.nodes), seen.leases, seen.waiting) == (2, {}, {})
+        assert (len(seen.nodes), seen.leases, seen.pending) == (2, {}, {})
         version = seen.version
     store.commit(version, [Drained("gpu-server-0", store.now())], now=store.now())
     assert fresh(other).drained
 
 
 def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) -> None:
-    cluster = ClusterState.from_snapshot(replace(first_state(), version=10**15, fencing=10**15, sequence=7))
+    cluster = ClusterState.from_snapshot(
+        replace(first_state(), version=10**15, last_fencing_token=10**15, sequence=7)
+    )
     changes: list[Change] = [
         granted(cluster, "a", 1e9),
         Renewed("a", 10**15 + 1, 1e9, 2e9),
@@ -269,7 +271,7 @@ def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) ->
         cluster.apply(change)
     cluster.apply(Quarantined("a", 10**15 + 1, 2e9))
     copy = cluster.snapshot()
-    assert (len(copy.leases), len(copy.waiting), len(copy.drained), len(copy.retired)) == (1, 2, 1, 1)
+    assert (len(copy.leases), len(copy.pending), len(copy.drained), len(copy.retired)) == (1, 2, 1, 1)
     store = open_client()
     for write in (store.initialise, store.replace):
         write(copy)
@@ -279,8 +281,8 @@ def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) ->
     store.replace(first_state(2))
     again = fresh(store)
     assert again.version > copy.version, "no earlier replica passes as current"
-    assert again.fencing >= copy.fencing
-    assert (again.leases, again.waiting, again.drained, again.retired) == ((), (), (), ())
+    assert again.last_fencing_token >= copy.last_fencing_token
+    assert (again.leases, again.pending, again.drained, again.retired) == ((), (), (), ())
 
 
 def test_replace_drops_renewals_and_quarantines(open_client: OpenStore) -> None:
@@ -291,7 +293,7 @@ def test_replace_drops_renewals_and_quarantines(open_client: OpenStore) -> None:
     lease = granted(mine, "t", now)
     changes: list[Change] = [lease, Renewed("t", 1, now, now + 900), Quarantined("t", 1, now)]
     store.commit(0, changes, now=now)
-    store.replace(replace(first_state(), fencing=1, leases=(lease.lease,)))
+    store.replace(replace(first_state(), last_fencing_token=1, leases=(lease.lease,)))
     assert fresh(open_client()).leases == (lease.lease,)
 
 
@@ -367,8 +369,8 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
 def test_a_later_process_learns_runtimes_from_the_history(
     open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
-    monkeypatch.setattr(learning, "PAGE", 2)
+    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(runtime_learner, "PAGE", 2)
     store = open_client()
     cluster = started(store)
     took: list[float] = []
@@ -378,7 +380,9 @@ def test_a_later_process_learns_runtimes_from_the_history(
         commit(
             store,
             cluster,
-            lambda now, number=number: [Released(f"train_{number}", cluster.fencing, now, "SUCCESS")],
+            lambda now, number=number: [
+                Released(f"train_{number}", cluster.last_fencing_token, now, "SUCCESS")
+            ],
         )
         took.append(max(store.history()[-1][1].at - began_at, 1.0))
     commit(store, cluster, lambda now: [granted(cluster, "train_8", now)])
@@ -391,7 +395,7 @@ def test_a_later_process_learns_runtimes_from_the_history(
     assert known is not None
     assert (known.seconds, known.confidence) == (pytest.approx(sorted(took)[1]), Confidence.GOOD)
     assert learner.runtimes.live_count == 1
-    commit(store, cluster, lambda now: [Released("train_8", cluster.fencing, now, "SUCCESS")])
+    commit(store, cluster, lambda now: [Released("train_8", cluster.last_fencing_token, now, "SUCCESS")])
     commit(store, cluster, lambda now: [granted(cluster, "other", now)])
     replica = other.refresh(replica)
     assert replica is not None
@@ -402,8 +406,8 @@ def test_a_later_process_learns_runtimes_from_the_history(
 def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
     open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "LEARN_EVERY_S", 0.0)
-    monkeypatch.setattr(learning, "AT_FIRST", 3)
+    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(runtime_learner, "AT_FIRST", 3)
     store = open_client()
     cluster = started(store)
     for number in range(4):
@@ -411,7 +415,9 @@ def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
         commit(
             store,
             cluster,
-            lambda now, number=number: [Released(f"train_{number}", cluster.fencing, now, "SUCCESS")],
+            lambda now, number=number: [
+                Released(f"train_{number}", cluster.last_fencing_token, now, "SUCCESS")
+            ],
         )
     commit(store, cluster, lambda now: [granted(cluster, "train_8", now)])
     learner = RuntimeLearner(store)

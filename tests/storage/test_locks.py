@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from resource_manager.errors import LockError
-from resource_manager.locks import Lock, RedisLock, ThreadLock, ThreadMutex
-from resource_manager.redis_client import RedisClient
-from tests.waiting import wait_for
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.lock import Lock, RedisLock, ThreadLock, ThreadMutex
+from tests.eventually import wait_for
 
 MakeLock = Callable[[], Lock]
 
@@ -23,7 +23,7 @@ class Claims:
     """Claims on one lock, and the number of its waiters."""
 
     make: MakeLock
-    waiting: Callable[[], int]
+    pending: Callable[[], int]
 
 
 @pytest.fixture(params=["thread", "embedded_redis", "system_redis"])
@@ -33,7 +33,7 @@ def claims(request: pytest.FixtureRequest) -> Iterator[Claims]:
         yield Claims(lambda: ThreadLock(mutex), lambda: len(mutex.waiters))
     else:
         with closing(RedisClient.from_url(request.getfixturevalue(request.param).fresh_url())) as client:
-            line = client.key("lock:line")
+            line = client.key("lock:waiters")
             yield Claims(lambda: RedisLock(client), lambda: client.driver.llen(line))
 
 
@@ -129,7 +129,7 @@ def test_waiters_get_the_lock_in_order_of_arrival(claims: Claims) -> None:
     for number in range(12):
         threads.append(threading.Thread(target=wait, args=(number,)))
         threads[-1].start()
-        wait_for(lambda: claims.waiting() > number)  # noqa: B023 - it is over before the next
+        wait_for(lambda: claims.pending() > number)  # noqa: B023 - it is over before the next
     holder.release()
     for thread in threads:
         thread.join()
@@ -146,7 +146,7 @@ def test_waiters_that_gave_up_do_not_delay_the_others(claims: Claims) -> None:
     got = threading.Event()
     thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
-    wait_for(claims.waiting)
+    wait_for(claims.pending)
     holder.release()
     assert got.wait(5)
     thread.join()
@@ -183,7 +183,7 @@ class Turn:
     """A waiter's semaphore that runs `meanwhile` during the wait."""
 
     def __init__(self, lock: ThreadLock, meanwhile: Callable[[], None]) -> None:
-        self.permits = lock._turn
+        self.permits = lock._handoff
         self.meanwhile = meanwhile
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
@@ -196,9 +196,9 @@ class Turn:
         self.permits.release()
 
 
-def waiting(mutex: ThreadMutex, meanwhile: Callable[[], None]) -> ThreadLock:
+def pending(mutex: ThreadMutex, meanwhile: Callable[[], None]) -> ThreadLock:
     lock = ThreadLock(mutex)
-    lock._turn = Turn(lock, meanwhile)  # type: ignore[assignment]
+    lock._handoff = Turn(lock, meanwhile)  # type: ignore[assignment]
     return lock
 
 
@@ -206,13 +206,13 @@ def test_a_hand_off_at_the_timeout_is_accepted() -> None:
     mutex = ThreadMutex()
     holder = ThreadLock(mutex)
     assert holder.acquire(0)
-    late = waiting(mutex, holder.release)
+    late = pending(mutex, holder.release)
     assert late.acquire(1)
     assert mutex.holder is late
     late.release()
     # The hand-off was consumed: it does not count a second time.
     assert holder.acquire(0)
-    late._turn = late._turn.permits  # type: ignore[attr-defined]
+    late._handoff = late._handoff.permits  # type: ignore[attr-defined]
     assert not late.acquire(0)
     holder.release()
 
@@ -226,7 +226,7 @@ def test_an_interrupted_waiter_leaves_the_queue() -> None:
     holder = ThreadLock(mutex)
     assert holder.acquire(0)
     with pytest.raises(KeyboardInterrupt):
-        waiting(mutex, interrupt).acquire(1)
+        pending(mutex, interrupt).acquire(1)
     assert not mutex.waiters
     holder.release()
     assert mutex.holder is None
@@ -242,5 +242,5 @@ def test_a_waiter_interrupted_at_its_hand_off_releases_the_lock() -> None:
         interrupt()
 
     with pytest.raises(KeyboardInterrupt):
-        waiting(mutex, at_its_turn).acquire(1)
+        pending(mutex, at_its_turn).acquire(1)
     assert mutex.holder is None

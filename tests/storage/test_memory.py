@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Drained
 from resource_manager.errors import StaleStateError, StateLostError
-from resource_manager.models import Drained
-from resource_manager.stores import MemoryStore
-
-from .walk import first_state
+from resource_manager.storage import MemoryStore
+from tests.storage.walk import first_state
 
 SERVER = "gpu-server-0"
 

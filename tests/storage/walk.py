@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import (
     Change,
     Drained,
     Gpu,
@@ -19,9 +18,10 @@ from resource_manager.models import (
     Request,
     Restored,
 )
-from resource_manager.policies import get_policy
-from resource_manager.queueing import fifo
-from resource_manager.stores import Store
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.storage import Store
 
 
 def servers(count: int = 4) -> tuple[Node, ...]:
@@ -32,7 +32,7 @@ def servers(count: int = 4) -> tuple[Node, ...]:
 
 
 def first_state(count: int = 4) -> Snapshot:
-    return Snapshot(version=0, fencing=0, sequence=0, nodes=servers(count))
+    return Snapshot(version=0, last_fencing_token=0, sequence=0, nodes=servers(count))
 
 
 def started(store: Store) -> ClusterState:
@@ -48,7 +48,7 @@ def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> G
     request = Request(task_id, gpus, resources={"cpus": 4})
     node = next(cluster.candidates(request))
     placement = Placement(node.name, node.pick_gpus(request))
-    return Granted(Lease(request, placement, cluster.fencing + 1, now, now + 60.0), now)
+    return Granted(Lease(request, placement, cluster.last_fencing_token + 1, now, now + 60.0), now)
 
 
 def add(store: Store, cluster: ClusterState, task_id: str) -> None:
@@ -89,8 +89,8 @@ class Walk:
             return allocator.submit(cluster, self.request(), self.policy, fifo, now)
         if step == "expire":
             return self._settled(cluster, allocator.expire(cluster, now + rng.choice((0.0, 30.0))), now)
-        if step == "cancel" and cluster.waiting:
-            gone = allocator.cancel(cluster, rng.choice(sorted(cluster.waiting)), now, "tired")
+        if step == "cancel" and cluster.pending:
+            gone = allocator.cancel(cluster, rng.choice(sorted(cluster.pending)), now, "tired")
             return self._settled(cluster, gone, now)
         if step == "release" and cluster.leases:
             ended = allocator.release(cluster, rng.choice(sorted(cluster.leases)), now, outcome="success")
@@ -102,7 +102,7 @@ class Walk:
         return []
 
     def _settled(self, cluster: ClusterState, changes: list[Change], now: float) -> list[Change]:
-        return allocator.settle(cluster, changes, self.policy, fifo, now)
+        return allocator.with_dispatch(cluster, changes, self.policy, fifo, now)
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]

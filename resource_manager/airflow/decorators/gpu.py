@@ -15,14 +15,14 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from resource_manager.airflow.demand import as_server
+from resource_manager.airflow.hook import Manager
+from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
+from resource_manager.core.models import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.launchers.devices import device_environment
-from resource_manager.models import Outcome
-from resource_manager.provider.demand import as_server
-from resource_manager.provider.hook import Manager
-from resource_manager.provider.operators.base import GPUOperator
-from resource_manager.provider.triggers import LeaseEndTrigger, identity_of
-from resource_manager.reconcile import PROCESS_SCOPE
+from resource_manager.jobs.launchers.devices import device_environment
+from resource_manager.jobs.reconcile import PROCESS_SCOPE
 
 SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 

@@ -1,13 +1,13 @@
 """Airflow operators that request, use, release and reconcile leases."""
 
-from resource_manager.provider.operators.lease import (
+from resource_manager.airflow.operators.lease import (
     GPUAllocateOperator,
     GPULease,
     GPUReleaseOperator,
     gpu_lease,
 )
-from resource_manager.provider.operators.reconcile import GPUReconcileOperator, reconcile_dag
-from resource_manager.provider.operators.training import GPUTrainingOperator
+from resource_manager.airflow.operators.reconcile import GPUReconcileOperator, reconcile_dag
+from resource_manager.airflow.operators.training import GPUTrainingOperator
 
 __all__ = [
     "GPUAllocateOperator",

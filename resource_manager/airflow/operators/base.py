@@ -9,12 +9,12 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from resource_manager.models import MILLI_PER_GPU
-from resource_manager.provider.demand import Demand, team_of
-from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
-from resource_manager.provider.links import ConsoleLink
-from resource_manager.provider.triggers import GrantTrigger, TriggerState, identity_of
-from resource_manager.provider.waiting_log import describe_wait, describe_waiting
+from resource_manager.airflow.demand import Demand, team_of
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
+from resource_manager.airflow.links import ConsoleLink
+from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
+from resource_manager.airflow.waiting_log import describe_wait, describe_waiting
+from resource_manager.core.models import MILLI_PER_GPU
 
 
 class GPUOperator(BaseOperator):

@@ -11,14 +11,14 @@ from typing import Any
 from airflow.sdk import BaseOperator, TaskGroup
 from airflow.sdk.exceptions import AirflowFailException
 
-from resource_manager.launchers.devices import device_environment
-from resource_manager.models import Outcome
-from resource_manager.provider.demand import end_lease
-from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
-from resource_manager.provider.operators.base import GPUOperator
-from resource_manager.provider.triggers import identity_of
-from resource_manager.reconcile import RUN_SCOPE
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.airflow.demand import end_lease
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.triggers import identity_of
+from resource_manager.core.models import Outcome
+from resource_manager.jobs.launchers.devices import device_environment
+from resource_manager.jobs.reconcile import RUN_SCOPE
+from resource_manager.jobs.task_identity import TaskIdentity
 
 
 class GPUAllocateOperator(GPUOperator):

@@ -12,15 +12,15 @@ from typing import Any, ClassVar, NoReturn
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
 
-from resource_manager.launchers import Job, JobState, LauncherError, LauncherUnreachableError
-from resource_manager.models import Outcome
-from resource_manager.provider.demand import end_lease, launcher_labels
-from resource_manager.provider.hook import Manager
-from resource_manager.provider.operators.base import GPUOperator
-from resource_manager.provider.task_state import is_wanted
-from resource_manager.provider.triggers import LOG_PLACE, JobTrigger, TriggerState, identity_of, log_place
-from resource_manager.reconcile import RunningJob
-from resource_manager.task_identity import TaskIdentity
+from resource_manager.airflow.demand import end_lease, launcher_labels
+from resource_manager.airflow.hook import Manager
+from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.task_state import is_wanted
+from resource_manager.airflow.triggers import LOG_PLACE, JobTrigger, TriggerState, identity_of, log_place
+from resource_manager.core.models import Outcome
+from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.task_identity import TaskIdentity
 
 HELD = "its GPUs stay allocated until the job is known to be gone"
 

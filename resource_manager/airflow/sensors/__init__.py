@@ -10,13 +10,13 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from resource_manager.airflow.demand import Demand, team_of
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.airflow.triggers import VacancyTrigger, identity_of
+from resource_manager.airflow.waiting_log import WaitingLog, describe_vacancy
+from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
-from resource_manager.models import MILLI_PER_GPU
-from resource_manager.provider.demand import Demand, team_of
-from resource_manager.provider.hook import DEFAULT_CONNECTION, GPUManagerHook
-from resource_manager.provider.triggers import VacancyTrigger, identity_of
-from resource_manager.provider.waiting_log import WaitingLog, describe_vacancy
-from resource_manager.refusal import RefusalKind
 
 
 class GPUAvailableSensor(BaseSensorOperator):

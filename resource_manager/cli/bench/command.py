@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from resource_manager.cli.base import BAD_INPUT, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.command_line import BAD_INPUT, Failure, print_json
 
 
 @main.command()
@@ -27,14 +27,14 @@ from resource_manager.command_line import BAD_INPUT, Failure, print_json
 @exit_codes
 def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float, as_json: bool) -> None:
     """Measure allocations per second, latencies and memory on this machine."""
-    from resource_manager.redis_client import SCHEMES
+    from resource_manager.storage.redis.client import SCHEMES
 
     if redis_url is not None and redis_url.partition("://")[0] not in SCHEMES:
         raise Failure(f"--redis must be a Redis URL, got {redis_url!r}", BAD_INPUT)
     if over_http:
-        from resource_manager.api.bench import run
+        from resource_manager.cli.bench.service import run
     else:
-        from resource_manager.bench import run
+        from resource_manager.cli.bench.store import run
     results = run(redis_url, seconds=seconds)
     if as_json:
         print_json(results)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from resource_manager.bench import NAMESPACE, redis_server
+from resource_manager.cli.bench.store import NAMESPACE, redis_server
 from resource_manager.errors import ResourceManagerError
 
 CLIENTS = 50
@@ -76,16 +76,16 @@ def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
     start = threading.Barrier(len(tokens) + 1)
 
     def client(number: int, token: str) -> None:
-        wish = {"task_id": f"many-{number}", "required_gpus": 1, "required_cpus": 1, "gpu_milli": 250}
+        payload = {"task_id": f"many-{number}", "required_gpus": 1, "required_cpus": 1, "gpu_milli": 250}
         own: list[float] = []
         start.wait()
         ends = time.perf_counter() + seconds
         try:
             with caller(url, token) as call:
                 while (began := time.perf_counter()) < ends:
-                    call("POST", "/api/allocate", wish)
+                    call("POST", "/api/allocate", payload)
                     middle = time.perf_counter()
-                    call("POST", "/api/release", {"task_id": wish["task_id"]})
+                    call("POST", "/api/release", {"task_id": payload["task_id"]})
                     own += [middle - began, time.perf_counter() - middle]
         except (BenchError, OSError, http.client.HTTPException) as error:
             with guard:
@@ -213,8 +213,8 @@ def serving(redis: str, servers: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def _tokens(store: str) -> list[str]:
-    from resource_manager.api.assemble import keeping
-    from resource_manager.api.tokens import Role, create
+    from resource_manager.rest.assemble import keeping
+    from resource_manager.rest.tokens import Role, create
     from resource_manager.settings import Settings
 
     kept = keeping(Settings(store=store)).tokens
@@ -236,8 +236,8 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Any) -> None:
 
 def _pair(call: Call, task_id: str) -> float:
     """Return the seconds of one allocation; the release after it is not counted."""
-    wish = {"task_id": task_id, "required_gpus": 4, "required_cpus": 32}
-    seconds = _timed(lambda: call("POST", "/api/allocate", wish))
+    payload = {"task_id": task_id, "required_gpus": 4, "required_cpus": 32}
+    seconds = _timed(lambda: call("POST", "/api/allocate", payload))
     call("POST", "/api/release", {"task_id": task_id})
     return seconds
 

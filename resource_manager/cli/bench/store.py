@@ -15,16 +15,14 @@ from typing import Any
 
 import redis
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.errors import SettingsError, StoreError
-from resource_manager.extras import how_to_install
-from resource_manager.inventory import default_inventory
-from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Request
-from resource_manager.policies import get_policy
-from resource_manager.redaction import redact
-from resource_manager.redis_client import RedisClient
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
+from resource_manager.errors import SettingsError, StoreError, how_to_install, redact
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.storage.redis.client import RedisClient
 
 NAMESPACE = "gpu_manager_bench"
 LOCK_NAME = "gpu_manager_bench_lock"
@@ -196,7 +194,15 @@ def many_clients(url: str, seconds: float) -> dict[str, Any]:
     start_at = time.time() + 2.5
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "resource_manager.bench", url, str(number), str(start_at), str(seconds)],
+            [
+                sys.executable,
+                "-m",
+                "resource_manager.cli.bench.store",
+                url,
+                str(number),
+                str(start_at),
+                str(seconds),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -1,6 +1,6 @@
 """Launchers, which run the job of a granted lease: a protocol and its implementations by name."""
 
-from resource_manager.launchers.base import (
+from resource_manager.jobs.launchers.base import (
     Job,
     JobState,
     JobStatus,
@@ -9,8 +9,8 @@ from resource_manager.launchers.base import (
     LauncherUnreachableError,
     job_key,
 )
-from resource_manager.launchers.docker_command import build_docker_cmd
-from resource_manager.launchers.registry import LAUNCHERS, open_launcher
+from resource_manager.jobs.launchers.docker_command import build_docker_cmd
+from resource_manager.jobs.launchers.registry import LAUNCHERS, open_launcher
 
 __all__ = [
     "LAUNCHERS",

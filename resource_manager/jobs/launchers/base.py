@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.errors import ResourceManagerError
-from resource_manager.models import MILLI_PER_GPU
 
 
 class LauncherError(ResourceManagerError):

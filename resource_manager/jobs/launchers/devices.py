@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from resource_manager.launchers.base import Job, LauncherError
-from resource_manager.models import MILLI_PER_GPU
+from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.jobs.launchers.base import Job, LauncherError
 
 VISIBLE_DEVICES: Mapping[str, str] = {
     "nvidia": "CUDA_VISIBLE_DEVICES",

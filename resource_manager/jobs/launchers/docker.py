@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from resource_manager.extras import how_to_install
-from resource_manager.launchers.base import (
+from resource_manager.errors import how_to_install
+from resource_manager.jobs.launchers.base import (
     Job,
     JobState,
     JobStatus,
@@ -18,7 +18,7 @@ from resource_manager.launchers.base import (
     LauncherUnreachableError,
     check_connection,
 )
-from resource_manager.launchers.devices import device_files, job_environment
+from resource_manager.jobs.launchers.devices import device_files, job_environment
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30

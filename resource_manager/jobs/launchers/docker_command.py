@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resource_manager.launchers.base import LauncherError, job_key
-from resource_manager.launchers.devices import check_environment, device_environment, device_files
-from resource_manager.models import MILLI_PER_GPU
+from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.jobs.launchers.base import LauncherError, job_key
+from resource_manager.jobs.launchers.devices import check_environment, device_environment, device_files
 
 
 def build_docker_cmd(

@@ -7,15 +7,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from resource_manager.launchers import directory_job
-from resource_manager.launchers.base import (
+from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.launchers.base import (
     Job,
     JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
 )
-from resource_manager.launchers.devices import job_environment
+from resource_manager.jobs.launchers.devices import job_environment
 
 
 class LocalLauncher:

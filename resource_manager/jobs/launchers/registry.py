@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resource_manager.launchers.base import Launcher, LauncherError
+from resource_manager.jobs.launchers.base import Launcher, LauncherError
 
 
 def _local(address: str, conn_id: str | None) -> Launcher:
-    from resource_manager.launchers.local import LocalLauncher
+    from resource_manager.jobs.launchers.local import LocalLauncher
 
     return LocalLauncher(host=address)
 
 
 def _ssh(address: str, conn_id: str | None) -> Launcher:
-    from resource_manager.launchers.ssh import SSHLauncher
+    from resource_manager.jobs.launchers.ssh import SSHLauncher
 
     return SSHLauncher(address, conn_id)
 
 
 def _docker(address: str, conn_id: str | None) -> Launcher:
-    from resource_manager.launchers.docker import DockerLauncher
+    from resource_manager.jobs.launchers.docker import DockerLauncher
 
     return DockerLauncher(address, conn_id)
 

@@ -7,9 +7,9 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from resource_manager.extras import how_to_install
-from resource_manager.launchers import directory_job
-from resource_manager.launchers.base import (
+from resource_manager.errors import how_to_install
+from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.launchers.base import (
     Job,
     JobState,
     JobStatus,
@@ -17,7 +17,7 @@ from resource_manager.launchers.base import (
     LauncherUnreachableError,
     check_connection,
 )
-from resource_manager.launchers.devices import job_environment
+from resource_manager.jobs.launchers.devices import job_environment
 
 ANSWER_TIMEOUT_S = 60.0
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Change
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -26,12 +26,12 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.learning import RuntimeLearner
-from resource_manager.locks import Lock
-from resource_manager.models import Change
-from resource_manager.policies import Policy, nothing_fits
-from resource_manager.queueing import Order
-from resource_manager.stores import Store
+from resource_manager.manager.runtime_learner import RuntimeLearner
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import Policy, nothing_fits
+from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.storage import Store
+from resource_manager.storage.redis.lock import Lock
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class Observer(Protocol):
 class _Operation(Generic[T]):
     """One caller's step, its changes and its result."""
 
-    __slots__ = ("changes", "done", "error", "look", "result", "step")
+    __slots__ = ("changes", "done", "error", "reader", "result", "step")
 
-    def __init__(self, step: Step, look: Callable[[ClusterState], T]) -> None:
+    def __init__(self, step: Step, reader: Callable[[ClusterState], T]) -> None:
         self.step = step
-        self.look = look
+        self.reader = reader
         self.changes: list[Change] = []
         self.result: T | None = None
         self.error: Exception | None = None
@@ -81,7 +81,7 @@ class _Operation(Generic[T]):
             cluster.apply(change)
         if self.error is None:
             try:
-                self.result = self.look(cluster)
+                self.result = self.reader(cluster)
             except Exception as error:
                 self.error = error
 
@@ -97,7 +97,7 @@ class Transactions:
         self,
         store: Store,
         policy: Policy,
-        order: Order,
+        order: QueueDiscipline,
         first_state: Callable[[], Snapshot],
         lock_timeout_s: float,
         observer: Observer | None = None,
@@ -110,80 +110,80 @@ class Transactions:
         self.usual_policy = policy
         self._first_state = first_state
         self._lock_timeout_s = lock_timeout_s
-        self._line: deque[_Operation[Any]] = deque()
+        self._queue: deque[_Operation[Any]] = deque()
         self._mutex = threading.Lock()
         self._refreshed_at = float("-inf")
-        self._resting_until = float("-inf")
+        self._grants_suspended_until = float("-inf")
 
     # ---- used by steps ----
 
     @property
     def policy(self) -> Policy:
         """The placement policy; nothing fits during the recovery window of a restarted store."""
-        return nothing_fits if time.monotonic() < self._resting_until else self.usual_policy
+        return nothing_fits if time.monotonic() < self._grants_suspended_until else self.usual_policy
 
     def resumes_in_s(self, now: float) -> float:
         """Return the seconds until grants resume after a restart of the store; 0 or less if not paused."""
-        return max(self._resting_until - time.monotonic(), self.store.suspended_until - now)
+        return max(self._grants_suspended_until - time.monotonic(), self.store.suspended_until - now)
 
-    def settle(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
+    def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow."""
-        return allocator.settle(cluster, changes, self.policy, self.order, now)
+        return allocator.with_dispatch(cluster, changes, self.policy, self.order, now)
 
     # ---- changing and reading ----
 
     def run(
-        self, step: Step, look: Callable[[ClusterState], T], *, alone: bool = False
+        self, step: Step, reader: Callable[[ClusterState], T], *, exclusive: bool = False
     ) -> tuple[list[Change], T]:
-        """Decide, commit and call `look` on the state right after; return the changes and its result.
+        """Decide, commit and call `reader` on the state right after; return the changes and its result.
 
-        The changes include the expirations that were due. `alone` keeps a step out of groups that cannot
+        The changes include the expirations that were due. `exclusive` keeps a step out of groups that cannot
         be applied on trial (an inventory). Raises the step's errors, `LockTimeoutError` and `StoreError`.
         """
-        operation = _Operation(step, look)
+        operation = _Operation(step, reader)
         deadline = time.monotonic() + self._lock_timeout_s
         try:
-            if not alone:
-                self._line.append(operation)
+            if not exclusive:
+                self._queue.append(operation)
             if not self._mutex.acquire(timeout=self._lock_timeout_s):
                 try:
-                    self._line.remove(operation)
+                    self._queue.remove(operation)
                 except ValueError:
                     self._mutex.acquire()  # another thread is deciding this operation: its result counts
                 else:
                     raise LockTimeoutError(self._lock_timeout_s)
             try:
                 if not operation.done:
-                    with self._whole_or_none():
-                        self._lead(operation, [operation] if alone else self._group(), deadline)
+                    with self._drop_replica_on_interrupt():
+                        self._lead(operation, [operation] if exclusive else self._group(), deadline)
             finally:
                 self._mutex.release()
         except BaseException:
             # This thread is being stopped: without a caller, no other thread may carry out its operation.
             with suppress(ValueError):
-                self._line.remove(operation)
+                self._queue.remove(operation)
             raise
         if operation.error is not None:
             raise operation.error
         return operation.changes, operation.result  # type: ignore[return-value]
 
-    def read(self, look: Callable[[ClusterState, float], T], max_age_s: float = 0.0) -> T:
-        """Return the result of `look` on the state as of now, or of at most `max_age_s` ago."""
-        with self._mutex, self._whole_or_none():
+    def read(self, reader: Callable[[ClusterState, float], T], max_age_s: float = 0.0) -> T:
+        """Return the result of `reader` on the state as of now, or of at most `max_age_s` ago."""
+        with self._mutex, self._drop_replica_on_interrupt():
             cluster = self.replica
             if cluster is None or time.monotonic() - self._refreshed_at >= max_age_s:
                 cluster = self._refresh()
-            return look(cluster, self.store.now())
+            return reader(cluster, self.store.now())
 
-    def known(self, look: Callable[[ClusterState], T]) -> T:
-        """Return the result of `look` on the replica as it is, for values that only an inventory changes.
+    def peek_replica(self, reader: Callable[[ClusterState], T]) -> T:
+        """Return the result of `reader` on the replica as it is, for values that only an inventory changes.
 
         After `InvalidRequestError` call it again on a refreshed replica: nodes may have been added.
         """
         if self.replica is not None:
             with suppress(InvalidRequestError):
-                return look(self.replica)
-        return self.read(lambda cluster, now: look(cluster))
+                return reader(self.replica)
+        return self.read(lambda cluster, now: reader(cluster))
 
     def replace(self, snapshot: Snapshot) -> None:
         """Replace the state by that one, under the lock; raises `LockTimeoutError`."""
@@ -193,10 +193,10 @@ class Transactions:
                 self.store.replace(snapshot, lock_token=lock.token)
                 self.replica = None
             finally:
-                _let_go(lock)
+                _release_quietly(lock)
 
     @contextmanager
-    def _whole_or_none(self) -> Iterator[None]:
+    def _drop_replica_on_interrupt(self) -> Iterator[None]:
         """Drop the replica if this thread is stopped inside, perhaps in the middle of a change to it."""
         try:
             yield
@@ -210,8 +210,8 @@ class Transactions:
 
     def _group(self) -> list[_Operation[Any]]:
         group = []
-        while self._line:
-            group.append(self._line.popleft())
+        while self._queue:
+            group.append(self._queue.popleft())
         return group
 
     def _lead(self, mine: _Operation[Any], group: list[_Operation[Any]], deadline: float) -> None:
@@ -223,7 +223,7 @@ class Transactions:
                     operation.error = error
         except BaseException:
             # This thread is being stopped; the other operations were not carried out: queue them again.
-            self._line.extendleft(operation for operation in reversed(group) if operation is not mine)
+            self._queue.extendleft(operation for operation in reversed(group) if operation is not mine)
             raise
         for operation in group:
             operation.done = True
@@ -248,14 +248,14 @@ class Transactions:
                 if time.monotonic() >= deadline:
                     raise
             finally:
-                _let_go(lock)
+                _release_quietly(lock)
 
     def _attempt(self, group: list[_Operation[Any]], lock_token: str | None) -> None:
         cluster = self.replica
         fresh = lock_token is not None or cluster is None
         if cluster is None:
             cluster = self._refresh()
-        if self.order.backfill and cluster.waiting:
+        if self.order.backfill and cluster.pending:
             self.learner.catch_up(cluster)
         whole = self._decide(cluster, group)
         if not fresh and any(not operation.changes for operation in group):
@@ -267,9 +267,9 @@ class Transactions:
             try:
                 self._commit(cluster, changes, lock_token)
             except StateUnconfirmedError as error:
-                if time.monotonic() < self._resting_until:
+                if time.monotonic() < self._grants_suspended_until:
                     raise
-                self._resting_until = time.monotonic() + error.rest_s
+                self._grants_suspended_until = time.monotonic() + error.remaining_s
                 logger.warning("%s", error)
                 self._attempt(group, lock_token)
                 return
@@ -300,7 +300,9 @@ class Transactions:
         over = allocator.expire(cluster, now)
         if over:
             logger.warning("not renewed in time: %s", ", ".join(f"{change.task_id!r}" for change in over))
-            expiry = _Operation(lambda cluster, now: self.settle(cluster, over, now), lambda cluster: None)
+            expiry = _Operation(
+                lambda cluster, now: self.with_dispatch(cluster, over, now), lambda cluster: None
+            )
             group = [expiry, *group]
         with cluster.trial() if len(group) > 1 else nullcontext():
             for operation in group:
@@ -348,7 +350,7 @@ class Transactions:
             self.observer.measured(name, value)
 
 
-def _let_go(lock: Lock) -> None:
+def _release_quietly(lock: Lock) -> None:
     """Release the lock; a lost or unreachable lock does no harm once the commit is decided."""
     try:
         lock.release()

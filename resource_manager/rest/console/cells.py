@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from resource_manager import colours
-from resource_manager.api.auth import Identity
-from resource_manager.api.service import Service
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.colours import Colour, Holder
-from resource_manager.models import MILLI_PER_GPU, Amount, Lease, Request
-from resource_manager.views import Usage, cpu_usage, gpu_usage, server_state, short_name
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
+from resource_manager.manager.serializers import Usage, cpu_usage, gpu_usage, server_state, short_name
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.console import colours
+from resource_manager.rest.console.colours import Colour, Holder
+from resource_manager.rest.service import Service
 
 LEVELS = 8
 CELLS_PER_LINE = 8
@@ -156,7 +156,7 @@ def level(state: NodeState) -> int:
     return math.ceil(LEVELS * (total - state.free_milli) / total) if total else LEVELS
 
 
-def lease_row(lease: Lease, colour: Colour, caller: Identity, here: Service) -> LeaseRow:
+def lease_row(lease: Lease, colour: Colour, caller: Identity, service: Service) -> LeaseRow:
     request = lease.request
     share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli} milli)"
     return LeaseRow(
@@ -171,22 +171,22 @@ def lease_row(lease: Lease, colour: Colour, caller: Identity, here: Service) -> 
         lease.fencing_token,
         lease.quarantined,
         css_classes(colour),
-        task_link(request, here),
+        task_link(request, service),
         caller.is_operator or request.owner == caller.name,
     )
 
 
-def task_link(request: Request, here: Service) -> str | None:
+def task_link(request: Request, service: Service) -> str | None:
     """Return the URL of the request's task in Airflow; None if it is unknown."""
     labels = request.labels
-    if here.airflow_url is None or not all(labels.get(key) for key in ("dag_id", "run_id", "task_id")):
+    if service.airflow_url is None or not all(labels.get(key) for key in ("dag_id", "run_id", "task_id")):
         return None
-    if here.instance is not None and labels.get("instance", here.instance) != here.instance:
+    if service.instance is not None and labels.get("instance", service.instance) != service.instance:
         return None  # the task of another Airflow, whose address is unknown
     dag, run, task = (quote(labels[key], safe="") for key in ("dag_id", "run_id", "task_id"))
     mapped = labels.get("map_index", "-1")
     suffix = f"/mapped/{quote(mapped)}" if mapped not in ("", "-1") else ""
-    return f"{here.airflow_url.rstrip('/')}/dags/{dag}/runs/{run}/tasks/{task}{suffix}"
+    return f"{service.airflow_url.rstrip('/')}/dags/{dag}/runs/{run}/tasks/{task}{suffix}"
 
 
 def totals(cluster: ClusterState) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def totals(cluster: ClusterState) -> dict[str, Any]:
         "gpus": _sum(map(gpu_usage, cluster.nodes)),
         "cpus": _sum(map(cpu_usage, cluster.nodes)),
         "leases": len(cluster.leases),
-        "waiting": len(cluster.waiting),
+        "waiting": len(cluster.pending),
         "version": cluster.version,
     }
 

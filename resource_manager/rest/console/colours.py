@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from resource_manager.models import MILLI_PER_GPU
+from resource_manager.core.models import MILLI_PER_GPU
 
 HUES = 64
 LEVELS = 16

@@ -8,14 +8,19 @@ from typing import Annotated, Any, Literal
 import flask
 from pydantic import Field, ValidationError
 
-from resource_manager.api import auth, cells
-from resource_manager.api import routes as rest
-from resource_manager.api.auth import Identity, TokenAuthenticator
-from resource_manager.api.events import CLIENT_GONE, EventStream
-from resource_manager.api.openapi import document
-from resource_manager.api.problems import ProblemError, from_validation
-from resource_manager.api.routing import Routes
-from resource_manager.api.schemas import (
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.errors import ResourceManagerError
+from resource_manager.rest import auth
+from resource_manager.rest import routes as rest
+from resource_manager.rest.auth import Identity, TokenAuthenticator
+from resource_manager.rest.console import cells
+from resource_manager.rest.console.what_if import what_if as answer_what_if
+from resource_manager.rest.events import CLIENT_GONE, EventStream
+from resource_manager.rest.openapi import document
+from resource_manager.rest.problems import ProblemError, from_validation
+from resource_manager.rest.routing import Routes
+from resource_manager.rest.schemas import (
     Body,
     CancelBody,
     DrainBody,
@@ -25,12 +30,8 @@ from resource_manager.api.schemas import (
     TaskId,
     Text,
 )
-from resource_manager.api.service import Service
-from resource_manager.api.tokens import Role
-from resource_manager.api.what_if import what_if as answer_what_if
-from resource_manager.cluster import ClusterState
-from resource_manager.errors import ResourceManagerError
-from resource_manager.models import MILLI_PER_GPU
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
 
 routes = Routes()
 
@@ -73,7 +74,7 @@ class TaskForm(Body):
 
 
 @routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
-def servers(here: Service, caller: Identity, query: ServersQuery) -> Any:
+def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     if query.task:
         return flask.redirect(flask.url_for("gpu.page_leases", q=query.task))
 
@@ -88,27 +89,27 @@ def servers(here: Service, caller: Identity, query: ServersQuery) -> Any:
             **paging,
         }
 
-    return _page("servers.html", here, caller, query=query, **here.watch.look(look))
+    return _page("servers.html", service, caller, query=query, **service.watch.look(look))
 
 
 @routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers", query=RowsQuery, page=True)
-def server_rows(here: Service, caller: Identity, query: RowsQuery) -> Any:
+def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
     def look(cluster: ClusterState, now: float) -> list[cells.ServerRow]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
         return cells.server_rows(cluster, [state for state in known if state is not None])
 
-    return _page("server_rows.html", here, caller, rows=here.watch.look(look))
+    return _page("server_rows.html", service, caller, rows=service.watch.look(look))
 
 
 @routes.add("GET", "/fragments/totals", Role.READER, "The figures at the top", page=True)
-def totals(here: Service, caller: Identity) -> Any:
+def totals(service: Service, caller: Identity) -> Any:
     return _page(
-        "totals.html", here, caller, totals=here.watch.look(lambda cluster, now: cells.totals(cluster))
+        "totals.html", service, caller, totals=service.watch.look(lambda cluster, now: cells.totals(cluster))
     )
 
 
 @routes.add("GET", "/leases", Role.READER, "Leases", query=ListQuery, page=True)
-def leases(here: Service, caller: Identity, query: ListQuery) -> Any:
+def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         text = query.q.casefold()
         found = [
@@ -122,114 +123,114 @@ def leases(here: Service, caller: Identity, query: ListQuery) -> Any:
         found.sort(key=lambda lease: lease.fencing_token)
         shown, paging = _paged(found, query.page)
         colours = cells.colours_of(cluster, shown)
-        rows = [cells.lease_row(lease, colours[lease.task_id], caller, here) for lease in shown]
+        rows = [cells.lease_row(lease, colours[lease.task_id], caller, service) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
-    return _page("leases.html", here, caller, query=query, **here.watch.look(look))
+    return _page("leases.html", service, caller, query=query, **service.watch.look(look))
 
 
 @routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
-def queue(here: Service, caller: Identity, query: ListQuery) -> Any:
+def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         text = query.q.casefold()
-        entries = here.manager.queue_in(cluster, now)
+        entries = service.manager.queue_in(cluster, now)
         shown, paging = _paged([e for e in entries if text in e["task_id"].casefold()], query.page)
-        rows = [_waiting(entry, cluster, caller, here) for entry in shown]
+        rows = [_waiting(entry, cluster, caller, service) for entry in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
-    return _page("queue.html", here, caller, query=query, **here.watch.look(look))
+    return _page("queue.html", service, caller, query=query, **service.watch.look(look))
 
 
 @routes.add("GET", "/charts", Role.READER, "Utilisation, waits and queue", page=True)
-def charts(here: Service, caller: Identity) -> Any:
-    return _page("charts.html", here, caller)
+def charts(service: Service, caller: Identity) -> Any:
+    return _page("charts.html", service, caller)
 
 
 @routes.add("GET", "/what-if", Role.READER, "Explain a request without making it", page=True)
-def what_if(here: Service, caller: Identity) -> Any:
+def what_if(service: Service, caller: Identity) -> Any:
     given = {key: value for key, value in flask.request.args.items() if value}
     answer, error = None, ""
     if given:
         types = [item.strip() for item in given.pop("gpu_types", "").split(",") if item.strip()]
         try:
             asked = ExplainQuery.model_validate({**given, "gpu_types": types})
-            answer = answer_what_if(here, asked.demand())
+            answer = answer_what_if(service, asked.demand())
         except (ValueError, ResourceManagerError) as wrong:
             error = _plain(wrong)
-    now = here.watch.look(lambda cluster, now: now)
-    least, most = here.manager.gpu_range()
+    now = service.watch.look(lambda cluster, now: now)
+    least, most = service.manager.gpu_range()
     shown = {"gpus": str(least), "cpus": "1", **flask.request.args}
     answered = {"answer": answer, "error": error, "now": now}
-    return _page("what_if.html", here, caller, given=shown, gpus=(min(least, 1), most), **answered)
+    return _page("what_if.html", service, caller, given=shown, gpus=(min(least, 1), most), **answered)
 
 
 @routes.add(
     "GET", "/docs", Role.READER, "Documentation of the REST interface, with forms to call it", page=True
 )
-def docs(here: Service, caller: Identity) -> Any:
-    described = document(rest.routes.all, here.manager.gpu_range(), flask.request.script_root)
+def docs(service: Service, caller: Identity) -> Any:
+    described = document(rest.routes.all, service.manager.gpu_range(), flask.request.script_root)
     roles = {(route.method.lower(), route.handler.__name__): route.role for route in rest.routes.all}
-    return _page("docs.html", here, caller, document=described, roles=roles, pretty=_pretty)
+    return _page("docs.html", service, caller, document=described, roles=roles, pretty=_pretty)
 
 
 @routes.add("GET", "/events", Role.READER, "Changes as server-sent events", query=EventsQuery, page=True)
-def events(here: Service, caller: Identity, query: EventsQuery) -> Any:
+def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
     last = flask.request.headers.get("Last-Event-ID", "")
     after = int(last) if last.isdecimal() and len(last) < 16 else query.after
     environ = flask.request.environ
     gone = environ.get("waitress.client_disconnected") or environ.get("asgi.scope", {}).get(
         CLIENT_GONE, lambda: False
     )
-    response = flask.Response(EventStream(here, after, gone), content_type="text/event-stream")
+    response = flask.Response(EventStream(service, after, gone), content_type="text/event-stream")
     response.headers["X-Accel-Buffering"] = "no"
     return response
 
 
 @routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
-def act_drain(here: Service, caller: Identity, server_id: int) -> Any:
-    rest.drain(here, caller, _form(DrainBody), server_id)
+def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
+    rest.drain(service, caller, _form(DrainBody), server_id)
     return _back("gpu.page_servers", f"Server {server_id} takes no new leases.")
 
 
 @routes.add("POST", "/act/servers/<int:server_id>/restore", Role.OPERATOR, "Restore", page=True)
-def act_restore(here: Service, caller: Identity, server_id: int) -> Any:
-    rest.restore(here, caller, _form(NoBody), server_id)
+def act_restore(service: Service, caller: Identity, server_id: int) -> Any:
+    rest.restore(service, caller, _form(NoBody), server_id)
     return _back("gpu.page_servers", f"Server {server_id} takes leases again.")
 
 
 @routes.add("POST", "/act/release", Role.USER, "Release", page=True)
-def act_release(here: Service, caller: Identity) -> Any:
+def act_release(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
     body = ReleaseBody(
         task_id=form.task_id, fencing_token=form.fencing_token, outcome="released in the console"
     )
-    rest.release(here, caller, body)
+    rest.release(service, caller, body)
     return _back("gpu.page_leases", f"{form.task_id} is released.")
 
 
 @routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
-def act_cancel(here: Service, caller: Identity) -> Any:
+def act_cancel(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
-    rest.cancel(here, caller, CancelBody(task_id=form.task_id))
+    rest.cancel(service, caller, CancelBody(task_id=form.task_id))
     return _back("gpu.page_queue", f"{form.task_id} is no longer in the queue.")
 
 
 @routes.add("GET", "/login", None, "The page to log in", page=True)
-def login(here: Service, caller: Identity | None) -> Any:
-    return flask.render_template("login.html", service=here, caller=caller, error="")
+def login(service: Service, caller: Identity | None) -> Any:
+    return flask.render_template("login.html", service=service, caller=caller, error="")
 
 
 @routes.add("POST", "/login", None, "Log in with a token", page=True)
-def do_login(here: Service, caller: Identity | None) -> Any:
-    authenticator = here.authenticator
+def do_login(service: Service, caller: Identity | None) -> Any:
+    authenticator = service.authenticator
     if not isinstance(authenticator, TokenAuthenticator):
         raise ProblemError(404, "this service has no log-in of its own")
     if flask.request.headers.get("Sec-Fetch-Site") == "cross-site":
         raise ProblemError(403, "a page of another site may not log in")
     token = authenticator.find(flask.request.form.get("token", "").strip())
     if token is None:
-        here.limits.count_failure(flask.request.remote_addr or "?")
-        page = flask.render_template("login.html", service=here, caller=None, error="Unknown token.")
+        service.limits.count_failure(flask.request.remote_addr or "?")
+        page = flask.render_template("login.html", service=service, caller=None, error="Unknown token.")
         return flask.Response(page, status=401)
     flask.session.clear()
     flask.session["token_id"] = token.token_id
@@ -237,14 +238,14 @@ def do_login(here: Service, caller: Identity | None) -> Any:
 
 
 @routes.add("POST", "/logout", Role.READER, "Log out", page=True)
-def logout(here: Service, caller: Identity) -> Any:
+def logout(service: Service, caller: Identity) -> Any:
     flask.session.clear()
     return flask.redirect(flask.url_for("gpu.page_login"), 303)
 
 
-def _page(template: str, here: Service, caller: Identity, **values: Any) -> str:
+def _page(template: str, service: Service, caller: Identity, **values: Any) -> str:
     return flask.render_template(
-        template, service=here, caller=caller, csrf=auth.csrf_token(here.secret, caller), **values
+        template, service=service, caller=caller, csrf=auth.csrf_token(service.secret, caller), **values
     )
 
 
@@ -269,14 +270,16 @@ def _dot(index: int, name: str, level: int, is_open: bool) -> dict[str, Any]:
     return {"page": index // PER_PAGE + 1, "name": name, "level": level, "open": is_open}
 
 
-def _waiting(entry: dict[str, Any], cluster: ClusterState, caller: Identity, here: Service) -> dict[str, Any]:
-    request = cluster.waiting[entry["task_id"]].request
+def _waiting(
+    entry: dict[str, Any], cluster: ClusterState, caller: Identity, service: Service
+) -> dict[str, Any]:
+    request = cluster.pending[entry["task_id"]].request
     return {
         **entry,
         "gpus": request.gpus if request.gpu_milli == MILLI_PER_GPU else f"{request.gpu_milli} milli",
         "cpus": f"{entry['required_cpus']:g}",
         "start": entry["estimated_start"],
-        "link": cells.task_link(request, here),
+        "link": cells.task_link(request, service),
         "may_cancel": caller.is_operator or request.owner == caller.name,
     }
 

@@ -9,11 +9,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from resource_manager.api.watch import Watch
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import MILLI_PER_GPU, Change, Expired, Granted, Lease, Quarantined, Released
-from resource_manager.refusal import RefusalKind
-from resource_manager.views import cpu_usage
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Change, Expired, Granted, Lease, Quarantined, Released
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.serializers import cpu_usage
+from resource_manager.rest.state_follower import StateFollower
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 WAIT_BUCKETS_S = (0, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400)
@@ -57,7 +57,7 @@ class ManagerMetrics:
 class Metrics:
     """All metrics of one service, in their own registry."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: StateFollower) -> None:
         self.registry = registry = CollectorRegistry()
         self.manager = ManagerMetrics(registry)
         self.requests = Histogram(
@@ -148,7 +148,7 @@ class Metrics:
 class _State:
     """Collector of gauges from the state at the time of the scrape."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: StateFollower) -> None:
         self._watch = watch
 
     def describe(self) -> list[Metric]:
@@ -186,7 +186,7 @@ class _State:
             cpus_held.add_metric((state.name,), cpus.used)
             cpus_closed.add_metric((state.name,), cpus.closed)
             is_open.add_metric((state.name,), float(state.is_open))
-        oldest = min((entry.queued_at for entry in cluster.waiting.values()), default=now)
+        oldest = min((entry.queued_at for entry in cluster.pending.values()), default=now)
         return [
             free,
             held,
@@ -196,7 +196,7 @@ class _State:
             cpus_closed,
             is_open,
             GaugeMetricFamily("gpu_manager_leases", "Live leases.", len(cluster.leases)),
-            GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.waiting)),
+            GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.pending)),
             GaugeMetricFamily(
                 "gpu_manager_queue_oldest_seconds",
                 "Age of the oldest pending request.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.models import (
+from resource_manager.core.models import (
     MILLI_PER_GPU,
     Cancelled,
     Change,
@@ -25,7 +25,7 @@ MAX_POINTS = 360
 
 
 @dataclass(slots=True)
-class Bin:
+class MinuteBucket:
     """One minute: GPU-milli seconds allocated and installed, queue seconds, and waits that ended in it."""
 
     held_milli_s: float = 0.0
@@ -37,11 +37,11 @@ class Bin:
     longest_wait_s: float = 0.0
 
 
-class Trends:
+class UsageHistory:
     """Usage by minute; `add` takes every change once, in order."""
 
     def __init__(self, capacity_milli: int = 0) -> None:
-        self.bins: OrderedDict[int, Bin] = OrderedDict()
+        self.bins: OrderedDict[int, MinuteBucket] = OrderedDict()
         self._capacity = capacity_milli
         self._held = 0
         self._waiting: set[str] = set()
@@ -123,8 +123,8 @@ class Trends:
             return
         self._held -= _milli(lease)
 
-    def _bin(self, at: float) -> Bin:
-        return self.bins.setdefault(int(at // BIN_S), Bin())
+    def _bin(self, at: float) -> MinuteBucket:
+        return self.bins.setdefault(int(at // BIN_S), MinuteBucket())
 
 
 def _milli(lease: Lease) -> int:

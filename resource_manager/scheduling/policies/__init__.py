@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from resource_manager.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Placement, Request
 from resource_manager.errors import PolicyError
-from resource_manager.models import Placement, Request
-from resource_manager.policies.best_fit import best_fit
-from resource_manager.policies.dot_product import dot_product
-from resource_manager.policies.fgd import fgd
-from resource_manager.policies.first_fit import first_fit
-from resource_manager.policies.glb import glb
-from resource_manager.policies.gpu_clustering import gpu_clustering
-from resource_manager.policies.gpu_packing import gpu_packing
-from resource_manager.policies.least_loaded import least_loaded
-from resource_manager.policies.random import random
-from resource_manager.policies.round_robin import round_robin
-from resource_manager.policies.weighted_fit import weighted_fit
+from resource_manager.scheduling.policies.best_fit import best_fit
+from resource_manager.scheduling.policies.dot_product import dot_product
+from resource_manager.scheduling.policies.fgd import fgd
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.policies.glb import glb
+from resource_manager.scheduling.policies.gpu_clustering import gpu_clustering
+from resource_manager.scheduling.policies.gpu_packing import gpu_packing
+from resource_manager.scheduling.policies.least_loaded import least_loaded
+from resource_manager.scheduling.policies.random import random
+from resource_manager.scheduling.policies.round_robin import round_robin
+from resource_manager.scheduling.policies.weighted_fit import weighted_fit
 
 Policy = Callable[[ClusterState, Request], Placement | None]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
 
 
 def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
@@ -16,7 +16,7 @@ def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
     if request.gpus and request.gpu_milli == MILLI_PER_GPU:
         best = _fewest_whole_gpus(cluster, request)
     else:
-        measure = _tightest_gpu if request.gpus else _share_left
+        measure = _tightest_gpu if request.gpus else _fraction_left
         best = min(cluster.candidates(request), key=lambda node: measure(node, request), default=None)
     return None if best is None else Placement(best.name, best.pick_gpus(request))
 
@@ -33,7 +33,7 @@ def _tightest_gpu(node: NodeState, request: Request) -> float:
     return min(node.gpu_free[gpu_id] for gpu_id in node.eligible_gpus(request))
 
 
-def _share_left(node: NodeState, request: Request) -> float:
+def _fraction_left(node: NodeState, request: Request) -> float:
     return sum(
         (node.free[name] - amount) / node.node.resources[name]
         for name, amount in request.resources.items()

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import MILLI_PER_GPU, Amount, Placement, Request
-from resource_manager.policies.scoring import Scored
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Placement, Request
+from resource_manager.scheduling.policies.scoring import Scored
 
-COVERED = 0.95
+MIX_COVERAGE = 0.95
 """Part of all tasks that the mix covers; it consists of the most frequent task classes."""
 
 
-_MOST_KNOWN = 1 << 18
+_MAX_KNOWN = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,7 +52,7 @@ class Fragmentation:
         mix: list[tuple[TaskClass, int]] = []
         covered = 0
         for kind, count in sorted(counts.items(), key=lambda item: (item[1], item[0]), reverse=True):
-            if covered >= COVERED * total:
+            if covered >= MIX_COVERAGE * total:
                 break
             mix.append((kind, count))
             covered += count
@@ -80,9 +80,9 @@ class Fragmentation:
         key = (gpu_types, cpu_step, *free_milli)
         known = self._known.get(key)
         if known is None:
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > _MAX_KNOWN:
                 self._known.clear()
-            known = self._known[key] = self._work_out(gpu_types, free_milli, cpu_step)
+            known = self._known[key] = self._compute(gpu_types, free_milli, cpu_step)
         return known
 
     def of_node(self, node: NodeState) -> float:
@@ -92,7 +92,7 @@ class Fragmentation:
         step = self.cpu_step(node.free.get(self.cpu, 0))
         return self.amount(node.gpu_types, list(node.gpu_free.values()), step)
 
-    def _work_out(self, gpu_types: tuple[str, ...], free_milli: list[int], cpu_step: int) -> float:
+    def _compute(self, gpu_types: tuple[str, ...], free_milli: list[int], cpu_step: int) -> float:
         """Compute F, adding up by cause in the order of the published simulator.
 
         Sums of floats depend on their order, and the score is truncated to an integer: if a placement leaves
@@ -199,7 +199,7 @@ def fgd_for(fragmentation: Fragmentation) -> Scored:
     return Scored(gradient.score, gradient.pick)
 
 
-class _Demand:
+class LeaseMix:
     """Task mix of the live leases, and the policy for it.
 
     Counts enter the mix in twentieths of the total, so that the mix, and with it every score, rarely changes.
@@ -218,7 +218,7 @@ class _Demand:
         self._follow()
         mix = _coarse(self._total) or {task_class(request): 1}
         if self._policy is None or mix != self._mix:
-            self._cluster.derived.pop(self._policy, None)
+            self._cluster.policy_cache.pop(self._policy, None)
             self._mix, self._policy = mix, fgd_for(Fragmentation(mix))
         return self._policy
 
@@ -242,7 +242,7 @@ def _coarse(counts: Counter[TaskClass]) -> dict[TaskClass, int]:
     return {kind: -(-20 * count // total) for kind, count in counts.items() if count}
 
 
-class Live:
+class LiveFgd:
     """FGD policy for the mix of the tasks that hold leases now, so that the state alone decides."""
 
     def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
@@ -254,10 +254,10 @@ class Live:
         return self._policy(cluster, request).scores(cluster, request)
 
     def _policy(self, cluster: ClusterState, request: Request) -> Scored:
-        demand: _Demand | None = cluster.derived.get(self)
+        demand: LeaseMix | None = cluster.policy_cache.get(self)
         if demand is None:
-            demand = cluster.derived[self] = _Demand(cluster)
+            demand = cluster.policy_cache[self] = LeaseMix(cluster)
         return demand.policy(request)
 
 
-fgd = Live()
+fgd = LiveFgd()

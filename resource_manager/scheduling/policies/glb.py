@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from resource_manager.cluster import ClusterState, NodeState, accepts_node
-from resource_manager.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.core.cluster import ClusterState, NodeState, accepts_node
+from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
 
 BALANCE = 0.6
 """Weight of the remaining capacity (LRP) against balance (BRA) in a node's score."""
 
-Demand = tuple[tuple[str, float], ...]
+Amounts = tuple[tuple[str, float], ...]
 """Requested amounts by resource name."""
 
 NO_PERFORMANCE: Mapping[str, float] = {}
@@ -75,7 +75,7 @@ def rank_vendors(
     return sorted(scores, key=lambda vendor: -scores[vendor])
 
 
-def node_score(node: NodeState, demand: Demand, balance: float = BALANCE) -> float:
+def node_score(node: NodeState, demand: Amounts, balance: float = BALANCE) -> float:
     """Return `balance * LRP + (1 - balance) * BRA` over the requested resources.
 
     LRP is the mean part of each that would remain free, BRA is 1 minus the standard deviation of the
@@ -99,7 +99,7 @@ GPU_MILLI = "gpu_milli"
 """Resource name under which GPUs count as one more resource of a node."""
 
 
-def demand_of(request: Request) -> Demand:
+def demand_of(request: Request) -> Amounts:
     """Return names and amounts of the requested resources above 0, GPUs among them in milli."""
     named = [(name, float(amount)) for name, amount in request.resources.items() if amount > 0]
     if request.gpus:

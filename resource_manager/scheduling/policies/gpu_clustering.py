@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from resource_manager.cluster import NodeState
-from resource_manager.models import MILLI_PER_GPU, Request
-from resource_manager.policies.scoring import Scored
+from resource_manager.core.cluster import NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.scheduling.policies.scoring import Scored
 
 FULL_NODE_MILLI = 8 * MILLI_PER_GPU
-SHARE = -1
+FRACTION = -1
 
 
 def size_of(request: Request) -> int:
-    """Return the size class of a request: `SHARE` for a GPU fraction, else its number of GPUs, possibly 0."""
-    return SHARE if request.gpu_milli != MILLI_PER_GPU else request.gpus
+    """Return the size class of a request: `FRACTION` for a GPU fraction, else its number of GPUs."""
+    return FRACTION if request.gpu_milli != MILLI_PER_GPU else request.gpus
 
 
 def sizes_on(node: NodeState) -> frozenset[int]:
     """Return the size classes of the GPU requests that the node hosts."""
     requests = [lease.request for lease in node.leases.values()]
     # `size_of` inlined, because this runs over all leases of a node at each of its changes.
-    sizes = {each.gpus if each.gpu_milli == MILLI_PER_GPU else SHARE for each in requests}
+    sizes = {each.gpus if each.gpu_milli == MILLI_PER_GPU else FRACTION for each in requests}
     sizes.discard(0)
     return frozenset(sizes)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resource_manager.cluster import NodeState
-from resource_manager.models import MILLI_PER_GPU, Request
-from resource_manager.policies.scoring import Scored
+from resource_manager.core.cluster import NodeState
+from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.scheduling.policies.scoring import Scored
 
 
 def score(node: NodeState, request: Request) -> int:

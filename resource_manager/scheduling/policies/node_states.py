@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from resource_manager.cluster import ClusterState, NodeState, accepts_node
-from resource_manager.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.core.cluster import ClusterState, NodeState, accepts_node
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
 
 Trait = Callable[[NodeState], object]
 """(node) -> a hashable value that a score reads of a node besides its capacity."""
 
-Kept = TypeVar("Kept")
+Cached = TypeVar("Cached")
 
-_MOST_STATES = 1 << 18
-_MOST_CLASSES = 1 << 12
+_MAX_STATES = 1 << 18
+_MAX_CLASSES = 1 << 12
 _NEVER = 1 << 62
 
 
@@ -32,17 +32,17 @@ class NodeStates:
     @classmethod
     def of(cls, cluster: ClusterState, owner: object, trait: Trait | None = None) -> NodeStates:
         """Return the owner's cached states of that cluster, brought up to date."""
-        states: NodeStates | None = cluster.derived.get(owner)
+        states: NodeStates | None = cluster.policy_cache.get(owner)
         if states is None:
-            states = cluster.derived[owner] = cls(cluster, trait)
+            states = cluster.policy_cache[owner] = cls(cluster, trait)
         states.follow()
         return states
 
-    def for_class(self, request: Request, make: Callable[[NodeStates, Request], Kept]) -> Kept:
+    def for_class(self, request: Request, make: Callable[[NodeStates, Request], Cached]) -> Cached:
         """Return the owner's cached value for this request class (`Request.shape`), made at first use."""
-        kept: Kept | None = self._by_class.get(request.shape)
+        kept: Cached | None = self._by_class.get(request.shape)
         if kept is None:
-            if len(self._by_class) > _MOST_CLASSES:
+            if len(self._by_class) > _MAX_CLASSES:
                 self._by_class.clear()
             kept = self._by_class[request.shape] = make(self, request)
         return kept
@@ -82,7 +82,7 @@ class NodeStates:
         if mark == self.mark:
             return
         changed = cluster.changed_since(self.mark)
-        if changed is None or len(self._numbers) > _MOST_STATES:
+        if changed is None or len(self._numbers) > _MAX_STATES:
             self._start()
             return
         self.mark = mark
@@ -148,7 +148,7 @@ def _reach(node: NodeState) -> int:
     return node.whole_free * MILLI_PER_GPU or max(0, 0, *node.gpu_free.values())
 
 
-class Demand:
+class ClassFit:
     """Demand of one request class, checked against states by number."""
 
     def __init__(self, states: NodeStates, request: Request) -> None:

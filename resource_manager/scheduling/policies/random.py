@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Placement, Request
-from resource_manager.policies import draw
-from resource_manager.policies.node_states import Demand, NodeStates
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Placement, Request
+from resource_manager.scheduling.policies import draw
+from resource_manager.scheduling.policies.node_states import ClassFit, NodeStates
 
 DRAWS = 16
 """Number of draws among all nodes, before the nodes that fit are listed to draw from."""
@@ -15,7 +15,7 @@ DRAWS = 16
 
 def random(cluster: ClusterState, request: Request, seed: int = 0) -> Placement | None:
     """Place on a node and GPUs of it drawn uniformly, by (seed, last fencing token)."""
-    pick = draw.stream(seed, cluster.fencing)
+    pick = draw.stream(seed, cluster.last_fencing_token)
     if request.required_node is not None:
         node = next(cluster.candidates(request), None)
     else:
@@ -43,7 +43,7 @@ class Fitting:
 
     def __init__(self, states: NodeStates, request: Request) -> None:
         self._states = states
-        self._demand = Demand(states, request)
+        self._demand = ClassFit(states, request)
         self._positions: set[int] = set()
         self._mark = -1
 

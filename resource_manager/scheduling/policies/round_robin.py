@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Placement, Request
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Placement, Request
 
 
 def round_robin(cluster: ClusterState, request: Request) -> Placement | None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-from resource_manager.cluster import ClusterState, NodeState
-from resource_manager.models import Placement, Request
-from resource_manager.policies.node_states import Demand, NodeStates, Trait
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import Placement, Request
+from resource_manager.scheduling.policies.node_states import ClassFit, NodeStates, Trait
 
 Score = Callable[..., int]
 """(node, request that fits it) -> score, higher is better; it depends only on the node's state.
@@ -83,7 +83,7 @@ class Ranking:
         self._score = score
         self._request = request
         self._traits = states.traits if with_trait else None
-        self._demand = Demand(states, request)
+        self._demand = ClassFit(states, request)
         self._keys: list[int] = []
         self._bases: dict[int, int | None] = {}
         """By state number, its key for a node at position 0; None if the request does not fit."""

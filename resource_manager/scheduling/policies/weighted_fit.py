@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from resource_manager.cluster import NodeState
-from resource_manager.models import Request
-from resource_manager.policies.capacity import CORES, Capacity
-from resource_manager.policies.scoring import Scored
+from resource_manager.core.cluster import NodeState
+from resource_manager.core.models import Request
+from resource_manager.scheduling.policies.capacity import CORES, Capacity
+from resource_manager.scheduling.policies.scoring import Scored
 
 
 def weighted_fit_for(largest: Capacity) -> Scored:

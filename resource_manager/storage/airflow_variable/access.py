@@ -13,9 +13,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from resource_manager.errors import CorruptStateError, SettingsError
-from resource_manager.extras import how_to_install
-from resource_manager.outage import outage
+from resource_manager.errors import CorruptStateError, SettingsError, how_to_install
+from resource_manager.storage.outage import outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,12 +50,12 @@ class CurrentAccess:
     """Access chosen at each call by Airflow's own check: a process may become a task or trigger later."""
 
     def get(self, key: str) -> str | None:
-        return self._way().get(key)
+        return self._access().get(key)
 
     def set(self, key: str, text: str, before: str | None) -> bool:
-        return self._way().set(key, text, before)
+        return self._access().set(key, text, before)
 
-    def _way(self) -> VariableAccess:
+    def _access(self) -> VariableAccess:
         supervised = hasattr(sys.modules.get("airflow.sdk.execution_time.task_runner"), "SUPERVISOR_COMMS")
         return TaskAccess() if supervised else DatabaseAccess()
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from resource_manager import allocator
-from resource_manager.cluster import ClusterState, NodeState, Snapshot
+from resource_manager.core.cluster import ClusterState, NodeState, Snapshot
+from resource_manager.core.models import MILLI_PER_GPU, Change, Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import CorruptStateError, NewerFormatError, ResourceManagerError
-from resource_manager.models import MILLI_PER_GPU, Change, Gpu, Lease, Node, Placement, Request
-from resource_manager.schemas import (
+from resource_manager.scheduling import allocator
+from resource_manager.storage.codec import (
     FORMAT_VERSION,
     change_from_dict,
     change_to_dict,
@@ -27,14 +27,15 @@ from resource_manager.schemas import (
 class Document:
     """A state with the metadata that a store keeps.
 
-    `epoch` identifies a state from its first document on, `commit` the write of this document; `by_hand`
-    is true if an operator's reset started the state. `changes` are the last ones, with their versions.
+    `incarnation` identifies a state from its first document on, `commit` the write of this document;
+    `operator_reset` is true if an operator's reset started the state. `changes` are the last ones, with their
+    versions.
     """
 
     cluster: ClusterState
-    epoch: str
+    incarnation: str
     commit: str = ""
-    by_hand: bool = False
+    operator_reset: bool = False
     changes: tuple[tuple[int, Change], ...] = ()
 
     def missed_since(self, version: int) -> tuple[Change, ...]:
@@ -52,10 +53,10 @@ def to_json(document: Document, now: float) -> str:
             "last_updated": _iso(now),
             "format": FORMAT_VERSION,
             "version": cluster.version,
-            "fencing": cluster.fencing,
-            "epoch": document.epoch,
+            "last_fencing_token": cluster.last_fencing_token,
+            "epoch": document.incarnation,
             "commit": document.commit,
-            "by_hand": document.by_hand,
+            "operator_reset": document.operator_reset,
             "state": snapshot_to_dict(cluster.snapshot()),
             "changes": [[version, change_to_dict(change)] for version, change in document.changes],
         },
@@ -72,7 +73,7 @@ def from_json(text: str, where: str) -> Document:
         value = json.loads(text)
         if not isinstance(value, dict) or not isinstance(value.get("servers"), list):
             raise CorruptStateError("it is not an object with a list of servers")
-        document = _ours(value) if "format" in value or "state" in value else _original(value["servers"])
+        document = _current(value) if "format" in value or "state" in value else _original(value["servers"])
         allocator.check(document.cluster)
         return document
     except NewerFormatError as error:
@@ -92,11 +93,13 @@ def from_json(text: str, where: str) -> Document:
         ) from error
 
 
-def _ours(value: dict[str, Any]) -> Document:
+def _current(value: dict[str, Any]) -> Document:
     check_format(value.get("format"), "the document")
     cluster = ClusterState.from_snapshot(snapshot_from_dict(value["state"]))
     changes = tuple((int(version), change_from_dict(change)) for version, change in value["changes"])
-    return Document(cluster, str(value["epoch"]), str(value["commit"]), bool(value["by_hand"]), changes)
+    return Document(
+        cluster, str(value["epoch"]), str(value["commit"]), bool(value["operator_reset"]), changes
+    )
 
 
 def _original(servers: Sequence[dict[str, Any]]) -> Document:
@@ -124,8 +127,10 @@ def _original(servers: Sequence[dict[str, Any]]) -> Document:
             leases.append(Lease(request, placement, len(leases) + 1, began, math.inf))
     if len({lease.task_id for lease in leases}) != len(leases):
         raise CorruptStateError("it lists a task twice")
-    snapshot = Snapshot(version=0, fencing=len(leases), sequence=0, nodes=nodes, leases=tuple(leases))
-    return Document(ClusterState.from_snapshot(snapshot), epoch="")
+    snapshot = Snapshot(
+        version=0, last_fencing_token=len(leases), sequence=0, nodes=nodes, leases=tuple(leases)
+    )
+    return Document(ClusterState.from_snapshot(snapshot), incarnation="")
 
 
 def _server(state: NodeState) -> dict[str, Any]:

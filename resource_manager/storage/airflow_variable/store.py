@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Change
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -29,20 +30,19 @@ from resource_manager.errors import (
     StateLostError,
     StoreUnavailableError,
 )
-from resource_manager.locks import Lock, RedisLock
-from resource_manager.models import Change
-from resource_manager.server_clock import CLOCK_TOLERANCE_S, ServerClock
-from resource_manager.stores import document
-from resource_manager.stores.document import Document
+from resource_manager.storage.airflow_variable import document
+from resource_manager.storage.airflow_variable.document import Document
+from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.redis.lock import Lock, RedisLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resource_manager.redis_client import RedisClient
-    from resource_manager.stores.airflow_access import VariableAccess
+    from resource_manager.storage.airflow_variable.access import VariableAccess
+    from resource_manager.storage.redis.client import RedisClient
 
 DEFAULT_VARIABLE = "gpu_resource_status"
-LOCK_LIFE_S = 30.0
+LOCK_TTL_S = 30.0
 WRITE_MARGIN_S = 10.0
 """No write begins within this last part of the lock's time to live."""
 
@@ -64,10 +64,10 @@ class VariableStore:
         self._client = client
         self._variable = variable
         self._where = f"Airflow Variable {variable!r}"
-        self._witness = client.key(f"variable:{variable}:version")
+        self._version_high_water = client.key(f"variable:{variable}:version")
         self._clock = ServerClock(client.time)
-        self._epoch = ""
-        self._seen = ""
+        self._incarnation = ""
+        self._last_commit = ""
         self._locks: weakref.WeakSet[RedisLock] = weakref.WeakSet()
 
     def now(self) -> float:
@@ -83,9 +83,9 @@ class VariableStore:
                 f"{self._where} is at version {found}, but version {replica.version} was read before; "
                 + WAY_OUT
             )
-        if replica is not None and replica.version == found and stored.commit == self._seen:
+        if replica is not None and replica.version == found and stored.commit == self._last_commit:
             return replica
-        self._epoch, self._seen = stored.epoch, stored.commit
+        self._incarnation, self._last_commit = stored.incarnation, stored.commit
         return stored.cluster
 
     def commit(
@@ -116,7 +116,9 @@ class VariableStore:
             for change in changes:
                 cluster.apply(change)
             numbered = (*stored.changes, *enumerate(changes, version + 1))
-            self._write(replace(stored, epoch=stored.epoch or _name(), changes=numbered), lock, text)
+            self._write(
+                replace(stored, incarnation=stored.incarnation or _name(), changes=numbered), lock, text
+            )
 
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._holding(snapshot.version, None, patient=True) as lock:
@@ -142,13 +144,13 @@ class VariableStore:
                 replace(
                     snapshot,
                     version=max(snapshot.version, before.version + 1, beyond),
-                    fencing=max(snapshot.fencing, before.fencing, beyond),
+                    last_fencing_token=max(snapshot.last_fencing_token, before.last_fencing_token, beyond),
                     sequence=max(snapshot.sequence, before.sequence),
                 )
             )
             changes = () if stored is None else stored.changes
-            epoch = stored.epoch if stored is not None and stored.epoch else _name()
-            self._write(Document(cluster, epoch, by_hand=True, changes=changes), lock, text)
+            incarnation = stored.incarnation if stored is not None and stored.incarnation else _name()
+            self._write(Document(cluster, incarnation, operator_reset=True, changes=changes), lock, text)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())
@@ -161,7 +163,7 @@ class VariableStore:
         return -math.inf
 
     def lock(self) -> Lock:
-        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)
+        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_TTL_S)
         self._locks.add(lock)
         return lock
 
@@ -174,14 +176,14 @@ class VariableStore:
     def _read(self, text: str | None) -> Document | None:
         if text is None:
             remembered = self._remembered_version()
-            if self._epoch or remembered is not None:
+            if self._incarnation or remembered is not None:
                 raise StateLostError(
                     f"{self._where} is gone (deleted, or Airflow's database is down), though version "
                     f"{remembered} was written; {WAY_OUT}"
                 )
             return None
         stored = document.from_json(text, self._where)
-        if self._epoch and stored.epoch != self._epoch and not stored.by_hand:
+        if self._incarnation and stored.incarnation != self._incarnation and not stored.operator_reset:
             raise StateLostError(
                 f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
             )
@@ -189,7 +191,7 @@ class VariableStore:
 
     def _remembered_version(self) -> int | None:
         with self._client.reporting():
-            remembered = self._client.driver.get(self._witness)
+            remembered = self._client.driver.get(self._version_high_water)
         return None if remembered is None else int(remembered)
 
     def _write(self, new: Document, lock: RedisLock, before: str | None) -> None:
@@ -202,17 +204,17 @@ class VariableStore:
             written = self._access.set(self._variable, text, before)
         except StoreUnavailableError:
             # A write without an answer may still arrive: no other client writes until this lock expires.
-            lock.abandon()
+            lock.let_expire()
             raise
         if not written:
             raise LockError(f"{self._where} was not written: another client changed it, so the lock was lost")
-        self._epoch, self._seen = new.epoch, new.commit
-        self._client.remember(self._witness, new.cluster.version)
+        self._incarnation, self._last_commit = new.incarnation, new.commit
+        self._client.remember(self._version_high_water, new.cluster.version)
 
     @contextmanager
     def _holding(self, version: int, token: str | None, *, patient: bool = False) -> Iterator[RedisLock]:
         """Yield the caller's lock, or acquire one for this step."""
-        lock = self._claim(version, patient) if token is None else self._held(version, token)
+        lock = self._acquire(version, patient) if token is None else self._held(version, token)
         try:
             yield lock
         except LockError as error:
@@ -229,18 +231,18 @@ class VariableStore:
             raise LockedError(version)
         return lock
 
-    def _claim(self, version: int, patient: bool) -> RedisLock:
-        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_LIFE_S)
-        if not lock.acquire(2 * LOCK_LIFE_S if patient else 0.0):
+    def _acquire(self, version: int, patient: bool) -> RedisLock:
+        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_TTL_S)
+        if not lock.acquire(2 * LOCK_TTL_S if patient else 0.0):
             if patient:
-                raise LockTimeoutError(2 * LOCK_LIFE_S)
+                raise LockTimeoutError(2 * LOCK_TTL_S)
             raise LockedError(version)
         return lock
 
 
 def open_variable_store(client: RedisClient, variable: str) -> VariableStore:
     """Return the store in that Variable; raises `SettingsError` without Airflow."""
-    from resource_manager.stores.airflow_access import variable_access
+    from resource_manager.storage.airflow_variable.access import variable_access
 
     return VariableStore(variable_access(), client, variable=variable or DEFAULT_VARIABLE)
 

@@ -16,9 +16,8 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from resource_manager.errors import CorruptStateError, SettingsError, StoreFullError
-from resource_manager.outage import outage
-from resource_manager.redaction import redact
+from resource_manager.errors import CorruptStateError, SettingsError, StoreFullError, redact
+from resource_manager.storage.outage import outage
 
 DEFAULT_NAMESPACE = "gpu_manager"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
@@ -160,7 +159,7 @@ class Script:
 @cache
 def load_script(*names: str) -> Script:
     """Return the script that joins these files of `stores/lua`."""
-    folder = files("resource_manager") / "stores" / "lua"
+    folder = files("resource_manager.storage.redis") / "lua"
     return Script("\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names))
 
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.errors import CorruptStateError
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -22,14 +21,20 @@ from resource_manager.models import (
     InventoryChanged,
     Lease,
     Node,
+    PendingRequest,
     Quarantined,
     Queued,
     Released,
     Renewed,
     Restored,
-    Waiting,
 )
-from resource_manager.schemas import change_from_json, change_to_json, snapshot_from_dict, snapshot_to_dict
+from resource_manager.errors import CorruptStateError
+from resource_manager.storage.codec import (
+    change_from_json,
+    change_to_json,
+    snapshot_from_dict,
+    snapshot_to_dict,
+)
 
 OPERATIONS: dict[type, str] = {
     Granted: "grant",
@@ -72,13 +77,13 @@ def _field(change: Change) -> str:
 
 
 def parts_of(snapshot: Snapshot) -> list[str]:
-    """Return the arguments of write.lua for a state: part, field and JSON of each entry, in one list."""
+    """Return the arguments of replace_state.lua for a state: part, field and JSON of each entry."""
     parts: list[str] = []
     for lease in snapshot.leases:
         parts += ("lease", lease.task_id, change_to_json(Granted(lease, lease.granted_at)))
-    for waiting in snapshot.waiting:
-        queued = change_to_json(Queued(waiting.request, waiting.queued_at))
-        parts += ("waiting", waiting.task_id, f"{waiting.sequence} {queued}")
+    for pending in snapshot.pending:
+        queued = change_to_json(Queued(pending.request, pending.queued_at))
+        parts += ("pending", pending.task_id, f"{pending.sequence} {queued}")
     for drained in snapshot.drained:
         parts += ("drained", drained.node, change_to_json(drained))
     return parts
@@ -104,7 +109,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     Raises `CorruptStateError`.
     """
     fencing, sequence, last_node = answer[:3]
-    leases, renewals, quarantined, waiting, drained = (
+    leases, renewals, quarantined, pending, drained = (
         dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:8]
     )
     held = [_lease(text, renewals.get(task_id), task_id in quarantined) for task_id, text in leases.items()]
@@ -117,11 +122,11 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     return ClusterState.from_snapshot(
         Snapshot(
             version=version,
-            fencing=_number(fencing),
+            last_fencing_token=_number(fencing),
             sequence=_number(sequence),
             nodes=nodes,
             leases=tuple(held),
-            waiting=tuple(sorted(map(_waiting, waiting.values()), key=lambda entry: entry.sequence)),
+            pending=tuple(sorted(map(_pending, pending.values()), key=lambda entry: entry.sequence)),
             drained=tuple(change for change in closed if change.node in names),
             retired=tuple(name for name in inventory.retired if name in in_use),
             last_node=last_node.decode(errors="replace") or None,
@@ -142,12 +147,12 @@ def _lease(text: bytes, renewal: bytes | None, quarantined: bool) -> Lease:
     return replace(lease, quarantined=True) if quarantined else lease
 
 
-def _waiting(text: bytes) -> Waiting:
+def _pending(text: bytes) -> PendingRequest:
     sequence, _, body = text.partition(b" ")
     change = change_from_json(body)
     if not isinstance(change, Queued):
         raise CorruptStateError(f"not a pending request: {text[:120]!r}")
-    return Waiting(change.request, change.at, _number(sequence))
+    return PendingRequest(change.request, change.at, _number(sequence))
 
 
 def _number(text: bytes) -> int:

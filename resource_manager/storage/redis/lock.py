@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import redis
 
 from resource_manager.errors import LockError, StoreUnavailableError
-from resource_manager.redis_client import RedisClient, load_script
+from resource_manager.storage.redis.client import RedisClient, load_script
 
 
 class Lock(Protocol):
@@ -57,12 +57,12 @@ class ThreadMutex:
 class ThreadLock:
     """A first come, first served lock between the threads of one process."""
 
-    __slots__ = ("_fencing", "_mutex", "_turn")
+    __slots__ = ("_fencing", "_handoff", "_mutex")
 
     def __init__(self, mutex: ThreadMutex) -> None:
         self._mutex = mutex
         self._fencing = 0
-        self._turn = threading.Semaphore(0)
+        self._handoff = threading.Semaphore(0)
 
     @property
     def token(self) -> str:
@@ -82,7 +82,7 @@ class ThreadLock:
                 return True
             mutex.waiters.append(self)
         try:
-            came = self._turn.acquire(timeout=max(timeout_s, 0.0))
+            came = self._handoff.acquire(timeout=max(timeout_s, 0.0))
         except BaseException:
             if not self._give_up():
                 self.release()
@@ -95,7 +95,7 @@ class ThreadLock:
             if self._mutex.holder is not self:
                 self._mutex.waiters.remove(self)
                 return True
-        self._turn.acquire(blocking=False)
+        self._handoff.acquire(blocking=False)
         return False
 
     def release(self) -> None:
@@ -107,12 +107,12 @@ class ThreadLock:
             mutex.give_to(following)
             # Still under the guard: a waiter that gives up finds itself either queued or holding the lock.
             if following is not None:
-                following._turn.release()
+                following._handoff.release()
 
 
-LIFE_S = 10.0
+LOCK_TTL_S = 10.0
 HEARTBEAT_S = 3.0
-CLAIM_S = 1.0
+HANDOFF_S = 1.0
 WAIT_S = 1.0
 """Time to live of a lock without renewal, of a waiter's heartbeat and of an unclaimed hand-off, and limit
 of one blocking read. Each is well above the delays of a busy machine and below what a user would notice."""
@@ -138,9 +138,9 @@ class RedisLock:
     Any other work under the lock must carry `fencing` to be as safe.
     """
 
-    def __init__(self, client: RedisClient, name: str = "lock", *, life_s: float = LIFE_S) -> None:
+    def __init__(self, client: RedisClient, name: str = "lock", *, life_s: float = LOCK_TTL_S) -> None:
         self._client = client
-        self._keys = (client.key(name), client.key(f"{name}:line"), client.key(f"{name}:fencing"))
+        self._keys = (client.key(name), client.key(f"{name}:waiters"), client.key(f"{name}:fencing"))
         self._life_s = life_s
         self._token: str | None = None
         self._fencing = 0
@@ -171,14 +171,14 @@ class RedisLock:
             since = time.monotonic()
             fencing, ttl_ms = self._step("acquire", token)
             while not fencing:
-                patience_s = min(deadline - time.monotonic(), WAIT_S)
-                if patience_s <= 0:
+                wait_s = min(deadline - time.monotonic(), WAIT_S)
+                if wait_s <= 0:
                     self._step("leave", token)
                     return False
                 if ttl_ms > 0:
-                    patience_s = min(patience_s, ttl_ms / 1000 + 0.005)
+                    wait_s = min(wait_s, ttl_ms / 1000 + 0.005)
                 since = time.monotonic()
-                fencing, ttl_ms = self._wait(token, patience_s)
+                fencing, ttl_ms = self._wait(token, wait_s)
         except StoreUnavailableError:
             raise
         except BaseException:
@@ -207,26 +207,26 @@ class RedisLock:
         if not self._step("release", token):
             raise LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
 
-    def abandon(self) -> None:
+    def let_expire(self) -> None:
         """Let the lock expire by itself, because a write made under it may still arrive."""
         self._token = None
         _renewals.forget(self)
 
     def _args(self, step: str, token: str) -> tuple[str | int, ...]:
-        life_ms, alive_ms, claim_ms = (round(s * 1000) for s in (self._life_s, HEARTBEAT_S, CLAIM_S))
+        life_ms, alive_ms, claim_ms = (round(s * 1000) for s in (self._life_s, HEARTBEAT_S, HANDOFF_S))
         return step, token, life_ms, alive_ms, claim_ms
 
     def _step(self, step: str, token: str) -> Any:
         return self._client.run(self._script, self._keys, self._args(step, token))
 
-    def _wait(self, token: str, patience_s: float) -> list[int]:
+    def _wait(self, token: str, wait_s: float) -> list[int]:
         """Block until the hand-off or the timeout, then claim or send a heartbeat, in one round trip.
 
         The server runs the second command as soon as the first returns, even while this process is slow to
         wake up.
         """
         pipe = self._client.driver.pipeline(transaction=False)
-        pipe.blpop([f"{self._keys[0]}:turn:{token}"], max(patience_s, 0.001))
+        pipe.blpop([f"{self._keys[0]}:handoff:{token}"], max(wait_s, 0.001))
         pipe.evalsha(self._script.sha, len(self._keys), *self._keys, *self._args("acquire", token))
         with self._client.reporting():
             try:
@@ -245,7 +245,7 @@ class _Renewals:
         self._changed = threading.Condition()
         self._held: set[RedisLock] = set()
         self._thread: threading.Thread | None = None
-        self._round_s = LIFE_S / 10
+        self._round_s = LOCK_TTL_S / 10
 
     def watch(self, lock: RedisLock) -> None:
         with self._changed:
@@ -271,7 +271,7 @@ class _Renewals:
                 idle_rounds = 0 if held else idle_rounds + 1
                 if idle_rounds > self.IDLE_ROUNDS:
                     self._thread = None
-                    self._round_s = LIFE_S / 10
+                    self._round_s = LOCK_TTL_S / 10
                     return
             for lock in held:
                 if lock.remaining_s < lock._life_s * 2 / 3:

@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Change, Granted, InventoryChanged
+from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -22,14 +24,12 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.locks import Lock, RedisLock
-from resource_manager.models import Change, Granted, InventoryChanged
-from resource_manager.outage import outage
-from resource_manager.redis_client import MEMORY_FULL, RedisClient, load_script
-from resource_manager.refusal import RecoveryWindow, recovering
-from resource_manager.schemas import FORMAT_VERSION, change_from_json, check_format
-from resource_manager.server_clock import CLOCK_TOLERANCE_S, ServerClock
-from resource_manager.stores import redis_layout
+from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format
+from resource_manager.storage.outage import outage
+from resource_manager.storage.redis import layout
+from resource_manager.storage.redis.client import MEMORY_FULL, RedisClient, load_script
+from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.redis.lock import Lock, RedisLock
 
 PARTS = ("meta", "inventory", "leases", "renewals", "quarantined", "waiting", "drained", "changes", "lock")
 
@@ -38,9 +38,9 @@ class RedisStore:
     """A store that keeps about the last `history_length` changes, in `history_bytes`; thread-safe.
 
     Redis may lose its last writes when it restarts or a replica takes over. The store detects that another
-    server process holds the data. For the next `reconfirm_s` seconds, the recovery window, it refuses
-    commits that grant (`StateUnconfirmedError`): by its end every owner has renewed its lease, or learnt
-    that it is gone.
+    server process holds the data. For the next `lease_confirmation_window_s` seconds, the recovery window, it
+    refuses commits that grant (`StateUnconfirmedError`): by its end every owner has renewed its lease, or
+    learnt that it is gone.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class RedisStore:
         *,
         history_length: int = 100_000,
         history_bytes: int = 256 * 2**20,
-        reconfirm_s: float = 60.0,
+        lease_confirmation_window_s: float = 60.0,
     ) -> None:
         self._client = client
         self._history_length = history_length
         self._history_bytes = history_bytes
-        self._reconfirm_s = reconfirm_s
+        self._lease_confirmation_window_s = lease_confirmation_window_s
         self._keys = tuple(client.key(part) for part in PARTS)
-        self._commit = load_script("examine", "commit")
-        self._refresh = load_script("examine", "refresh")
-        self._write = load_script("write")
-        self._epoch: str = ""
-        self._inventory = redis_layout.Inventory()
+        self._commit = load_script("preflight", "commit")
+        self._refresh = load_script("preflight", "refresh")
+        self._write = load_script("replace_state")
+        self._incarnation: str = ""
+        self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
         self._suspended_until = -math.inf
 
@@ -96,13 +96,13 @@ class RedisStore:
                 inventory, forgotten = self._inventory_after(version, changes)
                 for node in forgotten:
                     operations += ("forget", node, "")
-            operations += redis_layout.operation(change)
+            operations += layout.operation(change)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
         answer = self._run(
             self._commit,
             FORMAT_VERSION,
-            self._epoch,
+            self._incarnation,
             version,
             repr(now),
             CLOCK_TOLERANCE_S,
@@ -110,7 +110,7 @@ class RedisStore:
             commit_id,
             self._history_length,
             self._history_bytes,
-            self._reconfirm_s,
+            self._lease_confirmation_window_s,
             fencing,
             last_node,
             inventory,
@@ -148,13 +148,13 @@ class RedisStore:
         answer = self._run(
             self._refresh,
             FORMAT_VERSION,
-            self._epoch,
-            self._reconfirm_s,
+            self._incarnation,
+            self._lease_confirmation_window_s,
             known,
             self._inventory.version,
             len(self._inventory.nodes),
         )
-        if answer[0] == b"empty" and not self._epoch and known < 0:
+        if answer[0] == b"empty" and not self._incarnation and known < 0:
             return None
         if answer[0] != b"ok":
             self._refuse(answer, known)
@@ -162,12 +162,12 @@ class RedisStore:
         return answer
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:
-        epoch, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
+        incarnation, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
         if inventory:
-            self._inventory = redis_layout.inventory_from_json(inventory_version, inventory)
-        self._epoch = epoch.decode()
+            self._inventory = layout.inventory_from_json(inventory_version, inventory)
+        self._incarnation = incarnation.decode()
         parts = (fencing, sequence, last_node, *answer[12:17])
-        return redis_layout.read_state(answer[3], parts, self._inventory)
+        return layout.read_state(answer[3], parts, self._inventory)
 
     # ---- writing ----
 
@@ -186,28 +186,28 @@ class RedisStore:
         snapshot = cluster.snapshot()
         still_closed = {drained.node for drained in snapshot.drained}
         closed = [name.decode() for name in answer[16][::2]]
-        return redis_layout.inventory_to_json(snapshot), [name for name in closed if name not in still_closed]
+        return layout.inventory_to_json(snapshot), [name for name in closed if name not in still_closed]
 
     def _write_state(self, mode: str, snapshot: Snapshot) -> bool:
-        epoch = os.urandom(12).hex()
+        incarnation = os.urandom(12).hex()
         answer = self._run(
             self._write,
             FORMAT_VERSION,
-            epoch,
+            incarnation,
             mode,
             snapshot.version,
-            snapshot.fencing,
+            snapshot.last_fencing_token,
             snapshot.sequence,
             snapshot.last_node or "",
-            redis_layout.inventory_to_json(snapshot),
-            *redis_layout.parts_of(snapshot),
+            layout.inventory_to_json(snapshot),
+            *layout.parts_of(snapshot),
         )
         if answer[0] == b"ok":
-            self._epoch = answer[5].decode()
+            self._incarnation = answer[5].decode()
             return True
         if answer[0] != b"exists":
             self._refuse(answer, snapshot.version)
-        return bool(answer[5].decode() == epoch)  # written by an earlier try whose answer was lost
+        return bool(answer[5].decode() == incarnation)  # written by an earlier try whose answer was lost
 
     # ---- talking to the server ----
 
@@ -233,13 +233,13 @@ class RedisStore:
                 raise StaleStateError(
                     version, stored, f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry"
                 )
-            case "resting":
+            case "suspended":
                 left_s = float(detail)
-                window = RecoveryWindow(max(self._reconfirm_s - left_s, 0.0), left_s)
-                raise StateUnconfirmedError(recovering(window).detail, rest_s=left_s)
+                window = RecoveryWindow(max(self._lease_confirmation_window_s - left_s, 0.0), left_s)
+                raise StateUnconfirmedError(recovering(window).detail, remaining_s=left_s)
             case "format":
                 check_format(detail, f"the state in {where}")
-            case "empty" if not self._epoch:
+            case "empty" if not self._incarnation:
                 raise StaleStateError(version, None, f"{where} holds no state; write the first one")
         raise StateLostError(
             f"{where} has lost the state that was read from it before (version {version}; now: "

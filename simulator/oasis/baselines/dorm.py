@@ -12,7 +12,7 @@ from simulator.oasis.baselines.drf import add_worker, dominant_share
 from simulator.oasis.ledger import Ledger
 from simulator.oasis.milp import Maximisation
 from simulator.oasis.model import BANDWIDTH, RESOURCES, Instance, Job
-from simulator.oasis.packing import capacity_rows, most_on, server_types
+from simulator.oasis.packing import capacity_rows, max_count_on, server_types
 
 FAIRNESS_LOSS = 0.1
 """theta 1: the sum of distances from the fair shares may be this fraction of its worst value."""
@@ -62,10 +62,10 @@ class Dorm:
         for job in jobs:
             gain = sum(share_of(self.ledger, job))
             columns[job.job_id] = [
-                model.add(min(job.chunks, most_on(kind, job.worker_units)), gain) for kind in self.types
+                model.add(min(job.chunks, max_count_on(kind, job.worker_units)), gain) for kind in self.types
             ]
             servers[job.job_id] = [
-                model.add(min(job.ps_for[-1], most_on(kind, job.ps_units))) for kind in self.ps_types
+                model.add(min(job.ps_for[-1], max_count_on(kind, job.ps_units))) for kind in self.ps_types
             ]
             workers = dict.fromkeys(columns[job.job_id], 1.0)
             model.constrain(workers, at_most=job.chunks)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from resource_manager.models import Lease
+from resource_manager.core.models import Lease
 from simulator.oasis.ledger import PS, WORKER, Ledger, Pool
 from simulator.oasis.model import Job
 
@@ -52,7 +52,7 @@ def add_worker(ledger: Ledger, slot: int, job: Job, held: int) -> bool:
     added: list[Lease] = []
     for role, count in ((WORKER, 1), (PS, job.ps_for[held + 1] - job.ps_for[held])):
         for _ in range(count):
-            server = roomiest(ledger.pool(role), job, slot)
+            server = freest_server(ledger.pool(role), job, slot)
             if server is None:
                 for lease in added:
                     ledger.remove(slot, lease)
@@ -61,7 +61,7 @@ def add_worker(ledger: Ledger, slot: int, job: Job, held: int) -> bool:
     return True
 
 
-def roomiest(pool: Pool, job: Job, slot: int) -> int | None:
+def freest_server(pool: Pool, job: Job, slot: int) -> int | None:
     """Return the server that fits the most workers (or PS) of the job in the slot; None if none fits one."""
     fit = pool.fit(job, slot, slot + 1)[0]
     server = int(fit.argmax())

@@ -8,9 +8,9 @@ import numpy as np
 
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.model import Job
-from simulator.oasis.planner import Share, book
+from simulator.oasis.planner import Share, allocate_shares
 
-MOST_WORKERS = 30
+MAX_WORKERS = 30
 """A gang has between one worker and this many (paper, section V)."""
 
 
@@ -32,7 +32,7 @@ def draw_gang(job: Job, rng: np.random.Generator, ledger: Ledger) -> Gang | None
 
     Without the cut, a gang that never fits would block the queue for ever.
     """
-    wanted = min(int(rng.integers(1, MOST_WORKERS + 1)), job.chunks, job.work)
+    wanted = min(int(rng.integers(1, MAX_WORKERS + 1)), job.chunks, job.work)
     workers = min(wanted, ledger.worker.room(job))
     while workers and job.ps_for[workers] > ledger.ps.room(job):
         workers -= 1
@@ -56,4 +56,6 @@ def spread(ledger: Ledger, slot: int, gang: Gang) -> tuple[Share, ...] | None:
 
 def keep(ledger: Ledger, slot: int, gang: Gang, shares: tuple[Share, ...]) -> None:
     """Allocate the gang in another slot, on the servers it has."""
-    book(ledger, gang.job, (Share(slot, share.role, share.server, share.count) for share in shares))
+    allocate_shares(
+        ledger, gang.job, (Share(slot, share.role, share.server, share.count) for share in shares)
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from simulator.oasis.baselines.gang import Gang, draw_gang, keep, spread
 from simulator.oasis.ledger import Ledger
 from simulator.oasis.model import Job
-from simulator.oasis.planner import Share, book
+from simulator.oasis.planner import Share, allocate_shares
 
 
 class Rrh:
@@ -22,14 +22,14 @@ class Rrh:
     def __init__(self, ledger: Ledger, seed: int) -> None:
         self.ledger = ledger
         self.rng = np.random.default_rng([seed, 2])
-        self.waiting: list[Gang] = []
+        self.pending: list[Gang] = []
         self.running: dict[str, tuple[Gang, tuple[Share, ...], int]] = {}
 
     def arrive(self, job: Job, slot: int) -> bool:
         gang = draw_gang(job, self.rng, self.ledger)
         if gang is None or self.reward(gang, self.expected_start(gang, slot), slot) <= 0:
             return False
-        self.waiting.append(gang)
+        self.pending.append(gang)
         return True
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
@@ -38,14 +38,14 @@ class Rrh:
             keep(self.ledger, slot, gang, shares)
         # By reward per unit of capacity and time, the best first; a gang that does not fit blocks no other.
         for gang in sorted(
-            self.waiting,
+            self.pending,
             key=lambda gang: -self.reward(gang, slot, slot) / (self.size(gang) * gang.slots),
         ):
             found = spread(self.ledger, slot, gang)
             if found is not None:
-                book(self.ledger, gang.job, found)
+                allocate_shares(self.ledger, gang.job, found)
                 self.running[gang.job.job_id] = (gang, found, slot + gang.slots)
-                self.waiting.remove(gang)
+                self.pending.remove(gang)
 
     def reward(self, gang: Gang, start: int, now: int) -> float:
         """Return the gain of running from `start` on, minus what pending jobs would lose if it went first."""
@@ -53,15 +53,15 @@ class Rrh:
         gain = gang.job.utility_at(end) if end < self.ledger.slots else 0.0
         delay = self.size(gang) * gang.slots
         return gain - sum(
-            loss_of_delay(other, now, delay, self.ledger.slots) for other in self.waiting if other is not gang
+            loss_of_delay(other, now, delay, self.ledger.slots) for other in self.pending if other is not gang
         )
 
     def expected_start(self, gang: Gang, slot: int) -> int:
         """Return the slot in which the work ahead, running or pending, would be done if spread evenly."""
         ahead = sum(self.size(held) * max(0, end - slot) for held, _, end in self.running.values())
-        ahead += sum(self.size(held) * held.slots for held in self.waiting)
+        ahead += sum(self.size(held) * held.slots for held in self.pending)
         used = sum(self.size(held) for held, _, _ in self.running.values())
-        if not self.waiting and used + self.size(gang) <= 1:
+        if not self.pending and used + self.size(gang) <= 1:
             return slot
         return slot + round(ahead)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from resource_manager.launchers import (
+from resource_manager.jobs.launchers import (
     Job,
     JobState,
     JobStatus,
@@ -19,9 +19,9 @@ from resource_manager.launchers import (
     LauncherUnreachableError,
     open_launcher,
 )
-from resource_manager.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.e2e.servers import SSHServer, ssh_server
-from tests.waiting import wait_until_ended
+from tests.eventually import wait_until_ended
 
 __all__ = ["ssh_server"]
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from resource_manager.launchers import Job, JobState, JobStatus, LauncherError, job_key, open_launcher
-from resource_manager.launchers.local import LocalLauncher
-from tests.waiting import wait_for, wait_until_ended
+from resource_manager.jobs.launchers import Job, JobState, JobStatus, LauncherError, job_key, open_launcher
+from resource_manager.jobs.launchers.local import LocalLauncher
+from tests.eventually import wait_for, wait_until_ended
 
 SLEEP = f"sleep 61.{os.getpid()}"
 """Command that no other process of this machine runs."""
@@ -139,8 +139,8 @@ def test_a_job_is_running_while_one_of_its_processes_is(launcher, tmp_path):
 
 def test_a_job_outlives_the_process_that_started_it(launcher, tmp_path):
     program = (
-        "import os, signal; from resource_manager.launchers import Job;"
-        "from resource_manager.launchers.local import LocalLauncher;"
+        "import os, signal; from resource_manager.jobs.launchers import Job;"
+        "from resource_manager.jobs.launchers.local import LocalLauncher;"
         f"LocalLauncher({str(tmp_path)!r}).start(Job('j', ('/bin/sh', '-c', 'sleep 0.5; echo done')));"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from resource_manager import MemoryStore, allocator
-from resource_manager.cluster import ClusterState
+from resource_manager import MemoryStore
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Change, Expired, Granted, Request
+from resource_manager.core.refusal import lock_busy
 from resource_manager.errors import (
     InvalidRequestError,
     LockError,
@@ -19,13 +21,12 @@ from resource_manager.errors import (
     StaleStateError,
     StateUnconfirmedError,
 )
-from resource_manager.inventory import default_inventory
-from resource_manager.locks import Lock
-from resource_manager.models import Change, Expired, Granted, Request
-from resource_manager.policies import get_policy
-from resource_manager.queueing import get_order
-from resource_manager.refusal import lock_busy
-from resource_manager.transactions import TRIES_WITHOUT_LOCK, Step, Transactions
+from resource_manager.manager.commit.transactions import TRIES_WITHOUT_LOCK, Step, Transactions
+from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import get_order
+from resource_manager.storage.redis.lock import Lock
 
 GPUS = 8
 
@@ -89,7 +90,7 @@ def granting(state: Transactions, task_id: str, gpus: int = 1, ttl_s: float = 60
 
 
 def releasing(state: Transactions, task_id: str) -> Step:
-    return lambda cluster, now: state.settle(cluster, allocator.release(cluster, task_id, now), now)
+    return lambda cluster, now: state.with_dispatch(cluster, allocator.release(cluster, task_id, now), now)
 
 
 def holders(cluster: ClusterState) -> set[str]:
@@ -153,7 +154,7 @@ class TestOneStep:
         assert state.read(lambda cluster, now: holders(cluster)) == {"a"}
 
     def test_can_be_run_alone(self, state: Transactions) -> None:
-        assert state.run(granting(state, "a"), holders, alone=True)[1] == {"a"}
+        assert state.run(granting(state, "a"), holders, exclusive=True)[1] == {"a"}
 
     def test_puts_expirations_first_and_logs_them(
         self, notes: Notes, caplog: pytest.LogCaptureFixture
@@ -180,10 +181,10 @@ class TestTheUnlockedReplica:
     def test_is_read_without_the_store(
         self, state: Transactions, other: Transactions, store: WatchedStore
     ) -> None:
-        assert state.known(holders) == set()
+        assert state.peek_replica(holders) == set()
         grant(other, "a")
         refreshes = store.refreshes
-        assert state.known(holders) == set()
+        assert state.peek_replica(holders) == set()
         assert store.refreshes == refreshes
 
     def test_is_refreshed_before_a_request_is_refused(
@@ -195,9 +196,9 @@ class TestTheUnlockedReplica:
             return cluster.leases["a"].placement.node
 
         with pytest.raises(InvalidRequestError, match="no a here"):
-            state.known(held_by_a)
+            state.peek_replica(held_by_a)
         grant(other, "a")
-        assert state.known(held_by_a) == "gpu-server-0"
+        assert state.peek_replica(held_by_a) == "gpu-server-0"
 
 
 class TestConflicts:
@@ -340,7 +341,7 @@ class TestTheRecoveryWindow:
 
     @staticmethod
     def unconfirmed() -> None:
-        raise StateUnconfirmedError("the store was restarted", rest_s=60)
+        raise StateUnconfirmedError("the store was restarted", remaining_s=60)
 
     def test_pauses_grants_and_accepts_releases(
         self, state: Transactions, store: WatchedStore, caplog: pytest.LogCaptureFixture
@@ -531,7 +532,7 @@ class Meanwhile:
             except Exception as error:
                 self.errors[task_id] = error
 
-        line = self._state._line
+        line = self._state._queue
         before = len(line)
         thread = threading.Thread(target=call)
         self._threads[task_id] = thread

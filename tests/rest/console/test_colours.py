@@ -12,11 +12,11 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager import colours
-from resource_manager.colours import HALF, HUES, LEVELS, Colour, Holder, assign
+from resource_manager.rest.console import colours
+from resource_manager.rest.console.colours import HALF, HUES, LEVELS, Colour, Holder, assign
 
 EVERY = [Colour(hue, level, pale) for hue in range(HUES) for level in range(LEVELS) for pale in (False, True)]
-CSS = Path(colours.__file__).parent / "api" / "static" / "console.css"
+CSS = Path(colours.__file__).parent / "static" / "console.css"
 
 
 def channels(colour: Colour) -> tuple[int, int, int]:

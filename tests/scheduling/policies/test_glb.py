@@ -6,11 +6,12 @@ import math
 
 import pytest
 
-from resource_manager import GPUResourceManager, allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Gpu, Node, Placement, Request
-from resource_manager.policies import get_policy
-from resource_manager.policies.glb import demand_of, glb, node_score, rank_vendors
+from resource_manager import GPUResourceManager
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Node, Placement, Request
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.policies.glb import demand_of, glb, node_score, rank_vendors
 
 
 def node(name: str, vendor: str, compute: float, memory: float) -> Node:

@@ -9,19 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager import GPUResourceManager, allocator
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Change, Drained, Gpu, InventoryChanged, Node, Placement, Request, Restored
-from resource_manager.policies import POLICIES, Policy, get_policy
-from resource_manager.policies.capacity import CORES
-from resource_manager.policies.dot_product import dot_product_for
-from resource_manager.policies.fgd import Fragmentation, TaskClass, fgd, fgd_for, logistic_score
-from resource_manager.policies.gpu_clustering import gpu_clustering
-from resource_manager.policies.gpu_packing import gpu_packing
-from resource_manager.policies.node_states import NodeStates
-from resource_manager.policies.random import Fitting
-from resource_manager.policies.scoring import Scored
-from resource_manager.policies.weighted_fit import weighted_fit_for
+from resource_manager import GPUResourceManager
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import (
+    Change,
+    Drained,
+    Gpu,
+    InventoryChanged,
+    Node,
+    Placement,
+    Request,
+    Restored,
+)
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import POLICIES, Policy, get_policy
+from resource_manager.scheduling.policies.capacity import CORES
+from resource_manager.scheduling.policies.dot_product import dot_product_for
+from resource_manager.scheduling.policies.fgd import Fragmentation, TaskClass, fgd, fgd_for, logistic_score
+from resource_manager.scheduling.policies.gpu_clustering import gpu_clustering
+from resource_manager.scheduling.policies.gpu_packing import gpu_packing
+from resource_manager.scheduling.policies.node_states import NodeStates
+from resource_manager.scheduling.policies.random import Fitting
+from resource_manager.scheduling.policies.scoring import Scored
+from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 
 NODES = (
     Node("a", 1, {"cpus": 16}, tuple(Gpu(i, "T4") for i in range(2))),
@@ -133,11 +143,11 @@ def resized(cluster: ClusterState, name: str, cpus: int) -> tuple[Node, ...]:
 def best_of_all(policy: Scored) -> Policy:
     """Return the same policy without a cache: every node is scored for every request."""
 
-    def choose(cluster: ClusterState, request: Request) -> Placement | None:
+    def select_placement(cluster: ClusterState, request: Request) -> Placement | None:
         best = max(cluster.candidates(request), key=lambda node: policy.score(node, request), default=None)
         return None if best is None else Placement(best.name, policy._pick(best, request))
 
-    return choose
+    return select_placement
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -244,7 +254,7 @@ def test_fgd_by_name_caches_its_task_mix_on_the_state() -> None:
     cluster = ClusterState(NODES)
     first = fgd(cluster, Request("x", 2, 1000, {"cpus": 1}))
     assert first is not None
-    assert cluster.derived
+    assert cluster.policy_cache
 
 
 @pytest.mark.parametrize(("fall", "score"), [(0.0, 50), (-1e-12, 49), (1000.0, 73), (-8000.0, 0)])

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.edge.environment import NEVER_S, Environment
-from simulator.edge.generate import generate
 from simulator.edge.plan import Add, Match, Plan, Step
+from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import score_plan
 
 LAST_COMMAND_S = 2600
 NO_SUCH_ID = 99_999
 
 
-class Monkey:
+class RandomCommands:
     """Generator of random commands, valid or not; it executes the valid ones in the environment."""
 
     def __init__(self, random: Random) -> None:
@@ -94,7 +94,7 @@ class Monkey:
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_random_commands_have_the_same_effect_in_scorer_and_environment(seed: int) -> None:
-    monkey = Monkey(Random(seed))
+    monkey = RandomCommands(Random(seed))
     monkey.run()
     score = score_plan(monkey.dataset, monkey.plan)
     assert score.end_s == monkey.world.end_s

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from simulator.cli import main
 from simulator.edge.dataset import TIERS
+from simulator.edge.dataset_files import read_dataset
 from simulator.edge.published import published_score
-from simulator.edge.tables import read_dataset
 
 KEYS = {"score", "task_rate", "job_rate", "mean_jct_s", "simulated_s", "wall_s", "failed_commands"}
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.edge.generate import generate
-from simulator.edge.tables import read_dataset, write_dataset
+from simulator.edge.dataset_files import read_dataset, write_dataset
+from simulator.edge.random_dataset import generate
 
 
 @settings(max_examples=15)

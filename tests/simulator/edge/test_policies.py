@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resource_manager import allocator
+from resource_manager.scheduling import allocator
 from simulator.edge.command import POLICIES
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, TIERS, Dataset
+from simulator.edge.dataset_files import read_dataset
 from simulator.edge.environment import Environment
-from simulator.edge.generate import generate
 from simulator.edge.published import PUBLISHED_SCORES
+from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import Run, Score, score_plan
-from simulator.edge.tables import read_dataset
 from simulator.edge.timetable import plan_timetable
 from simulator.edge.transfers import transfer_s, upload_s
 from simulator.edge.water_gate import plan_water_gate
@@ -53,7 +53,7 @@ def test_every_plan_is_valid_and_scored_as_planned(
     with monkeypatch.context() as patch:
         for module in ("timetable", "water_gate"):
             patch.setattr(f"simulator.edge.{module}.Environment", Watched)
-        patch.setattr("simulator.edge.timetable.MOST_TRIALS", 3)
+        patch.setattr("simulator.edge.timetable.MAX_TRIALS", 3)
         world = POLICIES[policy](dataset, TIERS[tiers])
     score = score_plan(dataset, world.plan)
     assert score.end_s == world.end_s
@@ -106,7 +106,7 @@ def kept_on(dataset: Dataset, run: Run):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_plan(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.edge.timetable.MOST_TRIALS", 15)
+    monkeypatch.setattr("simulator.edge.timetable.MAX_TRIALS", 15)
     first, again = (POLICIES[policy](generate(7, jobs=4), seed=3).plan for _ in range(2))
     assert first == again
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from simulator.edge.dataset import Category, Dataset
+from simulator.edge.dataset_files import read_dataset
 from simulator.edge.plan import Add, Match, Plan, Step, read_plan
 from simulator.edge.scorer import score_plan
-from simulator.edge.tables import read_dataset
-
-from .small import job, world
+from tests.simulator.edge.small import job, world
 
 PUBLISHED = {
     "test0": 29035.78,  # the published plan leaves a task of one job out; the published table has 29312.14

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.edge.dataset_files import read_dataset, write_dataset
 from simulator.edge.plan import Add, Match, Step, read_plan, write_plan
-from simulator.edge.tables import read_dataset, write_dataset
 from simulator.errors import InputError
 
 

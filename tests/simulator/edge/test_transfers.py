@@ -8,8 +8,7 @@ import pytest
 
 from simulator.edge.dataset import NO_METRIC
 from simulator.edge.transfers import transfer_s, upload_s
-
-from .small import job, world
+from tests.simulator.edge.small import job, world
 
 
 def test_between_cloud_and_station_the_rate_of_the_station_counts_even_if_it_is_higher() -> None:

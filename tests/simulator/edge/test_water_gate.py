@@ -7,8 +7,7 @@ import pytest
 from simulator.edge.dataset import Dataset, Job, Task
 from simulator.edge.plan import Plan
 from simulator.edge.water_gate import plan_water_gate
-
-from .small import LARGE, PREPARE_S, job, world
+from tests.simulator.edge.small import LARGE, PREPARE_S, job, world
 
 
 def matches(plan: Plan) -> list[tuple[int, int]]:

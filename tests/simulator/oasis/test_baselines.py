@@ -13,10 +13,9 @@ from simulator.oasis.experiment import SCHEDULERS, Case
 from simulator.oasis.ledger import WORKER, Ledger, count_of, role_of
 from simulator.oasis.model import Instance
 from simulator.oasis.prices import fit_prices
+from simulator.oasis.random_instances import draw_history, draw_instance, scale_to_load
 from simulator.oasis.simulation import Run, run
-from simulator.oasis.workload import draw_history, draw_instance, scale_to_load
-
-from .small import a_job, instances
+from tests.simulator.oasis.small import a_job, instances
 
 SERVER = (8, 32, 64, 32, 20.0)
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from simulator.cli import main
 from simulator.oasis.instance_file import to_document
-from simulator.oasis.workload import draw_instance
+from simulator.oasis.random_instances import draw_instance
 
 
 def simulate(*arguments: object) -> Result:
@@ -96,7 +96,7 @@ def document() -> dict[str, Any]:
     return to_document(draw_instance(5, jobs=2, slots=12, servers=2))
 
 
-def spoil(document: dict[str, Any], place: str, value: object) -> None:
+def corrupt(document: dict[str, Any], place: str, value: object) -> None:
     *path, last = (int(part) if part.isdigit() else part for part in place.split("."))
     target: Any = document
     for part in path:
@@ -133,7 +133,7 @@ def spoil(document: dict[str, Any], place: str, value: object) -> None:
 def test_an_invalid_instance_is_refused_in_one_line(
     document: dict[str, Any], tmp_path: Path, place: str, value: object, complaint: str
 ) -> None:
-    spoil(document, place, value)
+    corrupt(document, place, value)
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps(document))
     result = simulate("--instance", path, "--output-dir", tmp_path / "out")

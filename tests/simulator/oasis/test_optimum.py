@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from simulator.oasis.ledger import PS, WORKER
 from simulator.oasis.milp import Maximisation, Solution
 from simulator.oasis.model import Instance, Job, Units, to_units
-from simulator.oasis.optimum import Booked, find_optimum
+from simulator.oasis.optimum import FixedPlan, find_optimum
 from simulator.oasis.packing import capacity_rows, pack, server_types
 from simulator.oasis.planner import Oasis
 from simulator.oasis.prices import fit_prices
 from simulator.oasis.programme import lower_hull
+from simulator.oasis.random_instances import draw_instance
 from simulator.oasis.simulation import run
-from simulator.oasis.workload import draw_instance
-
-from .small import a_job, instances
+from tests.simulator.oasis.small import a_job, instances
 
 
 def every_course(job: Job, slots: int) -> list[tuple[int, ...]]:
@@ -84,7 +83,7 @@ def test_the_optimum_equals_brute_force(instance: Instance) -> None:
     optimum = find_optimum(instance, 60)
     assert optimum.proven
     assert optimum.utility == pytest.approx(brute_force(instance), rel=1e-5)
-    result = run(instance, partial(Booked, plan=optimum.plan))
+    result = run(instance, partial(FixedPlan, plan=optimum.plan))
     assert result.utility == pytest.approx(optimum.utility)
 
 
@@ -158,4 +157,4 @@ def test_an_optimum_cut_short_by_time_is_not_proven() -> None:
     optimum = find_optimum(instance, 0.2)
     assert not optimum.proven
     assert optimum.gap > 0
-    assert run(instance, partial(Booked, plan=optimum.plan)).utility == pytest.approx(optimum.utility)
+    assert run(instance, partial(FixedPlan, plan=optimum.plan)).utility == pytest.approx(optimum.utility)

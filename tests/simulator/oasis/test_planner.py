@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from resource_manager.models import Lease
+from resource_manager.core.models import Lease
 from simulator.errors import InputError, SimulationError
 from simulator.oasis.calibrate import calibrate
 from simulator.oasis.ledger import PS, WORKER, Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.planner import Oasis, best_schedule
 from simulator.oasis.prices import Prices, fit_prices
+from simulator.oasis.random_instances import draw_history, draw_instance
 from simulator.oasis.simulation import run, work_done
-from simulator.oasis.workload import draw_history, draw_instance
-
-from .literal import LiteralPlanner
-from .small import a_job, instances
+from tests.simulator.oasis.literal import LiteralPlanner
+from tests.simulator.oasis.small import a_job, instances
 
 
 @settings(max_examples=150)
@@ -89,16 +88,16 @@ def test_an_accepted_job_pays_and_prices_rise_with_use(instance: Instance) -> No
     one = (1,) * 5
     for job in instance.jobs:
         schedule = best_schedule(job, job.arrival, ledger, prices)
-        before = {role: prices.of_one(ledger.pool(role), one, 0) for role in (WORKER, PS)}
+        before = {role: prices.unit_price(ledger.pool(role), one, 0) for role in (WORKER, PS)}
         assert oasis.arrive(job, job.arrival) == (schedule is not None)
         for role, old in before.items():
-            assert (prices.of_one(ledger.pool(role), one, 0) >= old).all()
+            assert (prices.unit_price(ledger.pool(role), one, 0) >= old).all()
         if schedule is None:
             continue
         assert schedule.payoff > 0
         assert sum(share.count for share in schedule.shares if share.role == WORKER) == job.work
         for share in schedule.shares:
-            new = prices.of_one(ledger.pool(share.role), one, 0)
+            new = prices.unit_price(ledger.pool(share.role), one, 0)
             if prices.high[share.role][1] > prices.low[share.role]:
                 assert new[share.slot, share.server] > before[share.role][share.slot, share.server]
 
@@ -202,9 +201,9 @@ def test_prices_start_at_low_and_end_at_high() -> None:
     ledger = Ledger(instance)
     only_gpu = (1, 0, 0, 0, 0)
     share = 1 / 2
-    assert prices.of_one(ledger.worker, only_gpu, 0)[0, 0] == pytest.approx(share * prices.low[WORKER])
+    assert prices.unit_price(ledger.worker, only_gpu, 0)[0, 0] == pytest.approx(share * prices.low[WORKER])
     ledger.place(0, job, WORKER, 0, 2)
-    found = prices.of_one(ledger.worker, only_gpu, 0)[0, 0]
+    found = prices.unit_price(ledger.worker, only_gpu, 0)[0, 0]
     assert found == pytest.approx(share * prices.high[WORKER][0])
     # At full use, one worker's GPU alone costs the highest utility that the most valuable job could have.
     assert found == pytest.approx(job.utility(job.shortest_duration))
@@ -250,7 +249,7 @@ def test_an_empty_cluster_accepts_the_jobs_that_its_prices_were_fitted_on() -> N
         for job in instance.jobs:
             if job.utility(job.shortest_duration) >= 0.5 * job.priority:
                 first = sum(
-                    job.work * prices.of_one(ledger.pool(role), demand, 0)[0, 0]
+                    job.work * prices.unit_price(ledger.pool(role), demand, 0)[0, 0]
                     for ledger in [Ledger(instance)]
                     for role, demand in ((WORKER, job.worker_units), (PS, job.ps_units))
                 )

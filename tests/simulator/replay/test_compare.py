@@ -81,7 +81,7 @@ class Numbered:
         return str(self.number)
 
 
-class Breaks:
+class FailingRun:
     """A run that counts its calls and fails at one of them."""
 
     def __init__(self, at: int | None) -> None:
@@ -103,19 +103,19 @@ def one_by_one() -> Iterator[Executor]:
 
 def test_an_interrupted_sweep_is_resumed(tmp_path: Path, one_by_one: Executor) -> None:
     cases = [Numbered(number) for number in range(6)]
-    first = Breaks(at=3)
+    first = FailingRun(at=3)
     with pytest.raises(RuntimeError, match="power cut"):
         sweep.sweep(first, cases, one_by_one, folder=tmp_path)
     done = len(list(tmp_path.glob("*.json")))
     assert 0 < done <= 3
-    second = Breaks(at=None)
+    second = FailingRun(at=None)
     results = sweep.sweep(second, cases, one_by_one, folder=tmp_path)
     assert results == [{"square": number**2} for number in range(6)]
     assert len(second.seen) == 6 - done
 
 
 def test_a_damaged_result_is_run_again(tmp_path: Path, one_by_one: Executor) -> None:
-    run = Breaks(at=None)
+    run = FailingRun(at=None)
     sweep.sweep(run, [Numbered(2)], one_by_one, folder=tmp_path)
     next(tmp_path.glob("*.json")).write_text("{half")
     assert sweep.sweep(run, [Numbered(2)], one_by_one, folder=tmp_path) == [{"square": 4}]

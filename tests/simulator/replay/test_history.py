@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.commands import main as gpu_manager
-from resource_manager.cluster import ClusterState
-from resource_manager.history import History, collect, to_lines
-from resource_manager.models import Gpu, Granted, Lease, Node, Placement, Queued, Released, Request
-from resource_manager.policies import POLICIES, get_policy
-from resource_manager.queueing import get_order
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Granted, Lease, Node, Placement, Queued, Released, Request
+from resource_manager.scheduling.policies import POLICIES, get_policy
+from resource_manager.scheduling.queue_order import get_order
+from resource_manager.storage.history_file import History, collect, to_lines
 from simulator.cli import main
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay, differences
@@ -27,7 +27,7 @@ PAIRS = [(policy, ORDERS[place % len(ORDERS)]) for place, policy in enumerate(so
 PAIRS += [("first_fit", order) for order in ORDERS]
 
 
-def live_through(manager: GPUResourceManager, seed: int, steps: int = 200) -> None:
+def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) -> None:
     """Run random operations of users and operators; task ids are used again.
 
     Where the order backfills, every request has an expected runtime: a replay has no learnt runtimes.
@@ -65,7 +65,7 @@ def live_through(manager: GPUResourceManager, seed: int, steps: int = 200) -> No
 
 def record(url: str, policy: str, order: str, path: Path, seed: int = 1) -> int:
     with GPUResourceManager.from_url(url, policy=policy, order=order) as manager:
-        live_through(manager, seed)
+        random_operations(manager, seed)
         lines = list(to_lines(collect(manager)))
     path.write_text("\n".join(lines) + "\n")
     return len(lines) - 1
@@ -78,7 +78,7 @@ def test_a_replay_reproduces_the_recorded_decisions(tmp_path: Path, policy: str,
     workload = workload_of(read_history(str(path)), "history")
     replayed = Replay(workload, get_policy(policy), get_order(order)).run()
     assert differences(replayed) == []
-    assert sum(stay.started_at is not None for stay in replayed.stays.values()) > 40
+    assert sum(job_run.started_at is not None for job_run in replayed.job_runs.values()) > 40
 
 
 def test_a_history_is_read_from_redis(tmp_path: Path, redis_url: str) -> None:
@@ -144,7 +144,7 @@ def test_ones_own_history_is_replayed_in_the_live_default_order(tmp_path: Path) 
 def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None:
     """The kept changes are replayed; earlier leases that have since ended are unknown and left out."""
     with GPUResourceManager.from_url("memory://") as manager:
-        live_through(manager, 3)
+        random_operations(manager, 3)
         whole = manager.history(limit=10_000)
         manager.history = (
             lambda after=0, limit=1000: [  # type: ignore[method-assign]
@@ -155,7 +155,7 @@ def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None
     assert history.before.version == 60
     assert len(history.changes) + history.forgotten == len(whole) - 60
     replayed = Replay(workload_of(history, "history"), get_policy("first_fit"), get_order("fifo")).run()
-    assert len(replayed.stays) > 20
+    assert len(replayed.job_runs) > 20
 
 
 def test_the_run_time_of_a_job_excludes_its_wait() -> None:
@@ -178,7 +178,7 @@ def test_commits_of_one_time_stay_separate() -> None:
     workload = workload_of(History(ClusterState([node]).snapshot(), changes), "history")
     replayed = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
     assert differences(replayed) == []
-    assert [stay.ended_at for stay in replayed.stays.values()] == [5.0, None]
+    assert [job_run.ended_at for job_run in replayed.job_runs.values()] == [5.0, None]
 
 
 @pytest.mark.parametrize(

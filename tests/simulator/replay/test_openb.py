@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from resource_manager.policies.fgd import Fragmentation
+from resource_manager.scheduling.policies.fgd import Fragmentation
 from simulator.cli import main
 from simulator.replay.openb import CURVE_COLUMNS, place, policy_for, read_trace, replay
 
@@ -156,7 +156,7 @@ def test_command_writes_summary_and_curve(small: Path, tmp_path: Path) -> None:
     assert [row[0] for row in rows[1:]] == [str(x) for x in range(131)]
 
 
-def spoil(folder: Path, what: str) -> None:
+def corrupt(folder: Path, what: str) -> None:
     nodes = folder / "csv" / "openb_node_list_gpu_node.csv"
     pods = folder / "csv" / "openb_pod_list_default.csv"
     fixture = folder / "fixtures" / "default.json.gz"
@@ -202,7 +202,7 @@ def spoil(folder: Path, what: str) -> None:
 def test_bad_input_is_one_line_and_writes_nothing(
     small: Path, tmp_path: Path, what: str, message: str
 ) -> None:
-    spoil(small, what)
+    corrupt(small, what)
     curve = tmp_path / "curve.csv"
     arguments = ["replay", "--trace", "openb", "--data", str(small), "--seed", "1", "--policy", "fgd"]
     result = CliRunner().invoke(main, [*arguments, "--json", "--curve", str(curve)])

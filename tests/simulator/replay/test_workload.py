@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from resource_manager.models import Cancelled, Gpu, InventoryChanged, Lease, Node, Placement, Request
-from resource_manager.policies.first_fit import first_fit
-from resource_manager.queueing import get_order
+from resource_manager.core.models import Cancelled, Gpu, InventoryChanged, Lease, Node, Placement, Request
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import main
 from simulator.errors import SimulationError
 from simulator.replay import metrics
 from simulator.replay.replay import Record, Replay, Sample
-from simulator.replay.workload import End, Job, Moment, read_workload
+from simulator.replay.workload import EventBatch, Job, RecordedEnd, read_workload
 
 NODES = "node,gpus,gpu_type,cpus,memory_mib\na,2,T4,8,1000\nb,1,A100,8,1000\n"
 JOBS = """job,submit_s,runtime_s,gpus,gpu_milli,cpus,gpu_types,team,priority
@@ -40,7 +40,7 @@ def play(folder: Path, order: str) -> Record:
 
 
 def starts(record: Record) -> dict[str, float | None]:
-    return {task_id: stay.started_at for task_id, stay in record.stays.items()}
+    return {task_id: job_run.started_at for task_id, job_run in record.job_runs.items()}
 
 
 def test_a_replay_runs_only_once(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_fifo_starts_jobs_in_order_of_arrival(tmp_path: Path) -> None:
     """x occupies a until 100, y b until 60; z needs two GPUs and waits, and s waits behind it."""
     record = play(tmp_path, "fifo")
     assert starts(record) == {"x": 0, "y": 10, "z": 100, "s": 100}
-    placement = record.stays["s"].placement
+    placement = record.job_runs["s"].placement
     assert placement is not None
     assert placement.node == "b"
 
@@ -73,7 +73,7 @@ def test_capacity_is_freed_before_the_arrivals_of_the_same_time(tmp_path: Path) 
     """At 100 x frees a, the first server: n is placed there, though b is free as well."""
     paths = files(tmp_path, jobs=JOBS.splitlines()[0] + "\nx,0,100,2,,1,,red,\nn,100,10,1,,1,,red,\n")
     record = Replay(read_workload(*paths), first_fit, get_order("fifo")).run()
-    placement = record.stays["n"].placement
+    placement = record.job_runs["n"].placement
     assert placement is not None
     assert placement.node == "a"
 
@@ -85,9 +85,12 @@ def test_a_recorded_cancellation_ends_a_job_that_the_replay_has_started(tmp_path
         Job(Request(name, 2, gpu_types=("T4",)), 0.0, math.inf) for name in ("starts at once", "waits")
     ]
     cancelled = [Cancelled(job.request.task_id, 50.0) for job in (early, late)]
-    moments = (Moment(0.0, arrivals=[early, late]), Moment(50.0, outside=[*cancelled[1:], *cancelled[:1]]))
-    record = Replay(replace(workload, moments=moments), first_fit, get_order("fifo")).run()
-    started, waited = record.stays["starts at once"], record.stays["waits"]
+    batches = (
+        EventBatch(0.0, arrivals=[early, late]),
+        EventBatch(50.0, external=[*cancelled[1:], *cancelled[:1]]),
+    )
+    record = Replay(replace(workload, batches=batches), first_fit, get_order("fifo")).run()
+    started, waited = record.job_runs["starts at once"], record.job_runs["waits"]
     assert (started.started_at, started.ended_at, started.cancelled) == (0.0, 50.0, False)
     assert (waited.started_at, waited.cancelled) == (None, True)
 
@@ -125,12 +128,12 @@ def test_percentages_refer_to_the_servers_present_at_the_time(tmp_path: Path) ->
     b = workload.start.nodes[1]
     c = Node("c", 2, {}, (Gpu(0), Gpu(1)))
     x, w = (Job(Request(name, 2), 0.0, 20.0) for name in "xw")
-    moments = (
-        Moment(0.0, arrivals=[x, w]),
-        Moment(10.0, outside=[InventoryChanged((b, c), 10.0)]),
-        Moment(40.0),
+    batches = (
+        EventBatch(0.0, arrivals=[x, w]),
+        EventBatch(10.0, external=[InventoryChanged((b, c), 10.0)]),
+        EventBatch(40.0),
     )
-    record = Replay(replace(workload, moments=moments), first_fit, get_order("fifo")).run()
+    record = Replay(replace(workload, batches=batches), first_fit, get_order("fifo")).run()
     figures = metrics.over_time(record)
     assert [(s.at, s.used_milli, s.gpu_milli, s.nodes) for s in record.samples] == [
         (0.0, 2000, 3000, 2),
@@ -150,13 +153,13 @@ def test_a_recorded_end_applies_only_to_a_job_that_started_as_recorded(tmp_path:
     workload = read_workload(*files(tmp_path))
     asked = {name: Request(name, 2, gpu_types=("T4",)) for name in "xy"}
     recorded = Lease(asked["y"], Placement("a", (0, 1)), 1, 10.0, 99.0)
-    moments = (
-        Moment(0.0, arrivals=[Job(asked["x"], 0.0, 30.0)]),
-        Moment(10.0, arrivals=[Job(asked["y"], 10.0, 30.0, recorded)]),
-        Moment(40.0, outside=[End("y")]),
+    batches = (
+        EventBatch(0.0, arrivals=[Job(asked["x"], 0.0, 30.0)]),
+        EventBatch(10.0, arrivals=[Job(asked["y"], 10.0, 30.0, recorded)]),
+        EventBatch(40.0, external=[RecordedEnd("y")]),
     )
-    stay = Replay(replace(workload, moments=moments), first_fit, get_order("fifo")).run().stays["y"]
-    assert (stay.started_at, stay.ended_at) == (30.0, 60.0)
+    job_run = Replay(replace(workload, batches=batches), first_fit, get_order("fifo")).run().job_runs["y"]
+    assert (job_run.started_at, job_run.ended_at) == (30.0, 60.0)
 
 
 def test_busy_shares_add_up(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_json_is_the_same_workload(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     for suffix in ("json", "jsonl"):
         found = read_workload(tmp_path / f"nodes.{suffix}", tmp_path / f"jobs.{suffix}")
-        assert (found.start, found.moments) == (expected.start, expected.moments)
+        assert (found.start, found.batches) == (expected.start, expected.batches)
 
 
 def replay(folder: Path, *more: str) -> Result:

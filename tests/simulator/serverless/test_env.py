@@ -17,8 +17,8 @@ from simulator.serverless import ClusterConfig, ServerlessEnv
 from simulator.serverless.agents import ServerlessAgents
 from simulator.serverless.config import NumaNodes, ServerType
 from simulator.serverless.errors import ActionError, EpisodeOverError, MemoryAllocationError
-from simulator.serverless.generate import generate_workflows
 from simulator.serverless.vector import ServerlessVectorEnv
+from simulator.serverless.workflow_shapes import generate_workflows
 
 SMALL: dict[str, Any] = {
     "arrival_times": (0.0, 1.0, 1.0),

@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given, settings
 
-from resource_manager.allocator import check
+from resource_manager.scheduling.allocator import check
 from simulator.serverless.config import ClusterConfig, NumaNodes, ServerType
 from simulator.serverless.container import Container
 from simulator.serverless.raw_env import EnvLog, RawEnv

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.allocator import check
-from resource_manager.cluster import ClusterState
-from resource_manager.models import Granted, Lease, Node, Placement, Request
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Granted, Lease, Node, Placement, Request
+from resource_manager.scheduling.allocator import check
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.data_local import data_local
 from simulator.serverless.errors import ActionError, MemoryAllocationError
-from simulator.serverless.generate import generate_workflow, generate_workflows
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.run import run
 from simulator.serverless.scheduler import SCHEDULER_POLICIES, PolicyScheduler, run_episode, scheduler_policy
+from simulator.serverless.workflow_shapes import generate_workflow, generate_workflows
 
 CONFIG = ClusterConfig(servers=ClusterConfig.c5().servers[:4])
 

@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from simulator.serverless.env import ServerlessEnv
-from simulator.serverless.generate import generate_workflows
 from simulator.serverless.scheduler import PolicyScheduler, scheduler_policy
 from simulator.serverless.train import make_env, mean, play, play_heuristic, random_actions
+from simulator.serverless.workflow_shapes import generate_workflows
 
 
 def test_heuristics_and_agents_are_measured_alike() -> None:

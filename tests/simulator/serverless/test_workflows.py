@@ -11,10 +11,10 @@ import pytest
 from simulator.errors import InputError
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import ClusterConfigError, UnitError, WorkflowError
-from simulator.serverless.generate import SHAPES, generate_workflow
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow import Workflow
 from simulator.serverless.workflow_files import read_workflow, read_workflows
+from simulator.serverless.workflow_shapes import SHAPES, generate_workflow
 
 JOBS = """<adag xmlns="http://pegasus.isi.edu/schema/DAX">
 <job id="ID0" runtime="{runtime}"><uses file="a" link="output" size="{size}"/></job>

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.vgpu.records import Decision, Run
+from simulator.vgpu.results import Decision, Run
 from simulator.vgpu.scenario import Card, Guard, PoolNode, Sandbox, Scenario, Scheduling
 from simulator.vgpu.simulation import simulate
-from simulator.vgpu.workload import Fluctuation, Profile, Task
+from simulator.vgpu.tasks import Fluctuation, Profile, Task
 
 STEADY = Fluctuation((0, 0), (0, 0), (0, 0), (1, 1), (0, 0), (0, 0))
-ROOMY = Sandbox(limit_threshold=1.05, compute_ceiling=2.0)
+UNLIMITED = Sandbox(limit_threshold=1.05, compute_ceiling=2.0)
 
 
 def profile(
@@ -38,7 +38,7 @@ def scenario(
         profiles,
         name="small",
         scheduling=Scheduling(interval_ticks=1, oversubscription=1.0),
-        sandbox=ROOMY,
+        sandbox=UNLIMITED,
         guard=Guard(),
     )
     return replace(plain, **parts)  # type: ignore[arg-type]

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager import allocator
+from resource_manager.scheduling import allocator
 from simulator.vgpu.pool import Ledger, slices_needed
-from simulator.vgpu.records import Decision, Run
+from simulator.vgpu.results import Decision, Run
 from simulator.vgpu.scenario import Card, Scenario, load_scenario, scenario_names
 from simulator.vgpu.simulation import Simulation, simulate
-from simulator.vgpu.workload import demand_series, generate
-
-from .small import profile, scenario, task
+from simulator.vgpu.tasks import demand_series, generate
+from tests.simulator.vgpu.small import profile, scenario, task
 
 SLACK = 1e-9
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulator.vgpu.metrics import histogram, summarise
-from simulator.vgpu.records import Outcome, Run
-
-from .small import profile, scenario
+from simulator.vgpu.results import Outcome, Run
+from tests.simulator.vgpu.small import profile, scenario
 
 
 def outcome(

@@ -15,8 +15,7 @@ from simulator.vgpu.tick import (
     sort_by_usage,
     work_done,
 )
-
-from .small import ROOMY, profile, scenario, task, watch
+from tests.simulator.vgpu.small import UNLIMITED, profile, scenario, task, watch
 
 HALF = profile("half", 50, 50, 50, work=100, deadline=4)  # ideal 2 s
 
@@ -127,7 +126,7 @@ def test_arbitration_serves_the_heavy_first_and_cuts_the_rest() -> None:
 
 def test_gates_cut_the_spiking_task_to_its_quota_so_the_other_is_undisturbed() -> None:
     other = profile("other", 45, 45, 45, work=450, deadline=20)
-    gated = replace(ROOMY, memory_gate=True, bandwidth_gate=True, compute_gate=True)
+    gated = replace(UNLIMITED, memory_gate=True, bandwidth_gate=True, compute_gate=True)
     run, seen = watch(scenario(HALF, other, sandbox=gated), task(HALF), task(other, spike=1.0))
     assert all(each.granted == (50.0, 50.0, 50.0) for each in seen if each.task_id == "half@0")
     spiking = [each for each in seen if each.task_id == "other@0"]
@@ -147,7 +146,7 @@ def test_a_disabled_gate_does_nothing(gate: str, at: int) -> None:
     gates = {"memory_gate": True, "bandwidth_gate": True, "compute_gate": True, gate: False}
     small = profile("small", 10, 10, 10, work=1000, deadline=50)
     refill = 0.0 if gate == "bandwidth_gate" else 1.0
-    sandbox = replace(ROOMY, bandwidth_refill=refill, **gates)
+    sandbox = replace(UNLIMITED, bandwidth_refill=refill, **gates)
     _, seen = watch(scenario(small, sandbox=sandbox), task(small, spike=1.0))
     assert all(each.allowed[at] == 20.0 for each in seen)
     assert [value for i, value in enumerate(seen[-1].allowed) if i != at] == pytest.approx([10.0, 10.0])
@@ -158,7 +157,7 @@ def test_guard_raises_the_scale_when_the_deadline_is_near() -> None:
     slow = profile("slow", 50, 5, 5, work=300, deadline=5)
     guarded = scenario(
         slow,
-        sandbox=replace(ROOMY, compute_gate=True),
+        sandbox=replace(UNLIMITED, compute_gate=True),
         guard=Guard(True, adjust_interval_ticks=10, boost_step=0.05, max_boost=1.12, decay=0.5),
     )
     run, seen = watch(guarded, task(slow, spike=0.5))
@@ -179,7 +178,7 @@ def test_pressure_begins_50_ms_before_a_short_deadline() -> None:
     """A tenth of 0.2 s would be 20 ms, too short for a step."""
     brief = profile("brief", 50, 5, 5, work=30, deadline=0.2)
     guard = Guard(True, adjust_interval_ticks=1, boost_step=0.05, max_boost=1.1, decay=0.0)
-    guarded = scenario(brief, sandbox=replace(ROOMY, compute_gate=True), guard=guard)
+    guarded = scenario(brief, sandbox=replace(UNLIMITED, compute_gate=True), guard=guard)
     _, seen = watch(guarded, task(brief, spike=0.5))
     assert [each.scale for each in seen][14:17] == pytest.approx([1.0, 1.05, 1.1])
 

@@ -19,8 +19,8 @@ from unittest.mock import Mock, patch
 from airflow.sdk import DAG, task
 
 from resource_manager.errors import StateLostError, StoreUnavailableError
-from resource_manager.manager import GPUResourceManager
-from resource_manager.stores.airflow_access import CurrentAccess, DatabaseAccess, TaskAccess
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.airflow_variable.access import CurrentAccess, DatabaseAccess, TaskAccess
 
 REDIS_URL = os.environ["GPU_MANAGER_REDIS_URL"]
 SEEN: dict[str, Any] = {}
@@ -29,7 +29,7 @@ SEEN: dict[str, Any] = {}
 @task
 def train() -> None:
     access = CurrentAccess()
-    SEEN["way_in_task"] = type(access._way()).__name__
+    SEEN["way_in_task"] = type(access._access()).__name__
     SEEN["missing"] = access.get("no_such_variable")
     with GPUResourceManager.from_url("airflow://", redis_url=REDIS_URL) as manager:
         allocations: list[float] = []
@@ -99,7 +99,7 @@ with DAG("inside_airflow", schedule=None, start_date=datetime(2025, 1, 1)) as da
 def main() -> None:
     SEEN["state"] = str(dag.test().state)
     with GPUResourceManager.from_url("airflow://", redis_url=REDIS_URL) as manager:
-        SEEN["way_outside"] = type(CurrentAccess()._way()).__name__
+        SEEN["way_outside"] = type(CurrentAccess()._access()).__name__
         SEEN["seen_outside"] = [lease["task_id"] for lease in manager.leases()]
         SEEN["released_outside"] = manager.release_resources("kept")
     database = DatabaseAccess()

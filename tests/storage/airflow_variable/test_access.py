@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import RedisServer
+from tests.redis_server import RedisServer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

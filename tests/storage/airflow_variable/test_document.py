@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
-from resource_manager.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import (
+    Change,
+    Drained,
+    Gpu,
+    Granted,
+    Lease,
+    Node,
+    Placement,
+    Queued,
+    Request,
+)
 from resource_manager.errors import CorruptStateError, NewerFormatError
-from resource_manager.models import Change, Drained, Gpu, Granted, Lease, Node, Placement, Queued, Request
-from resource_manager.stores.document import Document, from_json, to_json
+from resource_manager.storage.airflow_variable.document import Document, from_json, to_json
 
 WHERE = "Airflow Variable 'v'"
 SERVER: dict[str, Any] = {
@@ -105,13 +115,13 @@ def test_a_document_is_read_back_as_it_was() -> None:
     document = Document(cluster, "epoch", "commit", True, tuple(enumerate(changes, 1)))
     again = from_json(to_json(document, 4.0), WHERE)
     assert again.cluster.snapshot() == cluster.snapshot()
-    assert (again.epoch, again.commit, again.by_hand) == ("epoch", "commit", True)
+    assert (again.incarnation, again.commit, again.operator_reset) == ("epoch", "commit", True)
     assert again.changes == document.changes
 
 
 def test_missed_changes_are_complete_or_empty() -> None:
     """Part of the missed changes would lead a replica to a state that never existed."""
-    cluster = ClusterState.from_snapshot(Snapshot(version=5, fencing=0, sequence=0, nodes=()))
+    cluster = ClusterState.from_snapshot(Snapshot(version=5, last_fencing_token=0, sequence=0, nodes=()))
     kept = tuple((version, Drained(f"n{version}", 0.0)) for version in (3, 4, 5))
     document = Document(cluster, "e", "c", changes=kept)
     assert document.missed_since(5) == ()
@@ -122,9 +132,14 @@ def test_missed_changes_are_complete_or_empty() -> None:
 
 def test_tasks_of_the_original_keep_their_gpus_until_release() -> None:
     document = from_json(original(SERVER), WHERE)
-    assert (document.epoch, document.commit, document.by_hand, document.changes) == ("", "", False, ())
+    assert (document.incarnation, document.commit, document.operator_reset, document.changes) == (
+        "",
+        "",
+        False,
+        (),
+    )
     state = document.cluster.snapshot()
-    assert (state.version, state.fencing, state.sequence) == (0, 1, 0)
+    assert (state.version, state.last_fencing_token, state.sequence) == (0, 1, 0)
     (lease,) = state.leases
     began = datetime.fromisoformat("2025-01-02T03:04:05+00:00").timestamp()
     request = Request("train-1", 2, resources={"cpus": 8})
@@ -139,7 +154,7 @@ def test_tasks_of_the_original_get_a_fencing_token_each() -> None:
         "a": 1,
         "b": 2,
     }
-    assert document.cluster.fencing == 2
+    assert document.cluster.last_fencing_token == 2
 
 
 # ---- refusals ----

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager.core.models import Drained, Granted, Placement
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -16,17 +17,15 @@ from resource_manager.errors import (
     StateLostError,
     StoreUnavailableError,
 )
-from resource_manager.locks import RedisLock
-from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Drained, Granted, Placement
-from resource_manager.outage import outage
-from resource_manager.redis_client import RedisClient
+from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
-from resource_manager.stores import VariableStore, open_store
-
-from ..conftest import RedisServer
-from .conftest import Variables
-from .walk import add, first_state, granted, started
+from resource_manager.storage import VariableStore, open_store
+from resource_manager.storage.outage import outage
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.lock import RedisLock
+from tests.redis_server import RedisServer
+from tests.storage.conftest import Variables
+from tests.storage.walk import add, first_state, granted, started
 
 KEY = "gpu_resource_status"
 
@@ -89,7 +88,7 @@ def test_the_document_reads_as_in_the_original(store: VariableStore, variables: 
     (task,) = server["running_tasks"]
     assert (task["task_id"], task["allocated_gpus"], task["allocated_cpus"]) == ("a", [0, 1], 4)
     assert value["last_updated"].startswith("20")
-    assert (value["version"], value["fencing"], value["format"]) == (1, 1, 1)
+    assert (value["version"], value["last_fencing_token"], value["format"]) == (1, 1, 1)
 
 
 def test_a_document_of_the_original_is_imported(store: VariableStore, variables: Variables) -> None:
@@ -162,7 +161,7 @@ def test_a_corrupt_document_is_reported_and_left_unchanged(
     cluster = store.refresh(None)
     assert cluster is not None
     assert cluster.version > 10**12, "above any number of the lost document"
-    assert cluster.fencing > 10**12
+    assert cluster.last_fencing_token > 10**12
 
 
 def test_a_manager_can_reset_an_unreadable_state(variables: Variables, redis_url: str) -> None:
@@ -286,7 +285,7 @@ def test_the_history_survives_a_reset(store: VariableStore) -> None:
 
 def test_the_url_names_the_variable(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = Variables()
-    monkeypatch.setattr("resource_manager.stores.airflow_access.variable_access", lambda: variables)
+    monkeypatch.setattr("resource_manager.storage.airflow_variable.access.variable_access", lambda: variables)
     for url in ("airflow://", "airflow://team_b"):
         assert open_store(url, Settings(redis_url=redis_url)).initialise(first_state())
     assert set(variables.texts) == {KEY, "team_b"}

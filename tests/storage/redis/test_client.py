@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from resource_manager import GPUResourceManager
-from resource_manager.bench import redis_server
+from resource_manager.cli.bench.store import redis_server
 from resource_manager.errors import SettingsError, StoreUnavailableError
-from resource_manager.redis_client import RIGHTS
-from resource_manager.stores import open_store
+from resource_manager.storage import open_store
+from resource_manager.storage.redis.client import RIGHTS
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager.core.models import Drained, InventoryChanged, Released, Renewed
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -22,17 +23,15 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreUnavailableError,
 )
-from resource_manager.manager import GPUResourceManager
-from resource_manager.models import Drained, InventoryChanged, Released, Renewed
-from resource_manager.redis_client import RedisClient
+from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
-from resource_manager.stores import RedisStore, open_store
+from resource_manager.storage import RedisStore, open_store
+from resource_manager.storage.redis.client import RedisClient
+from tests.faults.proxy import Proxy
+from tests.redis_server import EMBEDDED, RedisServer
+from tests.storage.walk import add, first_state, granted, started
 
-from ...faults.proxy import Proxy
-from ..conftest import EMBEDDED, RedisServer
-from .walk import add, first_state, granted, started
-
-TRUSTING = Settings(reconfirm_s=0)
+TRUSTING = Settings(lease_confirmation_window_s=0)
 
 
 def opened(url: str, settings: Settings | None = None) -> RedisStore:
@@ -103,10 +102,10 @@ def test_a_store_recovers_from_an_outage(own_redis: RedisServer) -> None:
 
 
 def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisServer) -> None:
-    store = opened(own_redis.url, Settings(reconfirm_s=3.0))
+    store = opened(own_redis.url, Settings(lease_confirmation_window_s=3.0))
     cluster = started(store)
     add(store, cluster, "a")
-    fencing, version = cluster.fencing, cluster.version
+    fencing, version = cluster.last_fencing_token, cluster.version
     own_redis.stop()
     own_redis.start()
     with pytest.raises(StaleStateError):
@@ -114,21 +113,21 @@ def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisSe
     after = store.refresh(cluster)
     assert after is not None
     assert after.version > version + 1000, "no earlier replica passes as current"
-    assert after.fencing > fencing + 1000, "no fencing token of a lost lease is issued again"
+    assert after.last_fencing_token > fencing + 1000, "no fencing token of a lost lease is issued again"
     said = r"^recovering: Redis restarted \d s ago; grants resume in [0123] s \(until then the owners"
     with pytest.raises(StateUnconfirmedError, match=said) as caught:
         add(store, after, "b")
-    assert 0 < caught.value.rest_s <= 3.0
+    assert 0 < caught.value.remaining_s <= 3.0
     released = Released("a", after.leases["a"].fencing_token, store.now())
     store.commit(after.version, [released], now=store.now())
     after.apply(released)
-    time.sleep(caught.value.rest_s + 0.1)
+    time.sleep(caught.value.remaining_s + 0.1)
     add(store, after, "b")
     assert leases(store) == {"b"}
 
 
 def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: RedisServer) -> None:
-    with GPUResourceManager.from_url(own_redis.url, reconfirm_s=3.0) as manager:
+    with GPUResourceManager.from_url(own_redis.url, lease_confirmation_window_s=3.0) as manager:
         held = manager.allocate_resources("a", 8, 8)
         assert held is not None
         own_redis.stop()
@@ -137,12 +136,14 @@ def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: Red
         assert manager.allocate_resources("b", 2, 2) is None
         waits = manager.submit("c", 2, 2)
         assert (waits["state"], waits["kind"]) == ("WAITING", "recovering")
-        with GPUResourceManager.from_url(own_redis.url, reconfirm_s=3.0) as other:  # has not granted
+        with GPUResourceManager.from_url(
+            own_redis.url, lease_confirmation_window_s=3.0
+        ) as other:  # has not granted
             (entry,) = other.queue()
             assert re.match(r"recovering: Redis restarted \d s ago; grants resume in \d s", entry["reason"])
         assert manager.release_resources("a")
         time.sleep(3.1)
-        manager.sweep()
+        manager.expire_and_schedule()
         assert [lease["task_id"] for lease in manager.leases()] == ["c"]
 
 
@@ -167,7 +168,7 @@ def test_a_restart_without_data_is_a_lost_state(tmp_path: Path) -> None:
         for client in (store, newcomer, opened(server.url)):
             after = client.refresh(None)
             assert after is not None
-            assert after.fencing > 10**12
+            assert after.last_fencing_token > 10**12
             assert after.version > 10**12
             add(client, after, f"task-{id(client)}")
     finally:
@@ -302,7 +303,7 @@ def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: Re
     first = written_at()
     add(store, cluster, "a")
     now = store.now()
-    for change in (Drained("gpu-server-0", now), Released("a", cluster.fencing, now)):
+    for change in (Drained("gpu-server-0", now), Released("a", cluster.last_fencing_token, now)):
         store.commit(cluster.version, [change], now=now)
         cluster.apply(change)
     assert written_at() == first
@@ -349,7 +350,7 @@ def test_the_stream_is_trimmed_to_about_its_length(url: str, embedded_redis: Red
     for i in range(200):
         add(store, cluster, f"t{i}")
         now = store.now()
-        ended = Released(f"t{i}", cluster.fencing, now)
+        ended = Released(f"t{i}", cluster.last_fencing_token, now)
         store.commit(cluster.version, [ended], now=now)
         cluster.apply(ended)
     length = embedded_redis.client().xlen(RedisClient.from_url(url).key("changes"))
@@ -361,7 +362,7 @@ def test_a_lowered_limit_is_reached_by_a_thousand_a_commit(url: str, embedded_re
     before = RedisStore(RedisClient.from_url(url))
     cluster = started(before)
     add(before, cluster, "t")
-    held = [Renewed("t", cluster.fencing, 1e12, before.now())] * 3000
+    held = [Renewed("t", cluster.last_fencing_token, 1e12, before.now())] * 3000
     before.commit(cluster.version, held, now=before.now())
     store = RedisStore(RedisClient.from_url(url), history_length=200)
     replica = store.refresh(None)
@@ -467,10 +468,10 @@ def test_the_wall_clock_of_the_machine_is_not_used(url: str, monkeypatch: pytest
 PAUSED_HOLDER = """
 import os, signal, sys
 from resource_manager.errors import LockError, StaleStateError
-from resource_manager.locks import RedisLock
-from resource_manager.models import *
-from resource_manager.redis_client import RedisClient
-from resource_manager.stores import open_store
+from resource_manager.storage.redis.lock import RedisLock
+from resource_manager.core.models import *
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage import open_store
 url = sys.argv[1]
 store = open_store(url)
 lock = RedisLock(RedisClient.from_url(url), life_s=0.5)
@@ -478,7 +479,8 @@ assert lock.acquire(1)
 cluster = store.refresh(None)
 os.kill(os.getpid(), signal.SIGSTOP)  # the pause: it continues after its lock expired
 now = store.now()
-lease = Lease(Request("paused", 2), Placement("gpu-server-0", (0, 1)), cluster.fencing + 1, now, now + 60)
+token = cluster.last_fencing_token + 1
+lease = Lease(Request("paused", 2), Placement("gpu-server-0", (0, 1)), token, now, now + 60)
 try:
     store.commit(cluster.version, [Granted(lease, now)], now=now, lock_token=lock.token)
 except StaleStateError:

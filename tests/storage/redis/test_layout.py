@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from resource_manager.cluster import ClusterState, Snapshot
-from resource_manager.errors import CorruptStateError
-from resource_manager.models import (
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import (
     Cancelled,
     Change,
     Drained,
@@ -17,6 +16,7 @@ from resource_manager.models import (
     Granted,
     InventoryChanged,
     Lease,
+    PendingRequest,
     Placement,
     Quarantined,
     Queued,
@@ -24,10 +24,10 @@ from resource_manager.models import (
     Renewed,
     Request,
     Restored,
-    Waiting,
 )
-from resource_manager.schemas import change_from_json, change_to_json
-from resource_manager.stores.redis_layout import (
+from resource_manager.errors import CorruptStateError
+from resource_manager.storage.codec import change_from_json, change_to_json
+from resource_manager.storage.redis.layout import (
     Inventory,
     inventory_from_json,
     inventory_to_json,
@@ -35,8 +35,7 @@ from resource_manager.stores.redis_layout import (
     parts_of,
     read_state,
 )
-
-from ..builders import nodes
+from tests.builders import nodes
 
 NODES = nodes("abc")
 INVENTORY = Inventory(b"7", NODES, ())
@@ -51,7 +50,7 @@ def field(change: Change) -> bytes:
 
 
 def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, bytes]) -> Snapshot:
-    hashes = ("leases", "renewals", "quarantined", "waiting", "drained")
+    hashes = ("leases", "renewals", "quarantined", "pending", "drained")
     flat = [[x for k, v in parts.get(name, {}).items() for x in (k.encode(), v)] for name in hashes]
     return read_state(version, [b"12", b"5", b"b", *flat], inventory).snapshot()
 
@@ -81,16 +80,16 @@ def test_a_state_is_read_from_its_parts() -> None:
             "late": field(Granted(lease("late", 4), 1.0)),
             "early": field(Granted(lease("early", 3), 1.0)),
         },
-        waiting={
+        pending={
             "x y": b"5 " + field(Queued(Request("x y"), 3.0)),
             "w": b"2 " + field(Queued(Request("w"), 2.0)),
         },
         drained={"c": field(Drained("c", 4.0, "two fans"))},
     )
-    assert (state.version, state.fencing, state.sequence, state.last_node) == (9, 12, 5, "b")
+    assert (state.version, state.last_fencing_token, state.sequence, state.last_node) == (9, 12, 5, "b")
     assert state.nodes == NODES
     assert state.leases == (lease("early", 3), lease("late", 4))
-    assert state.waiting == (Waiting(Request("w"), 2.0, 2), Waiting(Request("x y"), 3.0, 5))
+    assert state.pending == (PendingRequest(Request("w"), 2.0, 2), PendingRequest(Request("x y"), 3.0, 5))
     assert state.drained == (Drained("c", 4.0, "two fans"),)
     assert state.retired == ()
 
@@ -132,17 +131,17 @@ def test_a_state_is_read_back_from_its_parts() -> None:
         5,
         NODES,
         (lease("t", 3),),
-        (Waiting(Request("w"), 2.0, 2),),
+        (PendingRequest(Request("w"), 2.0, 2),),
         (Drained("c", 4.0),),
         last_node="b",
     )
     parts = parts_of(snapshot)
-    assert parts[::3] == ["lease", "waiting", "drained"]
+    assert parts[::3] == ["lease", "pending", "drained"]
     assert parts[1::3] == ["t", "w", "c"]
-    leases, waiting, drained = (
+    leases, pending, drained = (
         {name: text.encode()} for name, text in zip(parts[1::3], parts[2::3], strict=True)
     )
-    assert read(leases=leases, waiting=waiting, drained=drained) == snapshot
+    assert read(leases=leases, pending=pending, drained=drained) == snapshot
     granted = change_from_json(leases["t"])
     assert isinstance(granted, Granted)
     assert granted.at == 1.0
@@ -155,7 +154,7 @@ OTHER = field(Drained("x", 1.0))
     ("parts", "complaint"),
     [
         ({"leases": {"t": OTHER}}, r'^not a lease: b\'{"change":"drained"'),
-        ({"waiting": {"t": b"3 " + OTHER}}, r'^not a pending request: b\'3 {"change":"drained"'),
+        ({"pending": {"t": b"3 " + OTHER}}, r'^not a pending request: b\'3 {"change":"drained"'),
         (
             {"leases": {"t": field(Granted(lease("t", 1), 1.0))}, "renewals": {"t": OTHER}},
             r'^not a renewal: b\'{"change":"drained"',

@@ -12,13 +12,12 @@ from contextlib import closing
 
 import pytest
 
-from resource_manager import locks
 from resource_manager.errors import LockError, StoreUnavailableError
-from resource_manager.locks import CLAIM_S, HEARTBEAT_S, LIFE_S, RedisLock, _Renewals
-from resource_manager.redis_client import RedisClient
-from tests.waiting import wait_for
-
-from .conftest import RedisServer
+from resource_manager.storage.redis import lock as locks
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.lock import HANDOFF_S, HEARTBEAT_S, LOCK_TTL_S, RedisLock, _Renewals
+from tests.eventually import wait_for
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture
@@ -53,8 +52,8 @@ def test_a_held_lock_has_a_time_to_live(client: RedisClient) -> None:
     lock = RedisLock(client)
     assert lock.remaining_s == 0
     assert lock.acquire(1)
-    assert LIFE_S - 5 < lives_s(client)["lock"] <= LIFE_S
-    assert LIFE_S - 5 < lock.remaining_s <= LIFE_S
+    assert LOCK_TTL_S - 5 < lives_s(client)["lock"] <= LOCK_TTL_S
+    assert LOCK_TTL_S - 5 < lock.remaining_s <= LOCK_TTL_S
     assert client.driver.get(client.key("lock")).decode() == lock.token
     lock.release()
     assert lock.remaining_s == 0
@@ -68,8 +67,8 @@ def test_the_keys_of_a_waiter_have_a_time_to_live(client: RedisClient) -> None:
     assert 0 < lives_s(client)["dead"] <= HEARTBEAT_S
     holder.release()
     lives = lives_s(client)
-    assert 0 < lives["lock"] <= CLAIM_S, "an unclaimed hand-off"
-    assert 0 < lives["dead"] <= CLAIM_S, "the list that wakes the waiter"
+    assert 0 < lives["lock"] <= HANDOFF_S, "an unclaimed hand-off"
+    assert 0 < lives["dead"] <= HANDOFF_S, "the list that wakes the waiter"
 
 
 @pytest.mark.parametrize("holder_dies", [False, True])
@@ -77,15 +76,15 @@ def test_a_claimed_hand_off_has_the_full_time_to_live(client: RedisClient, holde
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     thread, got = start(waiter)
-    wait_for(lambda: client.driver.llen(client.key("lock:line")))
+    wait_for(lambda: client.driver.llen(client.key("lock:waiters")))
     if holder_dies:
         client.driver.pexpire(client.key("lock"), 1)
     else:
         holder.release()
     thread.join()
     assert got == [True]
-    assert lives_s(client)["lock"] > LIFE_S - 5
-    assert waiter.remaining_s > LIFE_S - 5
+    assert lives_s(client)["lock"] > LOCK_TTL_S - 5
+    assert waiter.remaining_s > LOCK_TTL_S - 5
     waiter.release()
     if holder_dies:
         with pytest.raises(LockError, match="lost"):
@@ -114,7 +113,7 @@ def test_a_waiter_continues_after_a_script_flush(
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
     thread, got = start(waiter)
-    wait_for(lambda: client.driver.llen(client.key("lock:line")))
+    wait_for(lambda: client.driver.llen(client.key("lock:waiters")))
     client.driver.script_flush()
     wait_for(lambda: client.driver.script_exists(waiter._script.sha)[0])  # the waiter asked again
     client.driver.script_flush()
@@ -150,18 +149,18 @@ def test_a_renewal_restarts_the_time_to_live(client: RedisClient) -> None:
     lock = RedisLock(client)
     assert lock.acquire(1)
     client.driver.pexpire(client.key("lock"), 3000)
-    lock._alive_since -= LIFE_S - 3
+    lock._alive_since -= LOCK_TTL_S - 3
     assert lock.remaining_s <= 3
     lock.renew()
-    assert lives_s(client)["lock"] > LIFE_S - 5
-    assert lock.remaining_s > LIFE_S - 5
+    assert lives_s(client)["lock"] > LOCK_TTL_S - 5
+    assert lock.remaining_s > LOCK_TTL_S - 5
     lock.release()
 
 
 def test_a_lock_left_to_expire_stays_until_it_expires(client: RedisClient) -> None:
     lock = RedisLock(client, life_s=1.5)
     assert lock.acquire(1)
-    lock.abandon()
+    lock.let_expire()
     assert (lock.remaining_s, lock.token) == (0, "")
     with pytest.raises(LockError, match=r"^released a lock that is not held$"):
         lock.release()
@@ -250,11 +249,11 @@ def test_a_lost_lock_is_an_error_at_renewal_and_release(client: RedisClient) -> 
 def test_dead_waiters_are_skipped(client: RedisClient) -> None:
     holder, patient = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
-    client.driver.rpush(client.key("lock:line"), *(f"dead-{number}" for number in range(9)))
+    client.driver.rpush(client.key("lock:waiters"), *(f"dead-{number}" for number in range(9)))
     got = threading.Event()
     thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
-    wait_for(lambda: client.driver.llen(client.key("lock:line")) == 10)
+    wait_for(lambda: client.driver.llen(client.key("lock:waiters")) == 10)
     holder.release()
     assert got.wait(5), "nine hand-offs would have taken nine seconds"
     thread.join()
@@ -264,12 +263,12 @@ def test_dead_waiters_are_skipped(client: RedisClient) -> None:
 def test_a_waiter_that_dies_at_its_hand_off_costs_its_claim_time(client: RedisClient) -> None:
     holder, patient = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
-    client.driver.rpush(client.key("lock:line"), "dead")
+    client.driver.rpush(client.key("lock:waiters"), "dead")
     client.driver.set(client.key("lock:alive:dead"), 1, px=60_000)
     got = threading.Event()
     thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
     thread.start()
-    wait_for(lambda: client.driver.llen(client.key("lock:line")) == 2)
+    wait_for(lambda: client.driver.llen(client.key("lock:waiters")) == 2)
     begin = time.monotonic()
     holder.release()
     assert got.wait(20)
@@ -281,8 +280,8 @@ def test_a_waiter_that_dies_at_its_hand_off_costs_its_claim_time(client: RedisCl
 def test_a_dead_holders_lock_expires(url: str) -> None:
     script = f"""
 import os
-from resource_manager.locks import RedisLock
-from resource_manager.redis_client import RedisClient
+from resource_manager.storage.redis.lock import RedisLock
+from resource_manager.storage.redis.client import RedisClient
 assert RedisLock(RedisClient.from_url({url!r}), life_s=1.0).acquire(1)
 os.kill(os.getpid(), 9)
 """
@@ -291,7 +290,7 @@ os.kill(os.getpid(), 9)
     lock = RedisLock(RedisClient.from_url(url))
     begin = time.monotonic()
     assert lock.acquire(20)
-    assert time.monotonic() - begin < LIFE_S - 1
+    assert time.monotonic() - begin < LOCK_TTL_S - 1
     lock.release()
 
 

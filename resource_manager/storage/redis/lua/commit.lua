@@ -1,16 +1,16 @@
 -- One commit: all changes or none, on the version they were decided on. See redis.py for the keys.
--- ARGV: 1 format, 2 epoch, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
+-- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 new inventory or '', then for each change: operation, key, JSON ('forget'
 --       is not a change).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few.
-local meta, inventory, leases, renewals, quarantined, waiting, drained, changes, lock =
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, lock =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 
-local status, version, detail = examine(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
+local status, version, detail = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -35,7 +35,7 @@ if math.abs(now - tonumber(ARGV[4])) > tonumber(ARGV[5]) then
   return {'clock', time[1], time[2], version, ''}
 end
 if ARGV[11] ~= '' and detail ~= '' then
-  return {'resting', time[1], time[2], version, detail}
+  return {'suspended', time[1], time[2], version, detail}
 end
 
 -- The approximate bytes that a JSON of that length takes in a stream, measured on Redis 6.2 and 7.
@@ -48,7 +48,7 @@ local function grows()
   for i = 14, #ARGV, 3 do
     local operation = ARGV[i]
     if operation == 'wait' or operation == 'inventory'
-      or operation == 'grant' and redis.call('HEXISTS', waiting, ARGV[i + 1]) == 0 then
+      or operation == 'grant' and redis.call('HEXISTS', pending, ARGV[i + 1]) == 0 then
       return true
     end
   end
@@ -64,7 +64,7 @@ for i = 14, #ARGV, 3 do
 end
 local fields = {'version', version + added}
 if ARGV[11] ~= '' then
-  fields = {'version', version + added, 'fencing', ARGV[11], 'last_node', ARGV[12]}
+  fields = {'version', version + added, 'last_fencing_token', ARGV[11], 'last_node', ARGV[12]}
 end
 
 -- With its memory full, Redis refuses commands that may use more, but only as the first write of a script.
@@ -88,7 +88,7 @@ for i = 14, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if operation == 'grant' then
     redis.call('HSET', leases, key, json)
-    redis.call('HDEL', waiting, key)
+    redis.call('HDEL', pending, key)
   elseif operation == 'end' then
     redis.call('HDEL', leases, key)
     redis.call('HDEL', renewals, key)
@@ -99,9 +99,9 @@ for i = 14, #ARGV, 3 do
   elseif operation == 'quarantine' then
     redis.call('HSET', quarantined, key, json)
   elseif operation == 'wait' then
-    redis.call('HSET', waiting, key, redis.call('HINCRBY', meta, 'sequence', 1) .. ' ' .. json)
+    redis.call('HSET', pending, key, redis.call('HINCRBY', meta, 'sequence', 1) .. ' ' .. json)
   elseif operation == 'cancel' then
-    redis.call('HDEL', waiting, key)
+    redis.call('HDEL', pending, key)
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
   elseif operation == 'restore' or operation == 'forget' then

@@ -6,8 +6,8 @@ local function hand_over(lock, waiters, fencing, claim_ms)
     if redis.call('DEL', lock .. ':alive:' .. waiter) == 1 then
       redis.call('INCR', fencing)
       redis.call('SET', lock, waiter, 'PX', claim_ms)
-      redis.call('RPUSH', lock .. ':turn:' .. waiter, 1)
-      redis.call('PEXPIRE', lock .. ':turn:' .. waiter, claim_ms)
+      redis.call('RPUSH', lock .. ':handoff:' .. waiter, 1)
+      redis.call('PEXPIRE', lock .. ':handoff:' .. waiter, claim_ms)
       return
     end
     waiter = redis.call('LPOP', waiters)

@@ -4,7 +4,7 @@
 local lock, waiters, fencing = KEYS[1], KEYS[2], KEYS[3]
 local step, token = ARGV[1], ARGV[2]
 local life_ms, alive_ms, claim_ms = ARGV[3], ARGV[4], ARGV[5]
-local alive, turn = lock .. ':alive:' .. token, lock .. ':turn:' .. token
+local alive, turn = lock .. ':alive:' .. token, lock .. ':handoff:' .. token
 -- With memory full, Redis refuses only the first write of a script: this one adds nothing. A hand-off that is
 -- still stored is claimed now, or came too late.
 redis.call('DEL', turn)

@@ -1,14 +1,14 @@
 -- Return what a replica lacks: the changes since its version, or the whole state where that is less.
--- ARGV: 1 format, 2 epoch, 3 recovery window in s, 4 version of the replica (-1: there is none),
+-- ARGV: 1 format, 2 incarnation, 3 recovery window in s, 4 version of the replica (-1: there is none),
 --       5 version of the inventory that the reader has, 6 nodes in it.
 -- Returns: status, seconds, microseconds, stored version, detail, then 'changes' and a list of JSON, or
--- 'state' and epoch, fencing, sequence, last node, inventory version, inventory ('' if the reader has it),
--- leases, renewals, quarantined, waiting, drained.
-local meta, inventory, leases, renewals, quarantined, waiting, drained, changes =
+-- 'state' and incarnation, fencing, sequence, last node, inventory version, inventory ('' if the reader has it),
+-- leases, renewals, quarantined, pending, drained.
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local status, version, detail = examine(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[3]))
+local status, version, detail = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[3]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -21,14 +21,14 @@ end
 if known > version then
   return {'behind', time[1], time[2], version, detail}
 end
-local size = redis.call('HLEN', leases) + redis.call('HLEN', waiting) + tonumber(ARGV[6])
+local size = redis.call('HLEN', leases) + redis.call('HLEN', pending) + tonumber(ARGV[6])
 if known >= 0 and missed <= math.max(size, 8) then
   local missing = missing_changes(changes, known, version)
   if missing then
     return {'ok', time[1], time[2], version, detail, 'changes', missing}
   end
 end
-local found = redis.call('HMGET', meta, 'epoch', 'fencing', 'sequence', 'last_node', 'inventory_version')
+local found = redis.call('HMGET', meta, 'incarnation', 'last_fencing_token', 'sequence', 'last_node', 'inventory_version')
 local nodes = ''
 if found[5] ~= ARGV[5] then
   nodes = redis.call('GET', inventory)
@@ -37,5 +37,5 @@ return {
   'ok', time[1], time[2], version, detail, 'state',
   found[1], found[2], found[3], found[4], found[5], nodes,
   redis.call('HGETALL', leases), redis.call('HGETALL', renewals), redis.call('HGETALL', quarantined),
-  redis.call('HGETALL', waiting), redis.call('HGETALL', drained),
+  redis.call('HGETALL', pending), redis.call('HGETALL', drained),
 }

@@ -1,13 +1,13 @@
 -- Write a whole state: the first one, or a replacement of the stored one.
--- ARGV: 1 format, 2 epoch for a first state, 3 'initialise' or 'replace', 4 version, 5 fencing,
+-- ARGV: 1 format, 2 incarnation for a first state, 3 'initialise' or 'replace', 4 version, 5 fencing,
 --       6 sequence, 7 last node, 8 inventory, then: part, key, JSON.
--- Returns: status, seconds, microseconds, stored version, detail, epoch.
+-- Returns: status, seconds, microseconds, stored version, detail, incarnation.
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
-local parts = {lease = KEYS[3], waiting = KEYS[6], drained = KEYS[7]}
+local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7]}
 local time = redis.call('TIME')
-local found = redis.call('HMGET', meta, 'format', 'version', 'fencing', 'sequence', 'epoch', 'history_bytes')
+local found = redis.call('HMGET', meta, 'format', 'version', 'last_fencing_token', 'sequence', 'incarnation', 'history_bytes')
 local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local epoch, by_hand = ARGV[2], false
+local incarnation, operator_reset = ARGV[2], false
 
 if found[1] and tonumber(found[1]) > tonumber(ARGV[1]) then
   return {'format', time[1], time[2], tonumber(found[2]), found[1], ''}
@@ -18,9 +18,9 @@ if ARGV[3] == 'initialise' then
   end
 else
   -- The earlier state may be lost, and with it the numbers it had reached: the time in ms is above them.
-  -- With `by_hand` set, clients that saw another state before accept this one.
-  by_hand = '1'
-  epoch = found[5] or epoch
+  -- With `operator_reset` set, clients that saw another state before accept this one.
+  operator_reset = '1'
+  incarnation = found[5] or incarnation
   version = math.max(version, tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000)
   fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)
   sequence = math.max(sequence, tonumber(found[4] or 0))
@@ -29,15 +29,15 @@ redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
 if not found[1] then
   redis.call('DEL', changes)
 end
-redis.call('HSET', meta, 'format', ARGV[1], 'epoch', epoch, 'version', version, 'fencing', fencing,
+redis.call('HSET', meta, 'format', ARGV[1], 'incarnation', incarnation, 'version', version, 'last_fencing_token', fencing,
   'sequence', sequence, 'last_node', ARGV[7], 'inventory_version', version,
   'history_bytes', found[1] and found[6] or 0,
   'server', string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'))
-if by_hand then
-  redis.call('HSET', meta, 'by_hand', by_hand)
+if operator_reset then
+  redis.call('HSET', meta, 'operator_reset', operator_reset)
 end
 redis.call('SET', inventory, ARGV[8])
 for i = 9, #ARGV, 3 do
   redis.call('HSET', parts[ARGV[i]], ARGV[i + 1], ARGV[i + 2])
 end
-return {'ok', time[1], time[2], version, '', epoch}
+return {'ok', time[1], time[2], version, '', incarnation}

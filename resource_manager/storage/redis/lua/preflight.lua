@@ -1,7 +1,7 @@
 -- Check the state before a script uses it. Returns status, version, and for how many seconds grants are
 -- still suspended ('' if they are not).
-local function examine(meta, format, epoch, now, rest_s)
-  local found = redis.call('HMGET', meta, 'format', 'epoch', 'version', 'server', 'resting_until', 'by_hand')
+local function preflight(meta, format, incarnation, now, recovery_window_s)
+  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset')
   if not found[1] then
     return 'empty', 0, ''
   end
@@ -9,24 +9,24 @@ local function examine(meta, format, epoch, now, rest_s)
   if tonumber(found[1]) > tonumber(format) then
     return 'format', version, found[1]
   end
-  if epoch ~= '' and found[2] ~= epoch and not found[6] then
+  if incarnation ~= '' and found[2] ~= incarnation and not found[6] then
     return 'lost', version, found[2]
   end
   local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-  local resting_until = tonumber(found[5] or 0)
+  local grants_suspended_until = tonumber(found[5] or 0)
   if found[4] ~= server then
     -- Another server process holds the data: Redis was restarted or failed over, and the last commits may
     -- be lost. Version and fencing token jump beyond all of them, so that no earlier replica passes as
     -- current and no token is issued twice.
-    resting_until = now + rest_s
+    grants_suspended_until = now + recovery_window_s
     version = version + 1048576
     -- With memory full, Redis refuses only the first write of a script: this one adds nothing.
     redis.call('HDEL', meta, '')
-    redis.call('HINCRBY', meta, 'fencing', 1048576)
-    redis.call('HSET', meta, 'server', server, 'version', version, 'resting_until', resting_until)
+    redis.call('HINCRBY', meta, 'last_fencing_token', 1048576)
+    redis.call('HSET', meta, 'server', server, 'version', version, 'grants_suspended_until', grants_suspended_until)
   end
-  if now < resting_until then
-    return 'ok', version, tostring(math.ceil(resting_until - now))
+  if now < grants_suspended_until then
+    return 'ok', version, tostring(math.ceil(grants_suspended_until - now))
   end
   return 'ok', version, ''
 end
