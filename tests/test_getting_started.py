@@ -21,7 +21,7 @@ MARK = "the next block"
 
 
 def pasted(blocks: list[str], home: Path, port: int, redis_port: int) -> list[str]:
-    """What the blocks print, given to one shell at once on ports of the test's own, with an empty home."""
+    """Return the output of the blocks, pasted into one shell, with ports of the test and an empty home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPU_MANAGER")}
     script = f"\necho {MARK}\n".join(["trap 'kill $(jobs -p); wait' EXIT", *blocks])
     script = (

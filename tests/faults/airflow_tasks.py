@@ -21,7 +21,7 @@ DAG_ID = "fault_worker"
 
 
 def work_as_task(assignment: Mapping[str, Any], try_number: int) -> None:
-    """What the task does: notes its process, and works; a later try draws anew, and halts at no commit."""
+    """Record the task's process, then work; a later try draws again and halts at no commit."""
     told = Assignment(**{**assignment, "services": ()})
     record = Path(told.record)
     if not record.parent.exists():

@@ -295,7 +295,7 @@ def _explained(
     last: int,
     rests: Sequence[tuple[float, float]],
 ) -> bool:
-    """Whether a state from `first` to `last` gives the answer."""
+    """Return True if a state from `first` to `last` gives the answer."""
     life = replay.lives.get((operation.task_id, operation.token))
     if (
         operation.result in {"none", "gone", "not waiting"}
@@ -325,7 +325,7 @@ def _explained(
 
 
 def _somewhere_absent(spans: Iterable[Sequence[int]], first: int, last: int) -> bool:
-    """Whether a state from `first` to `last` lies in none of the spans."""
+    """Return True if a state from `first` to `last` lies in none of the spans."""
     at = first
     for begin, end in sorted(spans):
         if begin <= at < end:

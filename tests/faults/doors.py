@@ -1,4 +1,4 @@
-"""The doors through which a worker reaches the manager; all take the same calls."""
+"""Access paths of a worker to the manager; all take the same calls."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def what_is_missing() -> str:
 
 @cache
 def has_netem() -> bool:
-    """Whether the kernel can delay and drop; without it, iptables drops and nothing is delayed."""
+    """Return True if the kernel can delay and drop; without it, iptables drops and nothing is delayed."""
     zone = Namespace()
     try:
         return zone.shape("delay", "1ms")

@@ -1,4 +1,4 @@
-"""What became of the seeds: one line for each, one JSON object for all."""
+"""Outcome of the seeds: one line for each, one JSON object for all."""
 
 from __future__ import annotations
 

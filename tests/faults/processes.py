@@ -51,7 +51,7 @@ class Process(ABC):
         """Sends that signal, if there is anybody to send it to."""
 
     def runs(self) -> bool:
-        """Whether there is a process to hurt."""
+        """Return True if there is a process to stop or kill."""
         return self.exitcode() is None
 
     def kill(self) -> None:

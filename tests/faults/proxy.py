@@ -98,7 +98,7 @@ class Proxy:
 
 
 def _hang_up(*ends: socket.socket) -> None:
-    """Wakes whoever waits at these sockets; they are closed by the thread that owns them."""
+    """Wake the threads that wait at these sockets; the thread that owns a socket closes it."""
     for end in ends:
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

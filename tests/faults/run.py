@@ -124,7 +124,7 @@ class Run:
             self.workers[slot] = self.setup.start(assignment)
 
     def commit_point(self) -> tuple[str, int, float] | None:
-        """Where a process is to die or to sleep, if it is: the point, the number of the commit, how long."""
+        """Draw where a process dies or sleeps, if it does: the point, the number of the commit, how long."""
         halts, point = self.rng.random(), self.rng.choice(POINTS[self.setup.store_kind])
         number = self.rng.randint(3, 25)
         sleep_s = self.rng.uniform(0.05, self.setup.longest_sleep_s)
@@ -138,7 +138,7 @@ class Run:
         self.spawn(slot)
 
     def tend(self) -> None:
-        """Starts those anew who died, a little later; a worker that ended with an error is a complaint."""
+        """Restart the workers that died, a little later; a worker that ended with an error is a complaint."""
         now = time.monotonic()
         for slot, process in list(self.workers.items()):
             if process.exitcode() is not None and slot not in self.due:
@@ -241,7 +241,7 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
 
 @contextmanager
 def servers_of(setting: str) -> Iterator[None]:
-    """What all runs of a setting share; ends the program in one line where that cannot be had."""
+    """Yield the resources that all runs of a setting share; end the program in one line without them."""
     missing = {
         Variables.name: airflow_on_postgres,
         Tasks.name: airflow_on_postgres,

@@ -1,4 +1,4 @@
-"""What the workers of a run share: servers, the ways to them, services; one class a setting."""
+"""Resources that the workers of a run share: servers, access paths, services; one class a setting."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class OneRedis:
         self.services: list[Service] = []
 
     def assignment(self, slot: int) -> dict[str, Any]:
-        """What a worker in that slot is told of where to go."""
+        """Return the addresses for a worker in that slot."""
         return {"store": self.proxies[slot].url(self.namespace)}
 
     def start(self, assignment: Assignment) -> Process:

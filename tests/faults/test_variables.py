@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def matrix(*options: str) -> dict[str, Any]:
-    """What one command says about its seeds; in a process of its own, whose Airflow is that one."""
+    """Run the command in a process of its own, with that Airflow, and return its report on the seeds."""
     command = [sys.executable, "-m", "tests.faults.run", "--store", "variables", "--workers", "6", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "\n{" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]

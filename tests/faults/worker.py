@@ -32,7 +32,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is told; all of it plain values, so that it can cross to another version.
+    """Orders of a worker, all plain values, so that another version can read them.
 
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
     `lock_life_s` too. `door` is the way to the manager there; `halts_at` a commit point, the number of the

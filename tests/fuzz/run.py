@@ -38,7 +38,7 @@ def main(names: tuple[str, ...], seconds: int, harness: str | None, corpus: str 
 
 
 def run(name: str, seconds: int) -> bool:
-    """Whether the parser stood it."""
+    """Return True if the parser accepted the input or refused it properly."""
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as corpus:
         done = subprocess.run(
