@@ -46,7 +46,7 @@ def first_fit_per_s(rounds: int = 10_000) -> float:
     began = time.process_time()
     for request in requests:
         cluster.apply(allocate(cluster, request, first_fit, 0.0)[0])
-        cluster.apply(release(cluster, request.task_id, 0.0)[0])
+        cluster.apply(release(cluster, request.lease_id, 0.0)[0])
     return 2 * rounds / (time.process_time() - began)
 
 

@@ -154,7 +154,7 @@ def run(picture: Path | None, history: Path | None) -> list[str]:
 def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
     """Show leases and pending requests until the DAG run has ended; return its state."""
     console = Console()
-    started, news = time.monotonic(), _News()
+    started, news = time.monotonic(), _Progress()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             servers, leases = manager.get_resource_summary()["servers"], manager.leases()
@@ -172,7 +172,7 @@ def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
             time.sleep(0.5)
 
 
-class _News:
+class _Progress:
     """Lines of at most 80 columns about jobs that wait, start or end, and the GPUs that are free then."""
 
     def __init__(self) -> None:

@@ -43,12 +43,12 @@ def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
             lease = change["lease"]
             request = lease["request"]
             open_leases[lease["fencing_token"]] = Holding(
-                request["task_id"],
+                request["lease_id"],
                 lease.get("queued_at") or lease["granted_at"],
                 lease["granted_at"],
                 None,
-                lease["placement"]["node"],
-                tuple(lease["placement"].get("gpu_ids", ())),
+                lease["members"][0]["node"],
+                tuple(lease["members"][0].get("gpu_ids", ())),
                 request.get("resources", {}).get("cpus", 0),
             )
         elif change["change"] in ("released", "expired"):

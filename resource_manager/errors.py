@@ -62,9 +62,9 @@ class UnknownNodeError(InvalidRequestError):
 class DuplicateTaskError(InvalidRequestError):
     """A task id that already holds a lease or is pending with a request of another shape."""
 
-    def __init__(self, task_id: str, detail: str) -> None:
-        super().__init__(f"task {task_id!r} {detail}", field="task_id")
-        self.task_id = task_id
+    def __init__(self, lease_id: str, detail: str) -> None:
+        super().__init__(f"task {lease_id!r} {detail}", field="lease_id")
+        self.lease_id = lease_id
 
 
 class CapacityError(ResourceManagerError):
@@ -74,10 +74,10 @@ class CapacityError(ResourceManagerError):
 class LeaseNotFoundError(ResourceManagerError):
     """No lease with that task id (and fencing token)."""
 
-    def __init__(self, task_id: str, fencing_token: int | None = None) -> None:
+    def __init__(self, lease_id: str, fencing_token: int | None = None) -> None:
         suffix = "" if fencing_token is None else f" with fencing token {fencing_token}"
-        super().__init__(f"no live lease of task {task_id!r}{suffix}")
-        self.task_id = task_id
+        super().__init__(f"no live lease of task {lease_id!r}{suffix}")
+        self.lease_id = lease_id
         self.fencing_token = fencing_token
 
 

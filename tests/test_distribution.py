@@ -21,7 +21,7 @@ from resource_manager.errors import how_to_install
 from tests.e2e.plugin import assert_loaded_once
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = float(os.environ.get("E2E_PATIENCE", "1"))
+TIMEOUT_FACTOR = float(os.environ.get("E2E_TIMEOUT_FACTOR", "1"))
 
 pytestmark = pytest.mark.slow
 
@@ -216,7 +216,11 @@ class Installed(Stack):
             "PYTHONPATH": "",
         }
         super().__init__(
-            home, settings=settings, dags=home / "dags", start_timeout_s=240 * PATIENCE, answer_timeout_s=60
+            home,
+            settings=settings,
+            dags=home / "dags",
+            start_timeout_s=240 * TIMEOUT_FACTOR,
+            answer_timeout_s=60,
         )
         self._programs = programs
 
@@ -230,7 +234,7 @@ class Installed(Stack):
         run_id = self.api.trigger(dag_id)
         over = ("success", "failed")
         wait_until(
-            lambda: self.api.run_state(dag_id, run_id) in over, 180 * PATIENCE, f"{dag_id} does not end"
+            lambda: self.api.run_state(dag_id, run_id) in over, 180 * TIMEOUT_FACTOR, f"{dag_id} does not end"
         )
         (task,) = self.api.task_instances(dag_id, run_id)
         assert task["state"] == "success", self.api.log(dag_id, run_id, task["task_id"])
@@ -238,7 +242,7 @@ class Installed(Stack):
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(900 * PATIENCE)
+@pytest.mark.timeout(900 * TIMEOUT_FACTOR)
 def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(wheel: Path, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     (inventory,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)

@@ -16,7 +16,7 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.manager.inventory_file import load_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import keeping, standalone
+from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +50,7 @@ PYTHON = examples("python")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Yield the address of a service, and a token for it."""
     manager = GPUResourceManager.from_url("memory://")
-    kept = keeping(Settings(store="memory://"), tmp_path_factory.mktemp("tokens") / "tokens.json")
+    kept = persistence_of(Settings(store="memory://"), tmp_path_factory.mktemp("tokens") / "tokens.json")
     token = tokens.create(kept.tokens, "reader-of-the-pages", Role.USER)
     app = create_app(standalone(manager, kept))
     server = make_server("127.0.0.1", 0, app, threaded=True)

@@ -11,7 +11,8 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.airflow.hook import Manager
-from resource_manager.core.models import MILLI_PER_GPU, Outcome
+from resource_manager.core.changes import Outcome
+from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind

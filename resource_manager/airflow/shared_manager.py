@@ -53,7 +53,7 @@ class SharedManager:
             self._thread, lambda: act(self._hook.get_conn())
         )
 
-    async def status_of(self, task_id: str) -> dict[str, Any] | None:
+    async def status_of(self, lease_id: str) -> dict[str, Any] | None:
         """Return the task's lease or pending request, at most `MAX_AGE_S` old, or None."""
         async with self._reading:
             clock = asyncio.get_running_loop().time
@@ -61,7 +61,7 @@ class SharedManager:
                 everything = await self.call(self._read)
                 self._tasks = {entry["task_id"]: entry for entry in everything}
                 self._read_at = clock()
-        return self._tasks.get(task_id)
+        return self._tasks.get(lease_id)
 
     def _read(self, manager: Manager) -> list[dict[str, Any]]:
         """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant."""

@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted, note, noted
-from resource_manager.airflow.waiting_log import WaitingLog, describe_vacancy, describe_waiting
+from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
     InvalidRequestError,
@@ -31,7 +31,7 @@ from resource_manager.jobs.task_identity import TaskIdentity
 
 POLL_S = 1.0
 OUTAGE_POLL_S = 5.0
-SETTLE_S = 5.0
+MIN_DEFERRAL_S = 5.0
 """Shortest time before a trigger fires: Airflow's scheduler fails a task that resumes before the scheduler
 has read that the task was deferred (apache/airflow issues 71580 and 72716)."""
 
@@ -64,8 +64,8 @@ class _Trigger(BaseTrigger):
         self._began_at = time.monotonic()
 
     async def _event(self, **payload: Any) -> TriggerEvent:
-        """Return an event, after `SETTLE_S` at the earliest."""
-        await asyncio.sleep(max(self._began_at + SETTLE_S - time.monotonic(), 0.0))
+        """Return an event, after `MIN_DEFERRAL_S` at the earliest."""
+        await asyncio.sleep(max(self._began_at + MIN_DEFERRAL_S - time.monotonic(), 0.0))
         return TriggerEvent(payload)
 
     async def _state_event(self, state: TriggerState, **payload: Any) -> TriggerEvent:
@@ -96,7 +96,7 @@ class GrantTrigger(_Trigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = SharedManager.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
-        log, waited_s = WaitingLog(), 0.0
+        log, waited_s = WaitLog(), 0.0
         while True:
             try:
                 status = await watch.status_of(self.identity.lease_id)
@@ -124,7 +124,7 @@ class GrantTrigger(_Trigger):
         await end_unless_wanted(self)
 
 
-class VacancyTrigger(_Trigger):
+class FreeCapacityTrigger(_Trigger):
     """Fire when such a request would be granted at once, or can never be any more; allocates nothing.
 
     The event has the `server_name`, None with a `detail` if no server can ever fit the request, and the
@@ -145,7 +145,7 @@ class VacancyTrigger(_Trigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = SharedManager.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
-        log = WaitingLog()
+        log = WaitLog()
         while True:
             try:
                 answer = await watch.call(lambda manager: manager.explain(**self.arguments))

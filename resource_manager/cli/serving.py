@@ -87,14 +87,14 @@ def serve(
 ) -> None:
     """Serve the REST API and the console."""
     from resource_manager.rest.app import create_app
-    from resource_manager.rest.assemble import keeping, standalone
+    from resource_manager.rest.assemble import persistence_of, standalone
     from resource_manager.rest.observability import logs
     from resource_manager.storage.archive import extend
 
     if target.url:
         raise Failure("serve runs on a store: leave out --url", BAD_INPUT)
     settings = target.settings()
-    kept = keeping(settings, tokens_file)
+    kept = persistence_of(settings, tokens_file)
     opening = _opening(kept.tokens, host, insecure)
     manager: GPUResourceManager = target.manager
     if archive is not None:
@@ -217,9 +217,9 @@ def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
         return TokenFile(tokens_file)
     if target.url:
         raise Failure("tokens are in the store, not at a service: leave out --url, set --store", BAD_INPUT)
-    from resource_manager.rest.assemble import keeping
+    from resource_manager.rest.assemble import persistence_of
 
-    return keeping(target.settings()).tokens
+    return persistence_of(target.settings()).tokens
 
 
 @token.command("create")

@@ -184,12 +184,12 @@ def describe(change: Row) -> str:
     """Return a summary of a change of any kind in one line."""
     lease = change.get("lease")
     if lease:
-        place = lease["placement"]
-        return f"{lease['request']['task_id']} on {place['node']} GPUs {list(place.get('gpu_ids', []))}"
+        places = (f"{member['node']} GPUs {list(member.get('gpu_ids', []))}" for member in lease["members"])
+        return f"{lease['request']['lease_id']} on {', '.join(places)}"
     if "request" in change:
-        return f"{change['request']['task_id']} asks for {change['request'].get('gpus', 0)} GPUs"
+        return f"{change['request']['lease_id']} asks for {change['request'].get('gpus', 0)} GPUs"
     if "nodes" in change:
         return f"{len(change['nodes'])} servers"
-    subject = change.get("task_id") or change.get("node") or ""
+    subject = change.get("lease_id") or change.get("node") or ""
     detail = change.get("outcome") or change.get("reason") or ""
     return f"{subject} {detail}".strip()

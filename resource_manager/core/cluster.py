@@ -9,35 +9,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from resource_manager.core.expiry_heap import ExpiryHeap
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
-    Node,
-    PendingRequest,
     Quarantined,
     Queued,
     Released,
     Renewed,
     Restored,
 )
+from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.models import Lease, Node, PendingRequest
 from resource_manager.core.node_index import NodeIndex
-from resource_manager.core.node_state import (
-    NodeState,
-    accepted_gpu_ids,
-    accepts_node,
-    allocate,
-    could_ever_fit,
-    deallocate,
-)
+from resource_manager.core.node_state import NodeState, allocate, deallocate
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 
-__all__ = ["ClusterState", "NodeState", "Snapshot", "accepted_gpu_ids", "accepts_node", "could_ever_fit"]
+__all__ = ["ClusterState", "NodeState", "Snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +49,9 @@ class Snapshot:
 class ClusterState(NodeIndex):
     """The state: inventory, leases, queue. `apply(change)` is its only mutation.
 
-    `version` counts the changes applied, `fencing` is the last fencing token issued. Nodes keep the order
-    of the inventory. Integer amounts stay exact; once a node has no lease left, its float amounts are
-    reset to its totals exactly.
+    `version` counts the changes applied, `last_fencing_token` is the last one issued, `sequence` the number
+    of the last request that was queued. Nodes keep the order of the inventory. Integer amounts stay exact;
+    once a node has no lease left, its float amounts are reset to its totals exactly.
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
@@ -111,7 +102,7 @@ class ClusterState(NodeIndex):
             cluster.by_name[name].retired = True
         for lease in snapshot.leases:
             cluster._restore_lease(lease)
-        cluster.pending = {pending.task_id: pending for pending in snapshot.pending}
+        cluster.pending = {pending.lease_id: pending for pending in snapshot.pending}
         cluster.version = snapshot.version
         cluster.last_fencing_token = snapshot.last_fencing_token
         cluster.sequence = snapshot.sequence
@@ -152,42 +143,42 @@ class ClusterState(NodeIndex):
     def _granted(self, change: Granted) -> None:
         lease = change.lease
         placement = lease.placement
-        task_id = lease.request.task_id
-        if task_id in self.leases:
-            raise CapacityError(f"task {task_id!r} already holds a lease")
+        lease_id = lease.request.lease_id
+        if lease_id in self.leases:
+            raise CapacityError(f"task {lease_id!r} already holds a lease")
         state = self.by_name.get(placement.node)
         if state is None:
             raise UnknownNodeError(placement.node, len(self.nodes))
         whole_before, milli_before = state.whole_free, state.free_milli
         allocate(state, lease)
         self._reindex(state, whole_before, milli_before)
-        state.leases[task_id] = self.leases[task_id] = lease
+        state.leases[lease_id] = self.leases[lease_id] = lease
         if lease.expires_at != math.inf:
             self._expiry_heap.push(lease)
         if lease.fencing_token > self.last_fencing_token:
             self.last_fencing_token = lease.fencing_token
         self.last_node = placement.node
-        pending = self.pending.pop(task_id, None) if self.pending else None
+        pending = self.pending.pop(lease_id, None) if self.pending else None
         if self._undo is not None:
             self._undo.append(partial(self._undo_grant, lease, pending))
 
     def _undo_grant(self, lease: Lease, pending: PendingRequest | None) -> None:
         self._deallocate(lease)
         if pending is not None:
-            self.pending[pending.task_id] = pending
+            self.pending[pending.lease_id] = pending
 
     def _ended(self, change: Released | Expired) -> None:
-        lease = self._require_lease(change.task_id, change.fencing_token)
+        lease = self._require_lease(change.lease_id, change.fencing_token)
         self._deallocate(lease)
         if self._undo is not None:
             self._undo.append(partial(self._restore_lease, lease))
 
     def _renewed(self, change: Renewed) -> None:
-        lease = self._require_lease(change.task_id, change.fencing_token)
+        lease = self._require_lease(change.lease_id, change.fencing_token)
         self._replace_lease(lease, replace(lease, expires_at=change.expires_at, quarantined=False))
 
     def _quarantined(self, change: Quarantined) -> None:
-        lease = self._require_lease(change.task_id, change.fencing_token)
+        lease = self._require_lease(change.lease_id, change.fencing_token)
         self._replace_lease(lease, replace(lease, quarantined=True))
 
     def _replace_lease(self, old: Lease, new: Lease) -> None:
@@ -196,25 +187,25 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(self._put_back, old))
 
     def _put_back(self, lease: Lease) -> None:
-        self.leases[lease.task_id] = lease
-        self.by_name[lease.placement.node].leases[lease.task_id] = lease
+        self.leases[lease.lease_id] = lease
+        self.by_name[lease.placement.node].leases[lease.lease_id] = lease
         self._expiry_heap.push(lease)
 
     def _queued(self, change: Queued) -> None:
-        task_id = change.request.task_id
-        if task_id in self.pending or task_id in self.leases:
-            raise CapacityError(f"task {task_id!r} is already pending or holds a lease")
-        self.sequence += 1
-        self.pending[task_id] = PendingRequest(change.request, change.at, self.sequence)
+        lease_id = change.request.lease_id
+        if lease_id in self.pending or lease_id in self.leases:
+            raise CapacityError(f"task {lease_id!r} is already pending or holds a lease")
+        self.sequence = max(self.sequence, change.sequence)
+        self.pending[lease_id] = PendingRequest(change.request, change.queued_at, change.sequence)
         if self._undo is not None:
-            self._undo.append(lambda: self.pending.__delitem__(task_id))
+            self._undo.append(lambda: self.pending.__delitem__(lease_id))
 
     def _cancelled(self, change: Cancelled) -> None:
-        pending = self.pending.pop(change.task_id, None)
+        pending = self.pending.pop(change.lease_id, None)
         if pending is None:
-            raise LeaseNotFoundError(change.task_id)
+            raise LeaseNotFoundError(change.lease_id)
         if self._undo is not None:
-            self._undo.append(lambda: self.pending.__setitem__(pending.task_id, pending))
+            self._undo.append(lambda: self.pending.__setitem__(pending.lease_id, pending))
 
     def _drained(self, change: Drained) -> None:
         self._change_drained(self.node(change.node), change)
@@ -249,7 +240,7 @@ class ClusterState(NodeIndex):
                 state.drained = old[state.name].drained
                 for lease in old[state.name].leases.values():
                     allocate(state, lease, force=True)
-                    state.leases[lease.task_id] = lease
+                    state.leases[lease.lease_id] = lease
         self._index(states)
 
     def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
@@ -271,15 +262,15 @@ class ClusterState(NodeIndex):
                 state.drained = before.drained
                 for lease in before.leases.values():
                     allocate(state, lease, force=True)
-                    state.leases[lease.task_id] = lease
+                    state.leases[lease.lease_id] = lease
                 resized.append(state)
         self._swap(resized)
         return True
 
-    def _require_lease(self, task_id: str, fencing_token: int) -> Lease:
-        lease = self.leases.get(task_id)
+    def _require_lease(self, lease_id: str, fencing_token: int) -> Lease:
+        lease = self.leases.get(lease_id)
         if lease is None or lease.fencing_token != fencing_token:
-            raise LeaseNotFoundError(task_id, fencing_token)
+            raise LeaseNotFoundError(lease_id, fencing_token)
         return lease
 
     def _restore_lease(self, lease: Lease) -> None:
@@ -288,16 +279,16 @@ class ClusterState(NodeIndex):
         whole_before, milli_before = state.whole_free, state.free_milli
         allocate(state, lease, force=True)
         self._reindex(state, whole_before, milli_before)
-        state.leases[lease.task_id] = lease
-        self.leases[lease.task_id] = lease
+        state.leases[lease.lease_id] = lease
+        self.leases[lease.lease_id] = lease
         self._expiry_heap.push(lease)
 
     def _deallocate(self, lease: Lease) -> None:
-        task_id = lease.request.task_id
+        lease_id = lease.request.lease_id
         state = self.by_name[lease.placement.node]
         whole_before, milli_before = state.whole_free, state.free_milli
-        del self.leases[task_id]
-        del state.leases[task_id]
+        del self.leases[lease_id]
+        del state.leases[lease_id]
         deallocate(state, lease)
         self._reindex(state, whole_before, milli_before)
         if state.retired and not state.leases and self._undo is None:

@@ -32,11 +32,11 @@ class ExpiryHeap:
         if lease.expires_at == math.inf:
             return
         ends = self._ends
-        heapq.heappush(ends, (lease.expires_at, lease.fencing_token, lease.task_id))
+        heapq.heappush(ends, (lease.expires_at, lease.fencing_token, lease.lease_id))
         # Entries of released or renewed leases remain: with a long TTL they would accumulate.
         if len(ends) > MIN_LENGTH and len(ends) > 4 * len(self._leases):
             ends[:] = [
-                (live.expires_at, live.fencing_token, live.task_id)
+                (live.expires_at, live.fencing_token, live.lease_id)
                 for live in self._leases.values()
                 if live.expires_at != math.inf
             ]
@@ -59,4 +59,4 @@ class ExpiryHeap:
                 due.append(entry)
         for entry in due:
             heapq.heappush(ends, entry)
-        return [self._leases[task_id] for _, _, task_id in due]
+        return [self._leases[lease_id] for _, _, lease_id in due]

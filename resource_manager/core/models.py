@@ -1,12 +1,10 @@
-"""Values of the resource manager: nodes, requests, placements, leases and the changes of state."""
+"""Values of the resource manager: nodes, requests, placements and leases."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_copy, direct_init
 from resource_manager.errors import InvalidRequestError
@@ -17,52 +15,19 @@ MILLI_PER_GPU = 1000
 MAX_PRIORITY = 2**31 - 1
 """Upper bound of Airflow's `priority_weight`; every queue order computes with it exactly."""
 
-UNPRINTABLE = "\\x00-\\x1f\\x7f-\\x9f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060\\u2066-\\u2069\\ufeff"
-"""Characters that names must not contain, for a regular expression's character class: line ends, terminal
-control characters, changes of text direction and invisible characters."""
-
-_UNPRINTABLE = re.compile(f"[{UNPRINTABLE}\ud800-\udfff]")
-
-
-def check_printable(texts: Mapping[str, str]) -> None:
-    """Raise `InvalidRequestError`, naming the field, for a text with an `UNPRINTABLE` character.
-
-    `texts` maps field names to texts. Names and reasons appear in logs, terminals and pages, where such
-    characters could forge other output.
-    """
-    for field_name, text in texts.items():
-        if _UNPRINTABLE.search(text):
-            raise InvalidRequestError(
-                f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name
-            )
-
-
-MAX_TEXT = 250
-"""The most characters of a reason or an outcome, which stay in the history."""
-
-
-def check_text(**texts: str) -> None:
-    """Raises `InvalidRequestError` for a reason or an outcome that is too long or cannot be printed."""
-    check_printable(texts)
-    for field_name, text in texts.items():
-        if len(text) > MAX_TEXT:
-            raise InvalidRequestError(
-                f"{field_name} may have {MAX_TEXT} characters, got {len(text):,}", field=field_name
-            )
-
-
 Amount = int | float
 """A quantity of a divisible resource; integers stay exact, floats are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical GPU of a node: its index on the node, type, vendor and memory."""
+    """One physical GPU of a node: its index on the node, type, vendor, memory and, where known, identity."""
 
     gpu_id: int
     gpu_type: str = ""
     vendor: str = "nvidia"
     memory_mib: int = 0
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +77,7 @@ class Utility:
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Demand of a task on one node: GPUs (whole ones or a fraction of one) and amounts, with constraints.
+    """Demand on one node: GPUs (whole ones or a fraction of one) and amounts, with constraints.
 
     `gpus` GPUs of `gpu_milli` thousandths each; a GPU fraction (below 1000) asks for exactly one GPU.
     Empty `gpu_types` means any type. `preferred_node` is tried first, `required_node` is the only choice.
@@ -121,7 +86,7 @@ class Request:
     the job is gone. `utility` matters only under admission by price.
     """
 
-    task_id: str
+    lease_id: str
     gpus: int = 0
     gpu_milli: int = MILLI_PER_GPU
     resources: Mapping[str, Amount] = field(default_factory=dict)
@@ -141,8 +106,8 @@ class Request:
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
 
     def __post_init__(self) -> None:
-        if not self.task_id:
-            raise InvalidRequestError("task_id must not be empty", field="task_id")
+        if not self.lease_id:
+            raise InvalidRequestError("lease_id must not be empty", field="lease_id")
         if self.gpus < 0:
             raise InvalidRequestError(f"gpus must not be negative, got {self.gpus}", field="gpus")
         if not 0 < self.gpu_milli <= MILLI_PER_GPU:
@@ -171,36 +136,42 @@ class Request:
             (self.gpus, self.gpu_milli, amounts, self.gpu_types, self.vendor, self.required_node),
         )
 
-    def for_task(self, task_id: str) -> Request:
+    def for_task(self, lease_id: str) -> Request:
         """Return a copy of the request for another task, without validating the other fields again."""
-        if not task_id:
-            raise InvalidRequestError("task_id must not be empty", field="task_id")
-        copy: Request = _copy_request(self, task_id)
+        if not lease_id:
+            raise InvalidRequestError("lease_id must not be empty", field="lease_id")
+        copy: Request = _copy_request(self, lease_id)
         return copy
 
 
-_copy_request = direct_copy(Request, "task_id")
+_copy_request = direct_copy(Request, "lease_id")
 
 
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A node by name and the ids of its GPUs, selected for a request."""
+    """A node by name and the ids of its GPUs, selected for a request.
+
+    `gpu_uuids` are the identities of the GPUs at the grant, if the inventory names them, in the order of
+    `gpu_ids`; `port` is where the processes of a gang meet, 0 if there is none.
+    """
 
     node: str
     gpu_ids: tuple[int, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
+    port: int = 0
 
 
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A granted request: its placement is allocated until the lease is released or expires.
+    """A granted request: its members are allocated until the lease is released or expires.
 
     `fencing_token` only grows over the lifetime of a state; times are seconds of the store's clock.
     """
 
     request: Request
-    placement: Placement
+    members: tuple[Placement, ...]
     fencing_token: int
     granted_at: float
     expires_at: float = math.inf
@@ -208,8 +179,13 @@ class Lease:
     quarantined: bool = False
 
     @property
-    def task_id(self) -> str:
-        return self.request.task_id
+    def lease_id(self) -> str:
+        return self.request.lease_id
+
+    @property
+    def placement(self) -> Placement:
+        """The first member, which is the only one unless several nodes were asked for."""
+        return self.members[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,121 +197,5 @@ class PendingRequest:
     sequence: int
 
     @property
-    def task_id(self) -> str:
-        return self.request.task_id
-
-
-# ---- changes: the only way to change a state; their list is the audit trail and a replayable trace ----
-
-
-@direct_init
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A lease begins; if the task was pending, it leaves the queue."""
-
-    lease: Lease
-    at: float
-
-
-class Outcome(StrEnum):
-    """Outcome of a run, as the history has it; callers outside Airflow may write others."""
-
-    SUCCESS = "SUCCESS"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-
-@direct_init
-@dataclass(frozen=True, slots=True)
-class Released:
-    """A lease ends because its owner, an operator or the reconciler released it."""
-
-    task_id: str
-    fencing_token: int
-    at: float
-    outcome: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Renewed:
-    """A lease is extended to `expires_at`; a quarantined one becomes active again."""
-
-    task_id: str
-    fencing_token: int
-    at: float
-    expires_at: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Expired:
-    """A lease ends because its TTL passed without renewal."""
-
-    task_id: str
-    fencing_token: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A lease was not renewed, but its job may still run: the capacity stays allocated."""
-
-    task_id: str
-    fencing_token: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A request becomes pending."""
-
-    request: Request
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """A pending request leaves the queue without a lease."""
-
-    task_id: str
-    at: float
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """A node takes no new leases; its existing leases continue. `failed` marks a broken server."""
-
-    node: str
-    at: float
-    reason: str = ""
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """A drained node takes new leases again."""
-
-    node: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class InventoryChanged:
-    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
-
-    nodes: tuple[Node, ...]
-    at: float
-
-
-Change = (
-    Granted
-    | Released
-    | Renewed
-    | Expired
-    | Quarantined
-    | Queued
-    | Cancelled
-    | Drained
-    | Restored
-    | InventoryChanged
-)
+    def lease_id(self) -> str:
+        return self.request.lease_id

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Drained, Lease, Node, Request
+from resource_manager.core.changes import Drained
+from resource_manager.core.fit import accepted_gpu_ids, accepts_node
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Request
 from resource_manager.errors import CapacityError
 
 
@@ -71,10 +73,10 @@ class NodeState:
         if particular and not self.uniform:
             return len(self.eligible_gpus(request)) >= gpus
         if milli == MILLI_PER_GPU:
-            room = self.whole_free >= gpus
+            enough = self.whole_free >= gpus
         else:
-            room = self.whole_free > 0 or max(self.gpu_free.values()) >= milli
-        return room and (not particular or accepts_node(self.node, request))
+            enough = self.whole_free > 0 or max(self.gpu_free.values()) >= milli
+        return enough and (not particular or accepts_node(self.node, request))
 
     def eligible_gpus(self, request: Request) -> list[int]:
         """Return the ids of the GPUs that have the requested free milli, type and vendor, ascending."""
@@ -96,37 +98,6 @@ class NodeState:
         if request.gpu_milli != MILLI_PER_GPU:
             return (min(ids, key=self.gpu_free.__getitem__),)
         return tuple(ids[:need])
-
-
-def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
-    """Return the ids of the node's GPUs, free or not, whose type and vendor the request accepts."""
-    return {
-        gpu.gpu_id
-        for gpu in node.gpus
-        if (not request.gpu_types or gpu.gpu_type in request.gpu_types)
-        and (not request.vendor or gpu.vendor == request.vendor)
-    }
-
-
-def accepts_node(node: Node, request: Request) -> bool:
-    """Return True if the node as a whole has a type and vendor that the request accepts."""
-    if not node.gpus:
-        return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
-    return bool(accepted_gpu_ids(node, request))
-
-
-def could_ever_fit(node: Node, request: Request) -> bool:
-    """Return True if the request fits the node when it is empty."""
-    for name, amount in request.resources.items():
-        if node.resources.get(name, 0) < amount:
-            return False
-    if request.required_node is not None and request.required_node != node.name:
-        return False
-    if not (request.gpu_types or request.vendor):
-        return len(node.gpus) >= request.gpus
-    if not request.gpus:
-        return accepts_node(node, request)
-    return len(accepted_gpu_ids(node, request)) >= request.gpus
 
 
 def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:
@@ -162,7 +133,7 @@ def _check_capacity(state: NodeState, lease: Lease) -> None:
     count = len(gpu_ids)
     if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
         raise CapacityError(
-            f"placement of {request.task_id!r} names GPUs {gpu_ids}, but the request has gpus={request.gpus}"
+            f"placement of {request.lease_id!r} names GPUs {gpu_ids}, but the request has gpus={request.gpus}"
         )
     for gpu_id in gpu_ids:
         if state.gpu_free.get(gpu_id, 0) < request.gpu_milli:

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.core.node_state import (
-    NodeState,
-    accepted_gpu_ids,
-    accepts_node,
-    allocate,
-    could_ever_fit,
-)
+from resource_manager.core.node_state import NodeState, allocate
 from resource_manager.errors import LockTimeoutError
 
 MAX_SHOWN = 120
@@ -140,7 +135,7 @@ def unreleased_lease(states: Iterable[NodeState], request: Request) -> str:
         unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
         if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
             return (
-                f"{short(unconfirmed[0].task_id)} on {short(state.name)} was not renewed, but its job may "
+                f"{short(unconfirmed[0].lease_id)} on {short(state.name)} was not renewed, but its job may "
                 "still run: release the lease once the job is known to be gone"
             )
     return ""

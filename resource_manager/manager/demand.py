@@ -8,14 +8,8 @@ from itertools import chain
 from typing import Any, TypedDict
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    MAX_PRIORITY,
-    MILLI_PER_GPU,
-    Amount,
-    Request,
-    Utility,
-    check_printable,
-)
+from resource_manager.core.identifiers import check_printable
+from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Amount, Request, Utility
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
@@ -48,8 +42,9 @@ class RequestOptions(TypedDict, total=False):
 
 
 class AliasedOptions(RequestOptions, total=False):
-    """The same options, with the original's names of `gpus`, `cpus` and `prefer_server`."""
+    """The same options, with the original's names of `lease_id`, `gpus`, `cpus` and `prefer_server`."""
 
+    task_id: str | None
     required_gpus: int | None
     required_cpus: int | None
     prefer_server_id: int | str | None
@@ -58,11 +53,12 @@ class AliasedOptions(RequestOptions, total=False):
 def build_request(
     cluster: ClusterState,
     settings: Settings,
-    task_id: str,
+    lease_id: str | None = None,
     gpus: int | None = None,
     cpus: int | None = None,
     prefer_server: int | str | None = None,
     *,
+    task_id: str | None = None,
     required_gpus: int | None = None,
     required_cpus: int | None = None,
     prefer_server_id: int | str | None = None,
@@ -85,11 +81,14 @@ def build_request(
     """Return the request of these arguments; raises `InvalidRequestError` (a `ValueError`) if out of range.
 
     `gpus` is in `gpu_range`, or 1 with a GPU fraction `gpu_milli` below 1000; `cpus` is at least 1, the
-    default, and at most that of the largest server. `required_gpus`, `required_cpus` and `prefer_server_id`
-    are the original's names of the same; errors use the name that was given. `utility` (with `target_s`,
-    `sensitivity_per_s` and `expected_runtime_s`) is the value of finishing in time, see `models.Utility`; it
-    matters under admission by price.
+    default, and at most that of the largest server. `task_id`, `required_gpus`, `required_cpus` and
+    `prefer_server_id` are the original's names; errors use the name that was given. `utility` (with
+    `target_s`, `sensitivity_per_s` and `expected_runtime_s`) is the value of finishing in time, see
+    `models.Utility`; it matters under admission by price.
     """
+    id_name, lease_id = _one_of_aliases("lease_id", lease_id, "task_id", task_id)
+    if lease_id is None:
+        raise InvalidRequestError(f"{id_name} is missing", field=id_name)
     gpus_name, gpus = _one_of_aliases("gpus", gpus, "required_gpus", required_gpus)
     cpus_name, cpus = _one_of_aliases("cpus", cpus, "required_cpus", required_cpus)
     prefer_name, prefer_server = _one_of_aliases(
@@ -115,25 +114,30 @@ def build_request(
         )
     preferred_node = None if prefer_server is None else server_name(cluster, prefer_server, prefer_name)
     required_node = None if server is None else server_name(cluster, server, "server")
-    request = Request(
-        task_id=task_id,
-        gpus=gpus,
-        gpu_milli=gpu_milli,
-        resources={**(resources or {}), "cpus": cpus},
-        gpu_types=tuple(gpu_types),
-        vendor=vendor,
-        preferred_node=preferred_node,
-        required_node=required_node,
-        priority=priority,
-        team=team,
-        owner=owner,
-        ttl_s=settings.lease_ttl_s if ttl_s is None else ttl_s,
-        expected_runtime_s=expected_runtime_s,
-        quarantine=quarantine,
-        labels=dict(labels or {}),
-        utility=_utility(utility, target_s, sensitivity_per_s),
-    )
-    return checked(request)
+    try:
+        request = Request(
+            lease_id=lease_id,
+            gpus=gpus,
+            gpu_milli=gpu_milli,
+            resources={**(resources or {}), "cpus": cpus},
+            gpu_types=tuple(gpu_types),
+            vendor=vendor,
+            preferred_node=preferred_node,
+            required_node=required_node,
+            priority=priority,
+            team=team,
+            owner=owner,
+            ttl_s=settings.lease_ttl_s if ttl_s is None else ttl_s,
+            expected_runtime_s=expected_runtime_s,
+            quarantine=quarantine,
+            labels=dict(labels or {}),
+            utility=_utility(utility, target_s, sensitivity_per_s),
+        )
+        return checked(request)
+    except InvalidRequestError as error:
+        if error.field != "lease_id" or error.field == id_name:
+            raise
+        raise InvalidRequestError(error.named({"lease_id": id_name}), field=id_name) from None
 
 
 def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
@@ -209,7 +213,7 @@ def checked(request: Request) -> Request:
     A request that other processes could not read would lock all of them out of the state, and a name must
     not be able to forge a log line.
     """
-    names = {name: getattr(request, name) for name in ("task_id", "team", "owner", "vendor")}
+    names = {name: getattr(request, name) for name in ("lease_id", "team", "owner", "vendor")}
     several = {
         "gpu_types": request.gpu_types,
         "resources": request.resources,
@@ -254,15 +258,15 @@ def server_name(cluster: ClusterState, server: int | str, field: str | None = No
 
 def is_repeat(cluster: ClusterState, request: Request) -> bool:
     """Return whether the task has this very lease or pending request; another is a `DuplicateTaskError`."""
-    lease = cluster.leases.get(request.task_id)
-    pending = cluster.pending.get(request.task_id)
+    lease = cluster.leases.get(request.lease_id)
+    pending = cluster.pending.get(request.lease_id)
     if lease is None and pending is None:
         return False
     before = lease.request if lease is not None else pending.request  # type: ignore[union-attr]
     if before.shape != request.shape:
         verb = "holds" if lease is not None else "waits for"
         raise DuplicateTaskError(
-            request.task_id,
+            request.lease_id,
             f"already {verb} {allocator.describe(before)}; release it before asking for "
             f"{allocator.describe(request)}",
         )

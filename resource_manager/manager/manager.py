@@ -9,17 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Unpack
 
+from resource_manager.core.changes import Change, Drained, InventoryChanged, Restored
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    Change,
-    Drained,
-    InventoryChanged,
-    Lease,
-    Node,
-    Request,
-    Restored,
-    check_text,
-)
+from resource_manager.core.identifiers import check_text
+from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
 from resource_manager.errors import (
     CorruptStateError,
@@ -166,7 +159,7 @@ class GPUResourceManager:
         (`InvalidRequestError`) for an invalid request, and `StoreError` if the store is unavailable.
         """
         request = self.build_request(
-            task_id,
+            task_id=task_id,
             required_gpus=required_gpus,
             required_cpus=required_cpus,
             prefer_server_id=prefer_server_id,
@@ -241,14 +234,14 @@ class GPUResourceManager:
 
     def try_allocate(
         self,
-        task_id: str,
+        lease_id: str | None = None,
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any] | Refusal:
         """Allocate as `allocate`, with the lease as the dict of `allocate_resources`."""
-        request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._allocate([request], serializers.allocation)[0]
 
     def try_allocate_batch(
@@ -262,7 +255,7 @@ class GPUResourceManager:
 
     def submit(
         self,
-        task_id: str,
+        lease_id: str | None = None,
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
@@ -273,41 +266,43 @@ class GPUResourceManager:
         `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
         Raises as `allocate_resources` does, and `LockTimeoutError`.
         """
-        request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if is_repeat(cluster, request):
                 return []
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
-        _, status = self._state.run(step, lambda cluster: self._status(cluster, task_id, self.store.now()))
+        _, status = self._state.run(
+            step, lambda cluster: self._status(cluster, request.lease_id, self.store.now())
+        )
         assert status is not None  # read from the state that the step led to
         return status
 
-    def cancel(self, task_id: str, *, reason: str = "") -> bool:
+    def cancel(self, lease_id: str, *, reason: str = "") -> bool:
         """Remove a pending request from the queue; return False if there is none."""
         check_text(reason=reason)
         try:
             self._change(
                 lambda cluster, now: self._state.with_dispatch(
-                    cluster, allocator.cancel(cluster, task_id, now, reason), now
+                    cluster, allocator.cancel(cluster, lease_id, now, reason), now
                 )
             )
         except LeaseNotFoundError:
             return False
         return True
 
-    def renew(self, task_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
+    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
         """Restart the lease's time to live; raises `LeaseNotFoundError` if the lease has ended."""
         _, view = self._state.run(
-            lambda cluster, now: allocator.renew(cluster, task_id, now, fencing_token=fencing_token),
-            lambda cluster: serializers.allocation(cluster, cluster.leases[task_id]),
+            lambda cluster, now: allocator.renew(cluster, lease_id, now, fencing_token=fencing_token),
+            lambda cluster: serializers.allocation(cluster, cluster.leases[lease_id]),
         )
         return view
 
-    def status_of(self, task_id: str) -> dict[str, Any] | None:
+    def status_of(self, lease_id: str) -> dict[str, Any] | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
-        return self._state.read(lambda cluster, now: self._status(cluster, task_id, now))
+        return self._state.read(lambda cluster, now: self._status(cluster, lease_id, now))
 
     def leases(self) -> list[dict[str, Any]]:
         """Return every live lease as an allocation, oldest first."""
@@ -329,8 +324,8 @@ class GPUResourceManager:
         """Return the expected start of each pending request, as `estimated_start` of the queue."""
         return self._state.read(
             lambda cluster, now: {
-                task_id: serializers.estimate(start)
-                for task_id, start in self.starts_in(cluster, now).items()
+                lease_id: serializers.estimate(start)
+                for lease_id, start in self.starts_in(cluster, now).items()
             }
         )
 
@@ -357,8 +352,8 @@ class GPUResourceManager:
             cluster, request, self.settings.policy, policy, self.order, now, window
         )
         if answer["could_ever_fit"] and answer["kind"] is not None:
-            extra = () if request.task_id in cluster.pending else (request,)
-            start = self.starts_in(cluster, now, *extra)[request.task_id]
+            extra = () if request.lease_id in cluster.pending else (request,)
+            start = self.starts_in(cluster, now, *extra)[request.lease_id]
             answer["estimated_start"] = serializers.estimate(start)
         return answer
 
@@ -369,14 +364,14 @@ class GPUResourceManager:
 
     def explain(
         self,
-        task_id: str,
+        lease_id: str | None = None,
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any]:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
-        request = self.build_request(task_id, gpus, cpus, prefer_server, **options)
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._state.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
@@ -426,7 +421,7 @@ class GPUResourceManager:
 
     def build_request(
         self,
-        task_id: str,
+        lease_id: str | None = None,
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
@@ -435,7 +430,7 @@ class GPUResourceManager:
         """Return the request of these arguments, by `requests.build_request` on the replica's servers."""
         return self._state.peek_replica(
             lambda cluster: build_request(
-                cluster, self.settings, task_id, gpus, cpus, prefer_server, **options
+                cluster, self.settings, lease_id, gpus, cpus, prefer_server, **options
             )
         )
 
@@ -450,16 +445,16 @@ class GPUResourceManager:
     ) -> list[T | Refusal]:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             fresh = [request for request in requests if not is_repeat(cluster, request)]
-            if len({request.task_id for request in fresh}) != len(fresh):
-                raise InvalidRequestError("a batch must not have a task id twice", field="task_id")
+            if len({request.lease_id for request in fresh}) != len(fresh):
+                raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
             return allocator.allocate_in_order(cluster, fresh, self.policy, self.order, now) if fresh else []
 
         def held(cluster: ClusterState) -> list[tuple[Lease, T] | Refusal]:
-            leases = [cluster.leases.get(request.task_id) for request in requests]
+            leases = [cluster.leases.get(request.lease_id) for request in requests]
             refused = [request for request, lease in zip(requests, leases, strict=True) if lease is None]
             why = self._refusals(cluster, refused) if refused else {}
             return [
-                why[request.task_id] if lease is None else (lease, view(cluster, lease))
+                why[request.lease_id] if lease is None else (lease, view(cluster, lease))
                 for request, lease in zip(requests, leases, strict=True)
             ]
 
@@ -473,12 +468,12 @@ class GPUResourceManager:
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Refusal):
-                logger.warning("no lease for task %r: %s: %s", request.task_id, result.kind, result.detail)
+                logger.warning("no lease for task %r: %s: %s", request.lease_id, result.kind, result.detail)
                 answers.append(result)
             else:
                 lease, answer = result
                 gpu_ids, node = ",".join(map(str, lease.placement.gpu_ids)), lease.placement.node
-                logger.info("task %r holds GPUs %s of %s", request.task_id, gpu_ids, node)
+                logger.info("task %r holds GPUs %s of %s", request.lease_id, gpu_ids, node)
                 answers.append(answer)
         return answers
 
@@ -490,9 +485,9 @@ class GPUResourceManager:
     def _window_of(self, left_s: float) -> RecoveryWindow:
         return RecoveryWindow(max(self.settings.lease_confirmation_window_s - left_s, 0.0), left_s)
 
-    def _status(self, cluster: ClusterState, task_id: str, now: float) -> dict[str, Any] | None:
+    def _status(self, cluster: ClusterState, lease_id: str, now: float) -> dict[str, Any] | None:
         window = self.recovery_window(now)
-        return serializers.status(cluster, task_id, self.policy, self.order, now, window)
+        return serializers.status(cluster, lease_id, self.policy, self.order, now, window)
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
         name = self._state.peek_replica(lambda cluster: server_name(cluster, server))

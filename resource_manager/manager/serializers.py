@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Granted, Lease, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Placement, Request
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
@@ -22,6 +23,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
 
     Times are seconds since the epoch by the store's clock; `expires_at` is None if the lease never expires.
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
+    `members` has one entry a server, in the order of their ranks; the other keys describe the first.
     """
     node = cluster.by_name[lease.placement.node].node
     gpu_ids = list(lease.placement.gpu_ids)
@@ -34,7 +36,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
         "gpu_ids": gpu_ids,
         "cpu_count": request.resources.get("cpus", 0),
         "gpu_devices": ",".join(map(str, gpu_ids)),
-        "task_id": request.task_id,
+        "task_id": request.lease_id,
         "address": node.address,
         "vendor": gpus[0].vendor if gpus else node.vendor,
         "gpu_memory_mib": memory_mib * request.gpu_milli // MILLI_PER_GPU,
@@ -44,7 +46,22 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
         "queued_at": lease.queued_at,
         "state": "ERROR" if lease.quarantined else "RUNNING",
         "quarantined": lease.quarantined,
+        "members": [_member(cluster, request, rank, placed) for rank, placed in enumerate(lease.members)],
         **_demand(request),
+    }
+
+
+def _member(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> dict[str, Any]:
+    node = cluster.by_name[placed.node].node
+    return {
+        "rank": rank,
+        "server_id": node.server_id,
+        "server_name": node.name,
+        "address": node.address,
+        "gpu_ids": list(placed.gpu_ids),
+        "gpu_uuids": list(placed.gpu_uuids),
+        "cpu_count": request.resources.get("cpus", 0),
+        "port": placed.port,
     }
 
 
@@ -52,7 +69,7 @@ def pending(standing: Standing, now: float) -> dict[str, Any]:
     """Return a queue entry: position from 1 in queue order; `kind` and `reason` of the wait."""
     entry, request = standing.entry, standing.entry.request
     return {
-        "task_id": request.task_id,
+        "task_id": request.lease_id,
         "state": "WAITING",
         "position": standing.position,
         "kind": str(standing.refusal.kind),
@@ -88,19 +105,19 @@ def estimate(start: Start) -> dict[str, Any]:
 
 def status(
     cluster: ClusterState,
-    task_id: str,
+    lease_id: str,
     policy: Policy,
     order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
 ) -> dict[str, Any] | None:
     """Return the task's allocation, its queue entry, or None if it has neither."""
-    lease = cluster.leases.get(task_id)
+    lease = cluster.leases.get(lease_id)
     if lease is not None:
         return allocation(cluster, lease)
-    if task_id not in cluster.pending:
+    if lease_id not in cluster.pending:
         return None
-    return pending(next(standings(cluster, policy, order, now, window, only=(task_id,))), now)
+    return pending(next(standings(cluster, policy, order, now, window, only=(lease_id,))), now)
 
 
 def _demand(request: Request) -> dict[str, Any]:
@@ -153,9 +170,9 @@ def usage_in_words(usage: Usage) -> str:
     return f"{usage.free:g} free, {usage.used:g} used, {usage.closed:g} closed of {usage.total:g}"
 
 
-def short_name(task_id: str) -> str:
+def short_name(lease_id: str) -> str:
     """Return the last part of a lease id: `train[2]` of `dag/run/train[2]`."""
-    return task_id.rsplit("/", 1)[-1]
+    return lease_id.rsplit("/", 1)[-1]
 
 
 def gpu_usage(state: NodeState) -> Usage:
@@ -233,19 +250,19 @@ def explanation(
     scores = scores_of(policy, cluster, request)
     placement = allocator.select_placement(cluster, request, policy)
     granted, kind, reason = False, None, ""
-    if request.task_id in cluster.leases:
+    if request.lease_id in cluster.leases:
         reason = "the task has a lease already"
-    elif request.task_id not in cluster.pending:
+    elif request.lease_id not in cluster.pending:
         granted = any(
-            isinstance(change, Granted) and change.lease.task_id == request.task_id
+            isinstance(change, Granted) and change.lease.lease_id == request.lease_id
             for change in allocator.allocate_in_order(cluster, [request], policy, order, now)
         )
     if not granted and not reason:
-        refusal = refusals_of(cluster, [request], policy, order, now, window)[request.task_id]
+        refusal = refusals_of(cluster, [request], policy, order, now, window)[request.lease_id]
         kind, reason = str(refusal.kind), refusal.detail
     admission = order.admission
     return {
-        "task_id": request.task_id,
+        "task_id": request.lease_id,
         "admission": None if admission is None else quotes(cluster, request, admission, placement, now),
         "fits": placement is not None,
         "would_be_granted": granted,

@@ -13,7 +13,7 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
-from resource_manager.rest.idempotency import IdempotencyCache, MemoryReplies
+from resource_manager.rest.idempotency import IdempotencyCache, MemoryIdempotencyCache
 from resource_manager.rest.limits import DEFAULT_RATE, Limits
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.service import Service
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class Persistence:
     """Storage of all that is not cluster state: tokens, cached answers, the secret that signs sessions."""
 
     tokens: TokenStore
@@ -34,24 +34,28 @@ class Keeping:
     secret: str = field(repr=False)
 
 
-def keeping(settings: Settings, tokens_file: Path | None = None) -> Keeping:
+def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persistence:
     """Open the storage in the store's Redis, shared by every service of the store, else in files.
 
     `tokens_file` takes precedence over Redis.
     """
     client = _redis_of(settings) if tokens_file is None else None
     if client is not None:
-        return Keeping(
-            redis_persistence.TokenRedis(client), replies_for(settings), redis_persistence.secret(client)
+        return Persistence(
+            redis_persistence.TokenRedis(client),
+            idempotency_cache(settings),
+            redis_persistence.secret(client),
         )
     path = tokens_file or default_tokens_file()
-    return Keeping(TokenFile(path), replies_for(settings), _file_secret(path.with_name("session-secret")))
+    return Persistence(
+        TokenFile(path), idempotency_cache(settings), _file_secret(path.with_name("session-secret"))
+    )
 
 
-def replies_for(settings: Settings) -> IdempotencyCache:
+def idempotency_cache(settings: Settings) -> IdempotencyCache:
     """Return the cache of answers to idempotency keys: in the store's Redis if it has one, else in memory."""
     client = _redis_of(settings)
-    store = MemoryReplies() if client is None else redis_persistence.RedisIdempotencyCache(client)
+    store = MemoryIdempotencyCache() if client is None else redis_persistence.RedisIdempotencyCache(client)
     return IdempotencyCache(store, settings.lock_timeout_s)
 
 
@@ -87,7 +91,7 @@ def default_tokens_file() -> Path:
 
 def standalone(
     manager: GPUResourceManager,
-    kept: Keeping,
+    kept: Persistence,
     *,
     open_to: str = "",
     rate: str = DEFAULT_RATE,

@@ -101,7 +101,7 @@ class ServiceClient:
 
     def try_allocate(
         self,
-        task_id: str,
+        lease_id: str | None = None,
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
@@ -109,19 +109,19 @@ class ServiceClient:
     ) -> dict[str, Any] | Refusal:
         """Return a lease, or the refusal with its reason."""
         return self._allocate(
-            _given(task_id=task_id, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
+            _given({"task_id": lease_id}, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
         )
 
     def submit(
         self,
-        task_id: str,
+        lease_id: str | None = None,
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
-        demand = _given(task_id=task_id, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
+        demand = _given({"task_id": lease_id}, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
         return self._post("/api/submit", demand)
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
@@ -139,13 +139,13 @@ class ServiceClient:
         body = {"task_id": task_id, "fencing_token": fencing_token, "outcome": outcome}
         return self._found("/api/release", body)
 
-    def renew(self, task_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
+    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
-        return self._post("/api/renew", {"task_id": task_id, "fencing_token": fencing_token})
+        return self._post("/api/renew", {"task_id": lease_id, "fencing_token": fencing_token})
 
-    def cancel(self, task_id: str, *, reason: str = "") -> bool:
+    def cancel(self, lease_id: str, *, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none."""
-        return self._found("/api/cancel", {"task_id": task_id, "reason": reason})
+        return self._found("/api/cancel", {"task_id": lease_id, "reason": reason})
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
         body = {"reason": reason, "failed": failed}
@@ -160,9 +160,9 @@ class ServiceClient:
     def get_resource_summary(self) -> dict[str, Any]:
         return self._get("/api/status")
 
-    def status_of(self, task_id: str) -> dict[str, Any] | None:
+    def status_of(self, lease_id: str) -> dict[str, Any] | None:
         try:
-            return self._get("/api/task", {"task_id": task_id})
+            return self._get("/api/task", {"task_id": lease_id})
         except LeaseNotFoundError:
             return None
 
@@ -178,13 +178,14 @@ class ServiceClient:
 
     def explain(
         self,
-        task_id: str,
+        lease_id: str | None = None,
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """Return the manager's explanation with `estimated_start`; the service itself needs no task id."""
+        task_id = options.pop("task_id", lease_id)
         query = _given(gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
         query["resources"] = [f"{name}={amount}" for name, amount in query.get("resources", {}).items()]
         return {**self._get("/api/explain", query), "task_id": task_id}
@@ -270,9 +271,9 @@ def _is_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _given(**demand: Any) -> dict[str, Any]:
+def _given(fixed: Mapping[str, Any] | None = None, /, **demand: Any) -> dict[str, Any]:
     """Return the given parts of a demand; the service has the defaults."""
-    return {key: value for key, value in demand.items() if value is not None}
+    return {key: value for key, value in {**(fixed or {}), **demand}.items() if value is not None}
 
 
 def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> ResourceManagerError:

@@ -48,7 +48,7 @@ class ReplyStore(Protocol):
         """Remove the claim."""
 
 
-class MemoryReplies:
+class MemoryIdempotencyCache:
     """`ReplyStore` in the memory of this process."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class IdempotencyCache:
             raise ProblemError(400, f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters")
         place = (_hash(caller.encode("utf-8", "replace")), _hash(key.encode("utf-8", "replace")))
         fingerprint = _hash(operation.encode() + b"\0" + body)
-        claimed = json.dumps({"print": fingerprint, "claim": secrets.token_hex(8)})
+        claimed = json.dumps({"fingerprint": fingerprint, "claim": secrets.token_hex(8)})
         found = self._store.claim(*place, claimed, self._in_flight_s)
         if found is not None:
             return self._repeat(found, fingerprint)
@@ -130,7 +130,7 @@ class IdempotencyCache:
             return response
         answer = response.get_data()
         kept = {
-            "print": fingerprint,
+            "fingerprint": fingerprint,
             "status": response.status_code,
             "type": response.content_type,
             "bytes": len(answer),
@@ -158,7 +158,7 @@ class IdempotencyCache:
     def _repeat(found: str, fingerprint: str) -> flask.Response:
         head, _, body = found.partition("\n")
         kept = json.loads(head)
-        if kept["print"] != fingerprint:
+        if kept["fingerprint"] != fingerprint:
             raise ProblemError(422, "this Idempotency-Key was used for another request: use a new key")
         if "status" not in kept:
             raise ProblemError(

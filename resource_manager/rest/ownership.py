@@ -38,7 +38,7 @@ def refuse_taken(service: Service, caller: Identity, task_ids: Sequence[str]) ->
 
     def taken(cluster: ClusterState, now: float) -> list[str]:
         leases = filter(None, map(cluster.leases.get, task_ids))
-        return [lease.task_id for lease in leases if lease.request.owner != caller.name]
+        return [lease.lease_id for lease in leases if lease.request.owner != caller.name]
 
     for task_id in service.watch.look(taken):
         raise _taken(task_id)

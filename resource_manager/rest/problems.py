@@ -140,7 +140,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             errors = [{"field": error.field or "", "message": shortened(detail)}]
             return ProblemError(400, detail, kind=UNKNOWN_SERVER, errors=errors, server=error.node)
         case DuplicateTaskError():
-            return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.task_id)
+            return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.lease_id)
         case NeverFitsError():
             errors = [{"field": error.field or "", "message": detail}]
             return ProblemError(400, detail, refused=RefusalKind.NEVER_FITS, errors=errors)
@@ -149,7 +149,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(400, detail, errors=errors)
         case LeaseNotFoundError():
             return ProblemError(
-                404, detail, kind=NO_LEASE, task_id=error.task_id, fencing_token=error.fencing_token
+                404, detail, kind=NO_LEASE, task_id=error.lease_id, fencing_token=error.fencing_token
             )
         case StateUnconfirmedError():
             return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.remaining_s))

@@ -45,7 +45,7 @@ from resource_manager.rest.schemas import (
     Submission,
     TaskQuery,
     Trend,
-    TrendsQuery,
+    UsageHistoryQuery,
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -311,11 +311,11 @@ def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
     "/api/trends",
     Role.READER,
     "Utilisation, queue and waits over the last hours",
-    query=TrendsQuery,
+    query=UsageHistoryQuery,
     answer=Trend,
     tags=("history",),
 )
-def usage_history(service: Service, caller: Identity, query: TrendsQuery) -> Any:
+def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Any:
     return service.watch.look(lambda cluster, now: service.watch.usage_history.series(query.hours, now))
 
 

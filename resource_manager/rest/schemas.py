@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from resource_manager.core.models import MAX_PRIORITY, MAX_TEXT, UNPRINTABLE
+from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
+from resource_manager.core.models import MAX_PRIORITY
 from resource_manager.manager.demand import fraction_advice
 
 MAX_BATCH = 1000
@@ -264,7 +265,7 @@ class ExplainQuery(Sizes):
         return {**self.model_dump(exclude_none=True), "resources": amounts}
 
 
-class TrendsQuery(Body):
+class UsageHistoryQuery(Body):
     """`GET /api/trends`."""
 
     hours: Annotated[float, Field(ge=0.1, le=168)] = 24
@@ -286,6 +287,15 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class Member(Answer):
+    """One server of a lease, in the order of the ranks."""
+
+    rank: int
+    server_id: int
+    server_name: str
+    gpu_ids: list[int]
+
+
 class Allocation(Answer):
     """Lease, with the original design's six keys first."""
 
@@ -295,6 +305,7 @@ class Allocation(Answer):
     cpu_count: int | float
     gpu_devices: str = Field(description="For CUDA_VISIBLE_DEVICES.")
     task_id: str
+    members: list[Member]
 
 
 class Submission(Answer):

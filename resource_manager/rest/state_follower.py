@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Change, Granted, Lease, Queued
+from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.storage import Store
@@ -172,11 +173,13 @@ class StateFollower:
         while page := self._store.history(after, HISTORY_PAGE):
             for _, change in page:
                 if isinstance(change, Granted):
-                    began_later.add(change.lease.task_id)
+                    began_later.add(change.lease.lease_id)
                 elif isinstance(change, Queued):
-                    queued_later.add(change.request.task_id)
+                    queued_later.add(change.request.lease_id)
             after = page[-1][0]
-        before: list[Lease] = [lease for lease in cluster.leases.values() if lease.task_id not in began_later]
+        before: list[Lease] = [
+            lease for lease in cluster.leases.values() if lease.lease_id not in began_later
+        ]
         self.usage_history.start_from(before, set(cluster.pending) - queued_later, _capacity_milli(cluster))
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from resource_manager.core.cluster import ClusterState, could_ever_fit
-from resource_manager.core.models import (
-    MILLI_PER_GPU,
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Expired,
     Granted,
-    Lease,
-    PendingRequest,
-    Placement,
     Quarantined,
     Queued,
     Released,
     Renewed,
-    Request,
 )
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.fit import could_ever_fit
+from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.node_state import is_rounding_error
 from resource_manager.core.refusal import never_fits
 from resource_manager.errors import (
@@ -66,10 +63,10 @@ def allocate_in_order(
     if not cluster.pending and len(requests) == 1:
         return allocate(cluster, requests[0], policy, now, order)
     if cluster.pending:
-        new = {request.task_id for request in requests}
-        settled = with_dispatch(cluster, [Queued(request, now) for request in requests], policy, order, now)
-        return [c for c in settled if not (type(c) is Queued and c.request.task_id in new)]
-    changes: list[Change] = []
+        new = {request.lease_id for request in requests}
+        changes = with_dispatch(cluster, enqueue(cluster, requests, now), policy, order, now)
+        return [c for c in changes if not (type(c) is Queued and c.request.lease_id in new)]
+    changes = []
     with cluster.trial():
         for request in requests:
             granted = allocate(cluster, request, policy, now, order)
@@ -81,11 +78,11 @@ def allocate_in_order(
 
 def grant(cluster: ClusterState, request: Request, placement: Placement, now: float) -> Granted:
     """Return the grant of that placement, unchecked: `ClusterState.apply` refuses it if it does not fit."""
-    pending = cluster.pending.get(request.task_id) if cluster.pending else None
+    pending = cluster.pending.get(request.lease_id) if cluster.pending else None
     return Granted(
         Lease(
             request,
-            placement,
+            (placement,),
             cluster.last_fencing_token + 1,
             now,
             now + request.ttl_s,
@@ -93,6 +90,14 @@ def grant(cluster: ClusterState, request: Request, placement: Placement, now: fl
         ),
         now,
     )
+
+
+def enqueue(cluster: ClusterState, requests: Iterable[Request], now: float) -> list[Change]:
+    """Return the changes that put the requests at the end of the queue, in that order."""
+    return [
+        Queued(request, now, sequence, now)
+        for sequence, request in enumerate(requests, start=cluster.sequence + 1)
+    ]
 
 
 def submit(
@@ -109,42 +114,42 @@ def submit(
         granted = allocate(cluster, request, policy, now, order)
         if granted:
             return granted
-    return with_dispatch(cluster, [Queued(request, now)], policy, order, now)
+    return with_dispatch(cluster, enqueue(cluster, [request], now), policy, order, now)
 
 
 def release(
-    cluster: ClusterState, task_id: str, now: float, *, fencing_token: int | None = None, outcome: str = ""
+    cluster: ClusterState, lease_id: str, now: float, *, fencing_token: int | None = None, outcome: str = ""
 ) -> list[Change]:
     """Return the release of a lease; raises `LeaseNotFoundError` if there is none with that token."""
-    lease = cluster.leases.get(task_id)
+    lease = cluster.leases.get(lease_id)
     if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
-        raise LeaseNotFoundError(task_id, fencing_token)
-    return [Released(task_id, lease.fencing_token, now, outcome)]
+        raise LeaseNotFoundError(lease_id, fencing_token)
+    return [Released(lease_id, lease.fencing_token, now, outcome)]
 
 
 def renew(
-    cluster: ClusterState, task_id: str, now: float, *, fencing_token: int | None = None
+    cluster: ClusterState, lease_id: str, now: float, *, fencing_token: int | None = None
 ) -> list[Change]:
     """Return the renewal of a lease for its TTL from now; raises `LeaseNotFoundError` as `release` does."""
-    lease = cluster.leases.get(task_id)
+    lease = cluster.leases.get(lease_id)
     if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
-        raise LeaseNotFoundError(task_id, fencing_token)
-    return [Renewed(task_id, lease.fencing_token, now, now + lease.request.ttl_s)]
+        raise LeaseNotFoundError(lease_id, fencing_token)
+    return [Renewed(lease_id, lease.fencing_token, now, now + lease.request.ttl_s)]
 
 
 def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
     """Return the expiry, or the quarantine, of every lease whose TTL has passed."""
     return [
-        (Quarantined if lease.request.quarantine else Expired)(lease.task_id, lease.fencing_token, now)
+        (Quarantined if lease.request.quarantine else Expired)(lease.lease_id, lease.fencing_token, now)
         for lease in cluster.expired(now)
     ]
 
 
-def cancel(cluster: ClusterState, task_id: str, now: float, reason: str = "") -> list[Change]:
+def cancel(cluster: ClusterState, lease_id: str, now: float, reason: str = "") -> list[Change]:
     """Return the cancellation of a pending request; raises `LeaseNotFoundError` if there is none."""
-    if task_id not in cluster.pending:
-        raise LeaseNotFoundError(task_id)
-    return [Cancelled(task_id, now, reason)]
+    if lease_id not in cluster.pending:
+        raise LeaseNotFoundError(lease_id)
+    return [Cancelled(lease_id, now, reason)]
 
 
 def schedule_pending(
@@ -160,15 +165,15 @@ def with_dispatch(
     """Return the changes followed by the grants of pending requests that they make possible."""
     if not cluster.pending and not any(type(change) is Queued for change in changes):
         return list(changes)
-    settled = list(changes)
+    combined = list(changes)
     with cluster.trial():
         for change in changes:
             cluster.apply(change)
         for pending, placement in dispatch(cluster, policy, order, now):
             granted = grant(cluster, pending.request, placement, now)
             cluster.apply(granted)
-            settled.append(granted)
-    return settled
+            combined.append(granted)
+    return combined
 
 
 def dispatch(
@@ -214,10 +219,10 @@ def blocks_queue(cluster: ClusterState, request: Request) -> bool:
 
 def require_new_task(cluster: ClusterState, request: Request) -> None:
     """Raise `DuplicateTaskError` if the task holds a lease or is pending."""
-    if request.task_id in cluster.leases:
-        raise DuplicateTaskError(request.task_id, "already holds a lease")
-    if request.task_id in cluster.pending:
-        raise DuplicateTaskError(request.task_id, "is already pending in the queue")
+    if request.lease_id in cluster.leases:
+        raise DuplicateTaskError(request.lease_id, "already holds a lease")
+    if request.lease_id in cluster.pending:
+        raise DuplicateTaskError(request.lease_id, "is already pending in the queue")
 
 
 def require_feasible(cluster: ClusterState, request: Request) -> None:

@@ -6,7 +6,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from resource_manager.core.cluster import ClusterState, NodeState, accepted_gpu_ids, could_ever_fit
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import accepted_gpu_ids, could_ever_fit
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Placement, Request
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 

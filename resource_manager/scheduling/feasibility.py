@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from resource_manager.core.cluster import (
-    ClusterState,
-    NodeState,
-    accepted_gpu_ids,
-    accepts_node,
-    could_ever_fit,
-)
-from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Queued, Request
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit
+from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
 from resource_manager.core.refusal import (
     RecoveryWindow,
     Refusal,
@@ -58,7 +53,7 @@ def standings(
     """
     reasons = _Reasons(cluster, policy, order, now, window)
     for position, entry in enumerate(order(cluster, now), 1):
-        if only is None or entry.task_id in only:
+        if only is None or entry.lease_id in only:
             yield Standing(position, entry, reasons.of(entry))
         reasons.advance(position, entry)
 
@@ -73,12 +68,12 @@ def refusals_of(
 ) -> dict[str, Refusal]:
     """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged."""
     with cluster.trial():
-        asked = {request.task_id: request for request in requests}
-        for task_id, request in asked.items():
-            if task_id not in cluster.pending:
-                cluster.apply(Queued(request, now))
+        asked = {request.lease_id: request for request in requests}
+        new = [request for lease_id, request in asked.items() if lease_id not in cluster.pending]
+        for change in allocator.enqueue(cluster, new, now):
+            cluster.apply(change)
         return {
-            standing.entry.task_id: standing.refusal
+            standing.entry.lease_id: standing.refusal
             for standing in standings(cluster, policy, order, now, window, only=asked)
         }
 
@@ -174,7 +169,7 @@ class _Reasons:
         return Refusal(RefusalKind.BEHIND_QUEUE, detail)
 
     def _who(self, position: int, ahead: Request) -> str:
-        return f"{short(ahead.task_id)} (position {position}, {needs(self._cluster, ahead)})"
+        return f"{short(ahead.lease_id)} (position {position}, {needs(self._cluster, ahead)})"
 
     def _delay(self, request: Request) -> str:
         """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
@@ -208,8 +203,8 @@ class _Reasons:
         unknown = (one for one in (*leased, *self._reserved) if self._order.runtime_of(one) is None)
         cause = ""
         if endless := next(unknown, None):
-            noun = "lease " if endless.task_id in self._cluster.leases else ""
-            cause = f": the runtime of {noun}{short(endless.task_id)} is unknown"
+            noun = "lease " if endless.lease_id in self._cluster.leases else ""
+            cause = f": the runtime of {noun}{short(endless.lease_id)} is unknown"
         return f"{who} may start at any moment{cause}, so nothing overtakes it"
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from resource_manager.core.models import Change, Expired, Granted, Lease, Outcome, Released, Request
+from resource_manager.core.changes import Change, Expired, Granted, Outcome, Released
+from resource_manager.core.models import Lease, Request
 
 KEPT_RUNTIMES = 20
 ENOUGH_RUNTIMES = 3
@@ -50,7 +51,7 @@ def task_key(request: Request) -> str:
     labels = request.labels
     if labels.get("dag_id"):
         return "/".join(labels.get(name, "") for name in ("instance", "dag_id", "task_id"))
-    return re.sub(r"\d+", "#", request.task_id)
+    return re.sub(r"\d+", "#", request.lease_id)
 
 
 class RuntimeHistory:
@@ -69,9 +70,9 @@ class RuntimeHistory:
         """Learn from a change: a lease released with outcome SUCCESS tells how long its task ran."""
         match change:
             case Granted(lease=lease):
-                self._live[lease.task_id] = lease
+                self._live[lease.lease_id] = lease
             case Released() | Expired():
-                lease_of = self._live.pop(change.task_id, None)
+                lease_of = self._live.pop(change.lease_id, None)
                 if (
                     lease_of is not None
                     and isinstance(change, Released)
@@ -82,7 +83,7 @@ class RuntimeHistory:
 
     def take_over(self, leases: Iterable[Lease]) -> None:
         """Replace the live leases by these, if the changes that led to them are not available."""
-        self._live = {lease.task_id: lease for lease in leases}
+        self._live = {lease.lease_id: lease for lease in leases}
 
     @property
     def live_count(self) -> int:

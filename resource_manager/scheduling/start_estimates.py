@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
+from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, Queued, Released, Request
+from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind, leases_in_the_way, no_capacity, short, unreleased_lease
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
@@ -58,8 +59,8 @@ def estimate_starts(
     too_far = False
     ticket = count()
     with cluster.trial():
-        for request in extra:
-            cluster.apply(Queued(request, now))
+        for change in allocator.enqueue(cluster, extra, now):
+            cluster.apply(change)
         if not cluster.pending:
             return starts
         ends: list[tuple[float, int, Confidence, str, int]] = []
@@ -67,29 +68,29 @@ def estimate_starts(
         def expect_end(lease: Lease, at: float) -> None:
             end = None if lease.quarantined else expected_end(lease, at, order.runtime_of)
             if end is None:
-                endless.add(lease.task_id)
+                endless.add(lease.lease_id)
             else:
-                heapq.heappush(ends, (end[0], next(ticket), end[1], lease.task_id, lease.fencing_token))
+                heapq.heappush(ends, (end[0], next(ticket), end[1], lease.lease_id, lease.fencing_token))
 
         for lease in cluster.leases.values():
             expect_end(lease, now)
         at, confidence = now, Confidence.GOOD
         for _ in range(MAX_STEPS):
             for lease in _grant(cluster, policy, order, at):
-                starts[lease.task_id] = Start(at, lease.placement.node, confidence)
+                starts[lease.lease_id] = Start(at, lease.placement.node, confidence)
                 expect_end(lease, at)
             if not cluster.pending or not ends:
                 break
-            at, _, sure, task_id, fencing_token = heapq.heappop(ends)
+            at, _, sure, lease_id, fencing_token = heapq.heappop(ends)
             confidence = min(confidence, sure)
-            cluster.apply(Released(task_id, fencing_token, at))
+            cluster.apply(Released(lease_id, fencing_token, at))
         else:
             too_far = True
         why = list(_why_unknown(cluster, policy, order, at, endless, too_far=too_far))
     for request, detail in why:
         if detail is None:  # what the closed servers have now, not what they will have
             detail = no_capacity(cluster, request).detail
-        starts[request.task_id] = Start(None, None, Confidence.POOR, detail)
+        starts[request.lease_id] = Start(None, None, Confidence.POOR, detail)
     return starts
 
 
@@ -143,7 +144,7 @@ def _why_unknown(
 
 
 def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) -> str:
-    found = [lease.task_id for lease in leases_in_the_way(cluster, request) if lease.task_id in endless]
+    found = [lease.lease_id for lease in leases_in_the_way(cluster, request) if lease.lease_id in endless]
     if not found:
         return "no lease whose end is known frees enough capacity for it"
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Change
 from resource_manager.storage.redis.lock import Lock
 
 

@@ -1,20 +1,23 @@
 """Conversion to and from JSON, with the validation of stored data.
 
-Defaults are not written, which keeps changes small and infinite times out of JSON.
+Defaults are not written, which keeps changes small and infinite times out of JSON. A newer version wrote a
+change or a field that this one does not know: it is refused, so that nothing is granted on a state that is
+understood only in part.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import Snapshot
-from resource_manager.core.models import Change, Request
+from resource_manager.core.models import Request
 from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
 
 FORMAT_VERSION = 1
@@ -32,6 +35,8 @@ class _Adapters(dict[type, TypeAdapter[Any]]):
     """One adapter a class, created on first use: creation takes a millisecond, and commands need few."""
 
     def __missing__(self, kind: type) -> TypeAdapter[Any]:
+        # Dataclasses of `core` know nothing of pydantic; the classes inside this one inherit the setting.
+        kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
         adapter = self[kind] = TypeAdapter(kind)
         return adapter
 
@@ -57,9 +62,10 @@ def change_from_json(text: str | bytes) -> Change:
         tag = text[len(_TAG_KEY) : text.find('"', len(_TAG_KEY))]
         if tag in _CHANGES:
             try:
-                return _ADAPTERS[_CHANGES[tag]].validate_json(text)  # type: ignore[no-any-return]
+                body = "{" + text[len(_TAG_KEY) + len(tag) + 2 :]
+                return _ADAPTERS[_CHANGES[tag]].validate_json(body)  # type: ignore[no-any-return]
             except ValidationError as error:
-                raise CorruptStateError(f"not a {tag} change: {_first(error)}") from error
+                raise _unreadable(f"a {tag} change", error) from error
     return change_from_dict(_parse(text))
 
 
@@ -72,13 +78,22 @@ def change_to_dict(change: Change) -> dict[str, Any]:
 def change_from_dict(value: Mapping[str, Any]) -> Change:
     """Return the change that `change_to_dict` wrote; raises `CorruptStateError`."""
     tag = value.get("change") if isinstance(value, Mapping) else None
-    kind = _CHANGES.get(tag) if isinstance(tag, str) else None
-    if kind is None:
+    if not isinstance(tag, str):
         raise CorruptStateError(f"not a change: {str(value)[:120]}")
+    check_kinds([tag])
+    kind = _CHANGES[tag]
     try:
-        return _ADAPTERS[kind].validate_python(dict(value))  # type: ignore[no-any-return]
+        body = {key: item for key, item in value.items() if key != "change"}
+        return _ADAPTERS[kind].validate_python(body)  # type: ignore[no-any-return]
     except ValidationError as error:
-        raise CorruptStateError(f"not a {tag} change: {_first(error)}") from error
+        raise _unreadable(f"a {tag} change", error) from error
+
+
+def check_kinds(tags: Iterable[str]) -> None:
+    """Raise `NewerFormatError` unless this software knows all these kinds of changes."""
+    for tag in tags:
+        if tag not in _CHANGES:
+            raise NewerFormatError(f"this software does not know the change {tag[:40]!a}: upgrade it")
 
 
 def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
@@ -96,7 +111,7 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
         stored = {key: item for key, item in value.items() if key != "format"}
         return _ADAPTERS[Snapshot].validate_python(stored)  # type: ignore[no-any-return]
     except ValidationError as error:
-        raise CorruptStateError(f"not a snapshot: {_first(error)}") from error
+        raise _unreadable("a snapshot", error) from error
 
 
 def as_stored(request: Request) -> Request:
@@ -146,6 +161,14 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptStateError(f"not a change: {text[:120]}")
     return value
+
+
+def _unreadable(what: str, error: ValidationError) -> CorruptStateError:
+    """Return the error for stored data: newer if it only has more fields than this software knows."""
+    if all(each["type"] == "unexpected_keyword_argument" for each in error.errors(include_url=False)):
+        fields_unknown = ", ".join(str(each["loc"][-1])[:40] for each in error.errors(include_url=False))
+        return NewerFormatError(f"this software does not know {fields_unknown} of {what}: upgrade it")
+    return CorruptStateError(f"not {what}: {_first(error)}")
 
 
 def _first(error: ValidationError) -> str:

@@ -10,22 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from resource_manager.core.cluster import Snapshot
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
-    PendingRequest,
     Quarantined,
     Queued,
     Released,
     Renewed,
     Restored,
 )
+from resource_manager.core.cluster import Snapshot
+from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
@@ -96,10 +95,10 @@ def change_of(entry: Mapping[str, Any]) -> Change:
 
 def before_changes(now: Snapshot, changes: list[Change]) -> History:
     """Return the history that led to `now`, undoing the changes as far as they reveal the earlier state."""
-    granted = {(c.lease.task_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
-    queued = {c.request.task_id for c in changes if isinstance(c, Queued)}
-    leases = tuple(lease for lease in now.leases if (lease.task_id, lease.fencing_token) not in granted)
-    pending = [entry for entry in now.pending if entry.task_id not in queued]
+    granted = {(c.lease.lease_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
+    queued = {c.request.lease_id for c in changes if isinstance(c, Queued)}
+    leases = tuple(lease for lease in now.leases if (lease.lease_id, lease.fencing_token) not in granted)
+    pending = [entry for entry in now.pending if entry.lease_id not in queued]
     pending += _pending_before(changes)
     sequence = now.sequence - sum(isinstance(c, Queued) for c in changes)
     kept, forgotten = _known(changes, leases, pending)
@@ -130,14 +129,14 @@ def _pending_before(changes: list[Change]) -> list[PendingRequest]:
     found: list[PendingRequest] = []
     for change in changes:
         if isinstance(change, Queued):
-            seen.add(change.request.task_id)
+            seen.add(change.request.lease_id)
         elif isinstance(change, Granted):
             lease = change.lease
-            if lease.queued_at is not None and lease.queued_at < changes[0].at and lease.task_id not in seen:
+            if lease.queued_at is not None and lease.queued_at < changes[0].at and lease.lease_id not in seen:
                 found.append(PendingRequest(lease.request, lease.queued_at, 0))
-            seen.discard(lease.task_id)
+            seen.discard(lease.lease_id)
         elif isinstance(change, Cancelled):
-            seen.discard(change.task_id)
+            seen.discard(change.lease_id)
     return sorted(found, key=lambda entry: entry.queued_at)
 
 
@@ -157,28 +156,28 @@ def _known(
     changes: Iterable[Change], leases: Iterable[Lease], pending: Iterable[PendingRequest]
 ) -> tuple[list[Change], int]:
     """Return the changes whose lease or pending request is known, and the number of the others."""
-    live = {(lease.task_id, lease.fencing_token) for lease in leases}
-    queue = {entry.task_id for entry in pending}
+    live = {(lease.lease_id, lease.fencing_token) for lease in leases}
+    queue = {entry.lease_id for entry in pending}
     kept: list[Change] = []
     forgotten = 0
     for change in changes:
         if isinstance(change, Granted):
-            live.add((change.lease.task_id, change.lease.fencing_token))
-            queue.discard(change.lease.task_id)
+            live.add((change.lease.lease_id, change.lease.fencing_token))
+            queue.discard(change.lease.lease_id)
         elif isinstance(change, Queued):
-            queue.add(change.request.task_id)
+            queue.add(change.request.lease_id)
         elif isinstance(change, Released | Expired | Renewed | Quarantined):
-            key = (change.task_id, change.fencing_token)
+            key = (change.lease_id, change.fencing_token)
             if key not in live:
                 forgotten += 1
                 continue
             if isinstance(change, Released | Expired):
                 live.remove(key)
         elif isinstance(change, Cancelled):
-            if change.task_id not in queue:
+            if change.lease_id not in queue:
                 forgotten += 1
                 continue
-            queue.remove(change.task_id)
+            queue.remove(change.lease_id)
         kept.append(change)
     return kept, forgotten
 

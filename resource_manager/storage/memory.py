@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Change
 from resource_manager.errors import LockedError, StaleStateError, StateLostError
 from resource_manager.storage.redis.lock import Lock, ThreadLock, ThreadMutex
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 
+from resource_manager.core.changes import Drained, InventoryChanged, Restored
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import Drained, InventoryChanged, Node, Placement, Request, Restored
+from resource_manager.core.models import Node, Placement, Request
 from resource_manager.scheduling.allocator import grant, release
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
 from simulator.edge.plan import Add, Match, Plan, Step

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Change, Gpu, Lease, Node, Request
+from resource_manager.core.models import Gpu, Lease, Node, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.errors import SimulationError
@@ -106,7 +107,7 @@ class Ledger:
         demand = pool.demand(job)
         self._placed[slot] += 1
         request = Request(
-            task_id=f"{job.job_id}/{role}/{self._placed[slot]}",
+            lease_id=f"{job.job_id}/{role}/{self._placed[slot]}",
             gpus=count * demand[GPU],
             resources={name: count * demand[r] for r, name in enumerate(NODE_RESOURCES) if r != GPU},
             required_node=pool.nodes[server].name,
@@ -119,11 +120,11 @@ class Ledger:
                 f"slot {slot}: {count} x {role} of job {job.job_id!r} do not fit on {request.required_node}"
             )
         self._apply(slot, changes)
-        return self.states[slot].leases[request.task_id]
+        return self.states[slot].leases[request.lease_id]
 
     def remove(self, slot: int, lease: Lease) -> None:
         """Release a lease of the slot."""
-        self._apply(slot, allocator.release(self.states[slot], lease.task_id, slot))
+        self._apply(slot, allocator.release(self.states[slot], lease.lease_id, slot))
 
     def end_slot(self, slot: int) -> tuple[Lease, ...]:
         """Check the slot's state, release every lease and return the leases that ran."""
@@ -131,7 +132,7 @@ class Ledger:
         allocator.check(state)
         ran = tuple(state.leases.values())
         for lease in ran:
-            self._apply(slot, allocator.release(state, lease.task_id, slot, outcome="slot over"))
+            self._apply(slot, allocator.release(state, lease.lease_id, slot, outcome="slot over"))
         return ran
 
     def _apply(self, slot: int, changes: list[Change]) -> None:

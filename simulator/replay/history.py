@@ -9,19 +9,18 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
     Queued,
     Released,
-    Request,
     Restored,
 )
+from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage import open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
@@ -73,7 +72,7 @@ def workload_of(history: History, name: str) -> Workload:
     """
     changes = _rename(history)
     ends = _ends(changes)
-    leases = {c.lease.task_id: c.lease for c in changes if isinstance(c, Granted)}
+    leases = {c.lease.lease_id: c.lease for c in changes if isinstance(c, Granted)}
     before = replace(
         history.before,
         leases=tuple(_endless(lease) for lease in history.before.leases),
@@ -83,13 +82,13 @@ def workload_of(history: History, name: str) -> Workload:
     )
 
     def job(request: Request, at: float) -> Job:
-        lease = leases.get(request.task_id)
+        lease = leases.get(request.lease_id)
         runtime_s = math.inf
-        if lease is not None and lease.task_id in ends:
-            runtime_s = max(ends[lease.task_id] - lease.granted_at, 0.0)
+        if lease is not None and lease.lease_id in ends:
+            runtime_s = max(ends[lease.lease_id] - lease.granted_at, 0.0)
         return Job(_endless_request(request), at, runtime_s, lease)
 
-    queued = {entry.task_id for entry in history.before.pending}
+    queued = {entry.lease_id for entry in history.before.pending}
     batches: list[EventBatch] = []
     granting = True
     for change in changes:
@@ -99,17 +98,17 @@ def workload_of(history: History, name: str) -> Workload:
         granting = is_grant
         batch = batches[-1]
         if isinstance(change, Queued):
-            queued.add(change.request.task_id)
+            queued.add(change.request.lease_id)
             batch.arrivals.append(job(change.request, change.at))
         elif isinstance(change, Granted):
-            if change.lease.task_id not in queued:
+            if change.lease.lease_id not in queued:
                 batch.arrivals.append(job(change.lease.request, change.at))
         elif isinstance(change, Released | Expired):
-            batch.external.append(RecordedEnd(change.task_id))
+            batch.external.append(RecordedEnd(change.lease_id))
         elif isinstance(change, Cancelled | Drained | Restored | InventoryChanged):
             batch.external.append(change)
     held = [
-        Job(lease.request, lease.granted_at, ends.get(lease.task_id, math.inf) - lease.granted_at, lease)
+        Job(lease.request, lease.granted_at, ends.get(lease.lease_id, math.inf) - lease.granted_at, lease)
         for lease in before.leases
     ]
     waited = [job(entry.request, entry.queued_at) for entry in before.pending]
@@ -118,7 +117,7 @@ def workload_of(history: History, name: str) -> Workload:
 
 def _ends(changes: Iterable[Change]) -> dict[str, float]:
     """Return the end of each task, in seconds."""
-    return {change.task_id: change.at for change in changes if isinstance(change, Released | Expired)}
+    return {change.lease_id: change.at for change in changes if isinstance(change, Released | Expired)}
 
 
 def _endless_request(request: Request) -> Request:
@@ -132,9 +131,9 @@ def _endless(lease: Lease) -> Lease:
 
 def _rename(history: History) -> list[Change]:
     """Return the changes with a number appended to each task id that was used before."""
-    uses: Counter[str] = Counter(lease.task_id for lease in history.before.leases)
-    uses.update(entry.task_id for entry in history.before.pending)
-    pending = {entry.task_id for entry in history.before.pending}
+    uses: Counter[str] = Counter(lease.lease_id for lease in history.before.leases)
+    uses.update(entry.lease_id for entry in history.before.pending)
+    pending = {entry.lease_id for entry in history.before.pending}
 
     def name(task_id: str) -> str:
         return task_id if uses[task_id] <= 1 else f"{task_id}#{uses[task_id]}"
@@ -142,20 +141,20 @@ def _rename(history: History) -> list[Change]:
     renamed: list[Change] = []
     for change in history.changes:
         if isinstance(change, Queued):
-            uses[change.request.task_id] += 1
-            pending.add(change.request.task_id)
-            request = replace(change.request, task_id=name(change.request.task_id))
+            uses[change.request.lease_id] += 1
+            pending.add(change.request.lease_id)
+            request = replace(change.request, lease_id=name(change.request.lease_id))
             renamed.append(replace(change, request=request))
         elif isinstance(change, Granted):
-            task_id = change.lease.task_id
+            task_id = change.lease.lease_id
             if task_id not in pending:
                 uses[task_id] += 1
             pending.discard(task_id)
-            request = replace(change.lease.request, task_id=name(task_id))
+            request = replace(change.lease.request, lease_id=name(task_id))
             renamed.append(replace(change, lease=replace(change.lease, request=request)))
         elif isinstance(change, Released | Expired | Cancelled):
-            pending.discard(change.task_id)
-            renamed.append(replace(change, task_id=name(change.task_id)))
+            pending.discard(change.lease_id)
+            renamed.append(replace(change, lease_id=name(change.lease_id)))
         else:
             renamed.append(change)
     return renamed

@@ -136,7 +136,7 @@ def _request(row: Row) -> Request:
 
 
 def _arrival(pod: Request, place: int) -> Request:
-    return pod.for_task(f"{pod.task_id}#{place}")
+    return pod.for_task(f"{pod.lease_id}#{place}")
 
 
 def _read_fixture(path: Path, seed: int, pods: int, nodes: int) -> tuple[list[int], list[int]]:

@@ -8,16 +8,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from resource_manager.core.changes import Cancelled, Change, Granted, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    MILLI_PER_GPU,
-    Cancelled,
-    Change,
-    Granted,
-    Placement,
-    Queued,
-    Released,
-)
+from resource_manager.core.models import MILLI_PER_GPU, Placement
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
@@ -78,8 +71,8 @@ class Replay:
         self._totals: list[float] = []
         self._mark = -1
         for job in workload.present:
-            self.record.job_runs[job.request.task_id] = job_run = JobRun(job)
-            lease = self.cluster.leases.get(job.request.task_id)
+            self.record.job_runs[job.request.lease_id] = job_run = JobRun(job)
+            lease = self.cluster.leases.get(job.request.lease_id)
             if lease is not None:
                 job_run.started_at, job_run.placement = lease.granted_at, lease.placement
 
@@ -122,7 +115,7 @@ class Replay:
                 changes = allocator.schedule_pending(self.cluster, self._policy, self._order, now)
             self._commit(changes, now)
         for job in batch.arrivals:
-            self.record.job_runs[job.request.task_id] = JobRun(job)
+            self.record.job_runs[job.request.lease_id] = JobRun(job)
         if batch.arrivals:
             self._arrive(batch)
 
@@ -133,9 +126,9 @@ class Replay:
         while requests and not self.cluster.pending:
             request = requests.pop(0)
             granted = allocator.allocate(self.cluster, request, self._policy, now)
-            self._commit(granted or [Queued(request, now)], now)
+            self._commit(granted or allocator.enqueue(self.cluster, [request], now), now)
         if requests:
-            queued: list[Change] = [Queued(request, now) for request in requests]
+            queued = allocator.enqueue(self.cluster, requests, now)
             self._commit(allocator.with_dispatch(self.cluster, queued, self._policy, self._order, now), now)
 
     def _external_change(self, event: ExternalEvent, now: float) -> Change | None:
@@ -146,10 +139,10 @@ class Replay:
                 return None
             return Released(event.task_id, lease.fencing_token, now)
         if isinstance(event, Cancelled):
-            if event.task_id in self.cluster.pending:
+            if event.lease_id in self.cluster.pending:
                 return event
-            lease = self.cluster.leases.get(event.task_id)
-            return None if lease is None else Released(event.task_id, lease.fencing_token, now)
+            lease = self.cluster.leases.get(event.lease_id)
+            return None if lease is None else Released(event.lease_id, lease.fencing_token, now)
         return event
 
     def _commit(self, changes: list[Change], now: float) -> None:
@@ -161,15 +154,15 @@ class Replay:
     def _note(self, change: Change, now: float) -> None:
         job_runs = self.record.job_runs
         if isinstance(change, Granted):
-            task_id = change.lease.task_id
+            task_id = change.lease.lease_id
             job_run = job_runs[task_id]
             job_run.started_at, job_run.placement = now, change.lease.placement
             if not _as_recorded(job_run) and job_run.job.runtime_s < math.inf:
                 heapq.heappush(self._ends, (now + job_run.job.runtime_s, next(self._sequence), task_id))
         elif isinstance(change, Released):
-            job_runs[change.task_id].ended_at = now
+            job_runs[change.lease_id].ended_at = now
         elif isinstance(change, Cancelled):
-            job_runs[change.task_id].cancelled = True
+            job_runs[change.lease_id].cancelled = True
 
     def _sample(self, now: float) -> None:
         cluster = self.cluster

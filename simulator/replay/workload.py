@@ -7,18 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resource_manager.core.cluster import ClusterState, Snapshot, could_ever_fit
-from resource_manager.core.models import (
-    MILLI_PER_GPU,
-    Cancelled,
-    Drained,
-    Gpu,
-    InventoryChanged,
-    Lease,
-    Node,
-    Request,
-    Restored,
-)
+from resource_manager.core.changes import Cancelled, Drained, InventoryChanged, Restored
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.fit import could_ever_fit
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
@@ -96,9 +88,9 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
         raise InputError("the file lists no job", path=jobs_path)
     names: set[str] = set()
     for row, job in zip(rows, jobs, strict=True):
-        if job.request.task_id in names:
-            raise row.fail(f"job {job.request.task_id!r} appears twice")
-        names.add(job.request.task_id)
+        if job.request.lease_id in names:
+            raise row.fail(f"job {job.request.lease_id!r} appears twice")
+        names.add(job.request.lease_id)
     reject_oversized("job", zip(rows, (job.request for job in jobs), strict=True), nodes)
     jobs.sort(key=lambda job: job.submitted_at)
     return Workload(
@@ -122,7 +114,7 @@ def reject_oversized(what: str, asked: Iterable[tuple[Row, Request]], nodes: Seq
                     f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(types))}"
                 )
         if not any(could_ever_fit(node, request) for node in nodes):
-            raise row.fail(f"{what} {request.task_id!r} is larger than any node")
+            raise row.fail(f"{what} {request.lease_id!r} is larger than any node")
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:

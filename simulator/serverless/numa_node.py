@@ -7,8 +7,9 @@ import math
 from collections import deque
 from operator import sub, truediv
 
+from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Node, Placement, Released
+from resource_manager.core.models import Node, Placement
 from resource_manager.scheduling.allocator import grant
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
@@ -304,7 +305,7 @@ class NumaNode:
         container.remaining_computation = 0
         self._total_parallelism -= container.parallelism
         self._committed_parallelism -= container.parallelism
-        self.state.apply(Released(container.request.task_id, container.fencing_token, time))
+        self.state.apply(Released(container.request.lease_id, container.fencing_token, time))
         started = self._run_waiting_containers(time) if self._waiting_containers else []
         self._update_completion_times()
         self.version += 1

@@ -80,7 +80,7 @@ def predict_ends(node: NodeLoad) -> dict[str, float]:
             parallelism += container.parallelism
         else:
             container, _ = active.pop(left_s.index(first))
-            ends[container.request.task_id] = now
+            ends[container.request.lease_id] = now
             free += container.memory_alloc
             parallelism -= container.parallelism
     return ends

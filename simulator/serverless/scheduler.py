@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Amount, Placement, Released, Request
+from resource_manager.core.models import Amount, Placement, Request
 from resource_manager.scheduling.allocator import grant, select_placement
 from resource_manager.scheduling.policies import POLICIES, Policy, get_policy
 from resource_manager.scheduling.policies.random import seeded

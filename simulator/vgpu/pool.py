@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from resource_manager.core.cluster import ClusterState, could_ever_fit
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.glb import glb, rank_vendors
@@ -107,12 +108,12 @@ class Ledger:
         """Replace the allocated amounts of these tasks, cut to the capacity of their nodes."""
         leases = [self.cluster.leases[task_id] for task_id in booked]
         for lease in leases:
-            self.release(lease.task_id, now, "rebooked")
+            self.release(lease.lease_id, now, "rebooked")
         for lease in leases:
             free = self.cluster.node(lease.placement.node).free
             amounts = {
                 name: max(0.0, min(amount, free[name]))
-                for name, amount in zip(DIMENSIONS, booked[lease.task_id], strict=True)
+                for name, amount in zip(DIMENSIONS, booked[lease.lease_id], strict=True)
             }
             request = replace(lease.request, resources={**lease.request.resources, **amounts})
             self.cluster.apply(allocator.grant(self.cluster, request, lease.placement, now))

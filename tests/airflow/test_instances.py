@@ -46,7 +46,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import RunningJob, reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Keeping, standalone
+from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.console.cells import task_link
 from resource_manager.storage.airflow_variable.access import DatabaseAccess
@@ -242,7 +242,7 @@ def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty
 
 
 def test_the_service_separates_instances_like_the_store(manager, tmp_path):
-    service = standalone(manager, Keeping(None, None, "secret"), open_to="loopback")
+    service = standalone(manager, Persistence(None, None, "secret"), open_to="loopback")
     client = ServiceClient("http://localhost")
     client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
     slashes = replace(OURS, run_id="2026/11%2F22")
@@ -264,7 +264,7 @@ def test_the_service_separates_instances_like_the_store(manager, tmp_path):
 def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance):
     sensor = GPUAvailableSensor(task_id="train", gpus=2)
     with instance("staging"):
-        assert sensor._arguments({"ti": TASK})["task_id"] == f"{THEIRS.lease_id} (sensor)"
+        assert sensor._arguments({"ti": TASK})["lease_id"] == f"{THEIRS.lease_id} (sensor)"
         link = ConsoleLink().get_link(sensor, ti_key=TASK)
     assert unquote(link).endswith(f"/gpu/leases?q={THEIRS.lease_id}")
 

@@ -50,18 +50,19 @@ with warnings.catch_warnings():
     from resource_manager.airflow.shared_manager import SharedManager
     from resource_manager.airflow.task_state import ExecutionTaskStates
     from resource_manager.airflow.triggers import (
+        FreeCapacityTrigger,
         GrantTrigger,
         JobTrigger,
         LeaseEndTrigger,
         TriggerState,
-        VacancyTrigger,
     )
-    from resource_manager.airflow.waiting_log import WaitingLog, describe_wait, describe_waiting
+    from resource_manager.airflow.wait_log import WaitLog, describe_wait, describe_waiting
     from resource_manager.airflow.webapp import manager_of_tasks
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.bench.store import redis_server
-from resource_manager.core.models import Gpu, Node, Outcome
+from resource_manager.core.changes import Outcome
+from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState, build_docker_cmd
@@ -81,7 +82,7 @@ def manager():
 
 @pytest.fixture
 def fast_triggers(monkeypatch):
-    monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
+    monkeypatch.setattr(triggers, "MIN_DEFERRAL_S", 0.0)
     monkeypatch.setattr(triggers, "POLL_S", 0.01)
     monkeypatch.setattr(triggers, "READ_S", 0.2)
     monkeypatch.setattr("resource_manager.airflow.shared_manager.MAX_AGE_S", 0.0)
@@ -308,7 +309,7 @@ def test_the_log_line_of_a_wait_has_position_reason_and_start():
 
 
 def test_a_wait_is_logged_again_only_if_it_changed():
-    log = WaitingLog()
+    log = WaitLog()
     full, second = ("no_capacity", "largest free is 3"), "position 2"
     assert log.due(*full, second, 0.0)
     assert not log.due(*full, second, 1e9), "nothing changed"
@@ -339,14 +340,14 @@ def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, monkeypatch, f
     assert event["waited_s"] == pytest.approx(lease["granted_at"] - lease["queued_at"])
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="true", max_wait=timedelta(seconds=1))
     context = {"ti": SimpleNamespace(**asdict(TASK))}
-    operator.give_up_if_late(context, event)
+    operator.fail_if_overdue(context, event)
     assert re.search(rf"waited \d+ s for GPUs: {full}", capsys.readouterr().out)
     manager.release_resources(TASK.lease_id)
     for number in range(4):
         manager.submit(f"again{number}", 8, 8)
     Demand(8).submit(manager, TASK)
     with pytest.raises(AirflowException, match=f"no GPUs within max_wait = 0:00:01: {full}"):
-        operator.give_up_if_late(context, {**event, "state": TriggerState.MAX_WAIT_EXCEEDED})
+        operator.fail_if_overdue(context, {**event, "state": TriggerState.MAX_WAIT_EXCEEDED})
 
 
 def test_the_grant_trigger_fires_after_a_release(manager, monkeypatch, fast_triggers):
@@ -403,7 +404,7 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
             watcher.cancel()
         return connections, [watcher.result().payload for watcher in done]
 
-    monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
+    monkeypatch.setattr(triggers, "MIN_DEFERRAL_S", 0.0)
     connections, fired = asyncio.run(wait())
     manager.close()
     os.kill(server.pid, signal.SIGTERM)
@@ -673,7 +674,7 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeyp
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    room = VacancyTrigger({"task_id": "x", "gpus": 8, "cpus": 8}, poke_interval_s=0.01)
+    room = FreeCapacityTrigger({"task_id": "x", "gpus": 8, "cpus": 8}, poke_interval_s=0.01)
     assert fire(room, lambda: manager.release_resources("holds2")) == {
         "server_name": "gpu-server-2",
         "reasons": ["no server with 8 GPUs: none is free anywhere"],
@@ -730,7 +731,9 @@ def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(monkey
     with GPUResourceManager.from_url("memory://", inventory=large) as manager:
         monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
         held = manager.submit("holds", 8, 1)
-        wait = VacancyTrigger({"task_id": "x", "gpus": gpus, "gpu_types": ["A100"]}, poke_interval_s=0.01)
+        wait = FreeCapacityTrigger(
+            {"task_id": "x", "gpus": gpus, "gpu_types": ["A100"]}, poke_interval_s=0.01
+        )
 
         def shrink():
             manager.apply_inventory(small)
@@ -796,7 +799,7 @@ def test_triggers_survive_serialization():
     job = {"key": "k", "task_id": "d/r/t", "fencing_token": 1, "launcher": "local"}
     for trigger in (
         GrantTrigger(asdict(TASK), "c", 5.0),
-        VacancyTrigger({"task_id": "x", "gpus": 2, "cpus": 1}),
+        FreeCapacityTrigger({"task_id": "x", "gpus": 2, "cpus": 1}),
         LeaseEndTrigger(asdict(TASK), 3),
         JobTrigger(asdict(TASK), job, 60.0),
     ):

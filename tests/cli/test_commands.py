@@ -20,7 +20,7 @@ from resource_manager.cli import commands, main, target
 from resource_manager.cli.target import Target
 from resource_manager.rest import client
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import keeping, standalone
+from resource_manager.rest.assemble import persistence_of, standalone
 
 Run = Callable[..., Result]
 
@@ -35,7 +35,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         yield lambda *arguments: runner.invoke(main, list(arguments))
         return
     service = standalone(
-        manager, keeping(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
+        manager, persistence_of(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
     )
     server = make_server("127.0.0.1", 0, create_app(service), threaded=True)
     thread = threading.Thread(target=server.serve_forever)
@@ -322,7 +322,7 @@ def test_a_service_is_reconciled_without_a_store_of_ones_own(
 def test_a_service_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens at first; then somebody does."""
     manager = GPUResourceManager.from_url("memory://")
-    service = standalone(manager, keeping(Settings(store="memory://")), open_to="loopback")
+    service = standalone(manager, persistence_of(Settings(store="memory://")), open_to="loopback")
     [port] = free_ports(1)
     servers: list[Any] = []
 

@@ -39,7 +39,7 @@ def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> N
     assert all(json.loads(text)["level"] != "error" for text in rest.splitlines())
     before, granted = map(json.loads, archive.read_text().splitlines())
     assert before["snapshot"]["version"] == 0
-    assert granted["lease"]["request"]["task_id"] == "test_001"
+    assert granted["lease"]["request"]["lease_id"] == "test_001"
 
 
 def test_a_host_name_with_several_addresses_is_served_at_each() -> None:

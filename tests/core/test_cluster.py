@@ -7,24 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Drained,
     Expired,
-    Gpu,
     Granted,
     InventoryChanged,
-    Lease,
-    Node,
-    Placement,
     Quarantined,
     Queued,
     Released,
     Renewed,
-    Request,
     Restored,
 )
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
@@ -33,7 +29,7 @@ from resource_manager.scheduling.queue_order import ORDERS
 
 
 def granted(request: Request, node: str, *gpu_ids: int, token: int = 1, ends: float = math.inf) -> Granted:
-    return Granted(Lease(request, Placement(node, gpu_ids), token, 0.0, ends), 0.0)
+    return Granted(Lease(request, (Placement(node, gpu_ids),), token, 0.0, ends), 0.0)
 
 
 @pytest.fixture
@@ -93,8 +89,8 @@ def test_a_trial_leaves_no_trace(cluster: ClusterState) -> None:
         granted(Request("t", gpus=2, resources={"cpus": 8}, ttl_s=60), "gpu-server-0", 0, 1, ends=60.0)
     )
     cluster.apply(granted(Request("q", ttl_s=60, quarantine=True), "gpu-server-3", token=2, ends=60.0))
-    cluster.apply(Queued(Request("w1", gpus=8), 1.0))
-    cluster.apply(Queued(Request("w2", gpus=8), 1.0))
+    cluster.apply(Queued(Request("w1", gpus=8), 1.0, 1, 1.0))
+    cluster.apply(Queued(Request("w2", gpus=8), 1.0, 2, 1.0))
     before, masks = cluster.snapshot(), list(cluster.whole_free_masks)
     with cluster.trial():
         cluster.apply(Renewed("t", 1, 2.0, 70.0))
@@ -105,16 +101,16 @@ def test_a_trial_leaves_no_trace(cluster: ClusterState) -> None:
         cluster.apply(Drained("gpu-server-2", 2.0))
         cluster.apply(Restored("gpu-server-2", 2.0))
         cluster.apply(Drained("gpu-server-2", 2.0))
-        cluster.apply(Queued(Request("w3"), 2.0))
+        cluster.apply(Queued(Request("w3"), 2.0, 3, 2.0))
     after = cluster.snapshot()
     assert sorted(after.pending, key=lambda w: w.sequence) == list(before.pending)
-    assert {lease.task_id: lease for lease in after.leases} == {
-        lease.task_id: lease for lease in before.leases
+    assert {lease.lease_id: lease for lease in after.leases} == {
+        lease.lease_id: lease for lease in before.leases
     }
     assert (after.version, after.last_fencing_token, after.sequence, after.drained) == (4, 2, 2, ())
     assert cluster.whole_free_masks == masks
     assert cluster.open_mask == 0b1111
-    assert [lease.task_id for lease in cluster.expired(61.0)] == ["t", "q"]
+    assert [lease.lease_id for lease in cluster.expired(61.0)] == ["t", "q"]
     allocator.check(cluster)
 
 
@@ -124,9 +120,9 @@ def test_expired_returns_each_lease_once_and_does_not_consume_it(cluster: Cluste
     cluster.apply(Renewed("b", 2, 1.0, 6.0))
     assert cluster.expired(4.0) == []
     for _ in range(2):  # `expired` changes nothing
-        assert [lease.task_id for lease in cluster.expired(10.0)] == ["b", "a"]
+        assert [lease.lease_id for lease in cluster.expired(10.0)] == ["b", "a"]
     cluster.apply(Quarantined("b", 2, 10.0))
-    assert [lease.task_id for lease in cluster.expired(99.0)] == ["a"]
+    assert [lease.lease_id for lease in cluster.expired(99.0)] == ["a"]
 
 
 def test_ends_of_released_leases_do_not_pile_up(cluster: ClusterState) -> None:
@@ -135,7 +131,7 @@ def test_ends_of_released_leases_do_not_pile_up(cluster: ClusterState) -> None:
         if i % 1000:
             cluster.apply(Released(f"t{i}", i + 1, 0.0))
     assert len(cluster._expiry_heap) < 2_000
-    assert [lease.task_id for lease in cluster.expired(2e6)] == [f"t{i}" for i in range(0, 10_000, 1000)]
+    assert [lease.lease_id for lease in cluster.expired(2e6)] == [f"t{i}" for i in range(0, 10_000, 1000)]
 
 
 def test_float_amounts_are_restored_exactly_when_a_node_is_empty() -> None:
@@ -244,7 +240,7 @@ def test_dispatch_grants_in_order_and_stops_at_the_first_that_does_not_fit(clust
     for i in range(4):
         cluster.apply(granted(Request(f"t{i}", gpus=8), f"gpu-server-{i}", *range(8), token=i + 1))
     for task_id, gpus in (("a", 4), ("b", 8), ("c", 2)):
-        cluster.apply(Queued(Request(task_id, gpus=gpus), 1.0))
+        cluster.apply(Queued(Request(task_id, gpus=gpus), 1.0, cluster.sequence + 1, 1.0))
     changes = allocator.with_dispatch(
         cluster, [Released("t0", 1, 2.0)], POLICIES["first_fit"], ORDERS["fifo"], 2.0
     )

@@ -68,8 +68,8 @@ def test_each_instance_gets_a_default_of_its_own() -> None:
 def test_a_copy_for_another_task_equals_a_new_request() -> None:
     request = Request("a", 2, resources={"cpus": 4}, gpu_types=("T4",), priority=3, labels={"x": "y"})
     other = request.for_task("b")
-    assert other == replace(request, task_id="b")
+    assert other == replace(request, lease_id="b")
     assert other.shape == request.shape
-    assert request.task_id == "a"
-    with pytest.raises(InvalidRequestError, match="task_id"):
+    assert request.lease_id == "a"
+    with pytest.raises(InvalidRequestError, match="lease_id"):
         request.for_task("")

@@ -7,24 +7,21 @@ import random
 import pytest
 
 from resource_manager.core import expiry_heap, node_index
-from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
-    Node,
-    Placement,
     Quarantined,
     Queued,
     Released,
     Renewed,
-    Request,
     Restored,
 )
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES
@@ -42,7 +39,7 @@ def hold(
     cpus: int = 0,
 ) -> Lease:
     request = Request(task_id, len(gpu_ids), gpu_milli=milli, resources={"cpus": cpus}, ttl_s=ends)
-    lease = Lease(request, Placement(on, gpu_ids), state.last_fencing_token + 1, 0.0, ends)
+    lease = Lease(request, (Placement(on, gpu_ids),), state.last_fencing_token + 1, 0.0, ends)
     state.apply(Granted(lease, 0.0))
     return lease
 
@@ -169,8 +166,8 @@ def test_a_snapshot_is_the_whole_state() -> None:
     hold(state, "t", "b", 0, milli=400, ends=60.0)
     hold(state, "u", "c", 1)
     changes: list[Change] = [
-        Queued(Request("w", 2), 1.0),
-        Queued(Request("x", 1), 2.0),
+        Queued(Request("w", 2), 1.0, 1, 1.0),
+        Queued(Request("x", 1), 2.0, 2, 2.0),
         Cancelled("w", 3.0),
         Drained("b", 4.0, "fans", failed=True),
         Quarantined("t", 1, 5.0),
@@ -186,8 +183,8 @@ def test_a_snapshot_is_the_whole_state() -> None:
         "c",
     )
     assert [at.name for at in snapshot.nodes] == ["a", "b", "c"]
-    assert [lease.task_id for lease in snapshot.leases] == ["t", "u"]
-    assert [(pending.task_id, pending.sequence) for pending in snapshot.pending] == [("x", 2)]
+    assert [lease.lease_id for lease in snapshot.leases] == ["t", "u"]
+    assert [(pending.lease_id, pending.sequence) for pending in snapshot.pending] == [("x", 2)]
     assert snapshot.drained == (Drained("b", 4.0, "fans", failed=True),)
     assert snapshot.retired == ("c",)
     again = ClusterState.from_snapshot(snapshot)
@@ -200,19 +197,19 @@ def test_a_snapshot_is_the_whole_state() -> None:
 
 def test_version_fencing_token_and_sequence_only_grow() -> None:
     state = ClusterState(nodes("ab"))
-    state.apply(Granted(Lease(Request("t"), Placement("a"), 5, 0.0), 0.0))
-    state.apply(Granted(Lease(Request("u"), Placement("b"), 3, 0.0), 0.0))
+    state.apply(Granted(Lease(Request("t"), (Placement("a"),), 5, 0.0), 0.0))
+    state.apply(Granted(Lease(Request("u"), (Placement("b"),), 3, 0.0), 0.0))
     assert (state.version, state.last_fencing_token, state.last_node) == (2, 5, "b")
     for sequence, task_id in enumerate(("w", "x"), 1):
-        state.apply(Queued(Request(task_id), 7.0))
+        state.apply(Queued(Request(task_id), 7.0, sequence, 7.0))
         assert state.pending[task_id].sequence == state.sequence == sequence
         assert state.pending[task_id].queued_at == 7.0
 
 
 def test_a_grant_removes_the_request_from_the_queue() -> None:
     state = ClusterState(nodes("a"))
-    state.apply(Queued(Request("t", 1), 0.0))
-    state.apply(Queued(Request("u", 1), 0.0))
+    state.apply(Queued(Request("t", 1), 0.0, 1, 0.0))
+    state.apply(Queued(Request("u", 1), 0.0, 2, 0.0))
     hold(state, "t", "a", 0)
     assert set(state.pending) == {"u"}
     hold(state, "v", "a", 1)
@@ -235,34 +232,34 @@ def test_a_renewal_extends_the_lease_and_ends_its_quarantine() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (Queued(Request("w"), 1.0), CapacityError, "task 'w' is already pending or holds a lease"),
-        (Queued(Request("t"), 1.0), CapacityError, "task 't' is already pending or holds a lease"),
+        (Queued(Request("w"), 1.0, 2, 1.0), CapacityError, "task 'w' is already pending or holds a lease"),
+        (Queued(Request("t"), 1.0, 3, 1.0), CapacityError, "task 't' is already pending or holds a lease"),
         (Cancelled("x", 1.0), LeaseNotFoundError, "no live lease of task 'x'"),
         (Released("t", 2, 1.0), LeaseNotFoundError, "no live lease of task 't' with fencing token 2"),
         (Expired("x", 1, 1.0), LeaseNotFoundError, "no live lease of task 'x' with fencing token 1"),
         (Restored("x", 1.0), UnknownNodeError, "server 'x'"),
         (
-            Granted(Lease(Request("y"), Placement("x"), 2, 0.0), 0.0),
+            Granted(Lease(Request("y"), (Placement("x"),), 2, 0.0), 0.0),
             UnknownNodeError,
             "server 'x' is not in the inventory of 1 servers",
         ),
         (
-            Granted(Lease(Request("t"), Placement("a"), 2, 0.0), 0.0),
+            Granted(Lease(Request("t"), (Placement("a"),), 2, 0.0), 0.0),
             CapacityError,
             "task 't' already holds a lease",
         ),
         (
-            Granted(Lease(Request("y", 1), Placement("a"), 2, 0.0), 0.0),
+            Granted(Lease(Request("y", 1), (Placement("a"),), 2, 0.0), 0.0),
             CapacityError,
             r"placement of 'y' names GPUs \(\), but the request has gpus=1",
         ),
         (
-            Granted(Lease(Request("y", 1), Placement("a", (0,)), 2, 0.0), 0.0),
+            Granted(Lease(Request("y", 1), (Placement("a", (0,)),), 2, 0.0), 0.0),
             CapacityError,
             "GPU 0 of 'a' has less than 1000 milli free",
         ),
         (
-            Granted(Lease(Request("y", resources={"cpus": 9}), Placement("a"), 2, 0.0), 0.0),
+            Granted(Lease(Request("y", resources={"cpus": 9}), (Placement("a"),), 2, 0.0), 0.0),
             CapacityError,
             "'a' has less than 9 cpus free",
         ),
@@ -273,7 +270,7 @@ def test_a_refused_change_gives_a_reason_and_changes_nothing(
 ) -> None:
     state = ClusterState(nodes("a"))
     hold(state, "t", "a", 0)
-    state.apply(Queued(Request("w"), 0.0))
+    state.apply(Queued(Request("w"), 0.0, 1, 0.0))
     before = state.snapshot()
     with pytest.raises(error, match=text):
         state.apply(change)
@@ -352,14 +349,14 @@ def test_expired_leases_come_in_the_order_of_their_ends() -> None:
     state = ClusterState(nodes("ab"))
     for task_id, ends in (("late", 30.0), ("early", 10.0), ("middle", 20.0)):
         hold(state, task_id, "a", ends=ends)
-    assert [lease.task_id for lease in state.expired(9.9)] == []
-    assert [lease.task_id for lease in state.expired(20.0)] == ["early", "middle"]
+    assert [lease.lease_id for lease in state.expired(9.9)] == []
+    assert [lease.lease_id for lease in state.expired(20.0)] == ["early", "middle"]
     state.apply(Released("early", 2, 20.0))
-    assert [lease.task_id for lease in state.expired(30.0)] == ["middle", "late"]
+    assert [lease.lease_id for lease in state.expired(30.0)] == ["middle", "late"]
     # A new lease of the same task has an end of its own.
     hold(state, "early", "b", ends=40.0)
-    assert [lease.task_id for lease in state.expired(30.0)] == ["middle", "late"]
-    assert [lease.task_id for lease in state.expired(40.0)] == ["middle", "late", "early"]
+    assert [lease.lease_id for lease in state.expired(30.0)] == ["middle", "late"]
+    assert [lease.lease_id for lease in state.expired(40.0)] == ["middle", "late", "early"]
 
 
 def test_a_trial_leaves_the_expiry_heap_unchanged() -> None:
@@ -368,9 +365,9 @@ def test_a_trial_leaves_the_expiry_heap_unchanged() -> None:
     hold(state, "untouched", "a", ends=15.0)
     with state.trial():
         hold(state, "u", "b", ends=5.0)
-        assert [lease.task_id for lease in state.expired(20.0)] == ["u"]
+        assert [lease.lease_id for lease in state.expired(20.0)] == ["u"]
         state.apply(Released("t", 1, 1.0))
-    assert [lease.task_id for lease in state.expired(20.0)] == ["t", "untouched"]
+    assert [lease.lease_id for lease in state.expired(20.0)] == ["t", "untouched"]
 
 
 def test_outdated_ends_are_removed_from_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,8 +380,8 @@ def test_outdated_ends_are_removed_from_the_heap(monkeypatch: pytest.MonkeyPatch
         state.apply(Renewed("t", 2, 0.0, 100.0 + i))
         assert len(state._expiry_heap) <= 13
     assert state.expired(119.9) == []
-    assert [lease.task_id for lease in state.expired(148.9)] == ["u"]
-    assert [lease.task_id for lease in state.expired(149.0)] == ["u", "t"]
+    assert [lease.lease_id for lease in state.expired(148.9)] == ["u"]
+    assert [lease.lease_id for lease in state.expired(149.0)] == ["u", "t"]
 
 
 def test_outdated_ends_are_removed_only_once_most_entries_are_outdated(
@@ -452,7 +449,7 @@ def test_a_lease_keeps_a_resource_that_its_node_no_longer_lists() -> None:
     state = ClusterState([Node("a", 0, {"fpga": 2})])
     for token in (1, 2):
         request = Request(f"t{token}", resources={"fpga": 1})
-        state.apply(Granted(Lease(request, Placement("a"), token, 0.0), 0.0))
+        state.apply(Granted(Lease(request, (Placement("a"),), token, 0.0), 0.0))
     state.apply(InventoryChanged((Node("a", 0, {"cpus": 8}),), 1.0))
     assert state.node("a").free == {"cpus": 8, "fpga": -2}
     state.apply(Released("t1", 1, 2.0))
@@ -496,7 +493,7 @@ def test_nodes_keep_the_order_of_the_inventory() -> None:
     state = ClusterState(nodes("cab"))
     request = Request("t", 1)
     assert [found.name for found in state.candidates(request)] == ["c", "a", "b"]
-    state.apply(Queued(request, 0.0))
+    state.apply(Queued(request, 0.0, 1, 0.0))
     (granted,) = allocator.schedule_pending(state, POLICIES["first_fit"], ORDERS["fifo"], 1.0)
     assert isinstance(granted, Granted)
     assert granted.lease.placement == Placement("c", (0,))

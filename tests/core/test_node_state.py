@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.core.cluster import ClusterState, NodeState, accepts_node, could_ever_fit
-from resource_manager.core.models import Drained, Gpu, Granted, Lease, Node, Placement, Request
+from resource_manager.core.changes import Drained, Granted
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import accepts_node, could_ever_fit
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 
 A100, H100 = (Gpu(0, "A100", "nvidia"), Gpu(1, "A100", "nvidia")), (Gpu(2, "H100", "nvidia"),)
 MI300 = (Gpu(3, "MI300", "amd"),)
@@ -64,7 +66,7 @@ def holding(*leases: tuple[int, tuple[int, ...]], node: Node = MIXED) -> NodeSta
     cluster = ClusterState([node])
     for token, (milli, gpu_ids) in enumerate(leases, 1):
         request = Request(f"t{token}", len(gpu_ids), gpu_milli=milli)
-        cluster.apply(Granted(Lease(request, Placement("n", gpu_ids), token, 0.0), 0.0))
+        cluster.apply(Granted(Lease(request, (Placement("n", gpu_ids),), token, 0.0), 0.0))
     return cluster.node("n")
 
 

@@ -7,20 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    Drained,
-    Gpu,
-    Granted,
-    InventoryChanged,
-    Lease,
-    Node,
-    Placement,
-    Quarantined,
-    Queued,
-    Request,
-    Utility,
-)
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Utility
 from resource_manager.core.refusal import (
     MAX_DETAIL,
     MAX_SHOWN,
@@ -57,7 +46,7 @@ def hold(cluster: ClusterState, task_id: str, node: str, gpus: int, cpus: int = 
     state = cluster.by_name[node]
     request = Request(task_id, gpus, milli, {"cpus": cpus})
     placement = Placement(node, state.pick_gpus(request))
-    cluster.apply(Granted(Lease(request, placement, cluster.last_fencing_token + 1, 0.0), 0.0))
+    cluster.apply(Granted(Lease(request, (placement,), cluster.last_fencing_token + 1, 0.0), 0.0))
 
 
 def reason(
@@ -67,7 +56,7 @@ def reason(
     window: RecoveryWindow | None = None,
 ) -> tuple[str, str]:
     before = cluster.snapshot()
-    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window)[request.task_id]
+    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window)[request.lease_id]
     assert cluster.snapshot() == before
     assert str(refusal) == refusal.detail
     return str(refusal.kind), refusal.detail
@@ -118,13 +107,13 @@ def test_no_capacity_for_a_gpu_fraction_names_the_most_milli_free() -> None:
 def test_free_but_reserved_capacity_names_the_request_ahead() -> None:
     cluster = cluster_of(server("gpu-server-0", 0))
     hold(cluster, "runs", "gpu-server-0", 6)
-    cluster.apply(Queued(Request("train_a", 6), 1.0))
+    cluster.apply(Queued(Request("train_a", 6), 1.0, 1, 1.0))
     assert reason(cluster, Request("t", 1)) == (
         "behind_queue",
         "2 GPUs are free on gpu-server-0; reserved for train_a (position 1, needs 6), "
         "first come, first served",
     )
-    cluster.apply(Queued(Request("t", 2), 2.0))
+    cluster.apply(Queued(Request("t", 2), 2.0, 2, 2.0))
     head, second = standings(cluster, FIRST_FIT, get_order("priority"), 10.0)
     assert (head.position, head.refusal) == (
         1,
@@ -136,7 +125,7 @@ def test_free_but_reserved_capacity_names_the_request_ahead() -> None:
 def test_a_server_that_never_fits_the_request_ahead_is_not_called_reserved() -> None:
     cluster = cluster_of(server("big", 0), server("small", 1, 1))
     hold(cluster, "runs", "big", 8)
-    cluster.apply(Queued(Request("train_a", 6), 1.0))
+    cluster.apply(Queued(Request("train_a", 6), 1.0, 1, 1.0))
     assert reason(cluster, Request("t", 1)) == (
         "behind_queue",
         "1 GPU is free on small; train_a (position 1, needs 6) is ahead, first come, first served",
@@ -146,8 +135,8 @@ def test_a_server_that_never_fits_the_request_ahead_is_not_called_reserved() -> 
 def test_under_backfill_the_reason_names_the_delayed_request_and_the_remedy() -> None:
     cluster = cluster_of(server("s1", 1))
     request = Request("runs", 6, expected_runtime_s=100.0)
-    cluster.apply(Granted(Lease(request, Placement("s1", tuple(range(6))), 1, 0.0), 0.0))
-    cluster.apply(Queued(Request("train_a", 8, expected_runtime_s=50.0), 1.0))
+    cluster.apply(Granted(Lease(request, (Placement("s1", tuple(range(6))),), 1, 0.0), 0.0))
+    cluster.apply(Queued(Request("train_a", 8, expected_runtime_s=50.0), 1.0, 1, 1.0))
     order = get_order("fifo+backfill")
     assert reason(cluster, Request("t", 2), order) == (
         "behind_queue",
@@ -164,13 +153,13 @@ def backfilled(*leases: Lease, head: Request | None = None) -> ClusterState:
     cluster = cluster_of(server("s1", 1), server("small", 2, 1))
     for lease in leases:
         cluster.apply(Granted(lease, 0.0))
-    cluster.apply(Queued(head or Request("train_a", 6, expected_runtime_s=50.0), 1.0))
+    cluster.apply(Queued(head or Request("train_a", 6, expected_runtime_s=50.0), 1.0, 1, 1.0))
     return cluster
 
 
 def lease(task_id: str, first: int, count: int, token: int, runtime_s: float | None) -> Lease:
     request = Request(task_id, count, expected_runtime_s=runtime_s)
-    return Lease(request, Placement("s1", tuple(range(first, first + count))), token, 0.0)
+    return Lease(request, (Placement("s1", tuple(range(first, first + count))),), token, 0.0)
 
 
 def test_no_runtime_is_asked_for_where_none_would_help() -> None:
@@ -189,7 +178,7 @@ def test_no_runtime_is_asked_for_where_none_would_help() -> None:
 def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
     order = get_order("fifo+backfill")
     cluster = backfilled(lease("a", 0, 4, 1, 100.0), head=Request("train_a", 6))
-    cluster.apply(Queued(Request("train_b", 8, expected_runtime_s=5.0), 2.0))
+    cluster.apply(Queued(Request("train_b", 8, expected_runtime_s=5.0), 2.0, 1, 2.0))
     brief = Request("t", 2, expected_runtime_s=1.0)
     assert reason(cluster, brief, order)[1] == (
         "4 GPUs are free on s1; train_b (position 2, needs 8) may start at any moment: the runtime of "
@@ -202,7 +191,7 @@ def test_only_so_many_get_a_place_in_time() -> None:
     order = get_order("fifo+backfill")
     cluster = backfilled(lease("a", 0, 4, 1, 100.0))
     for number in range(MAX_RESERVATIONS + 5):
-        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=5.0), 2.0))
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=5.0), 2.0, number, 2.0))
     assert reason(cluster, Request("t", 2, expected_runtime_s=1.0), order)[1] == (
         f"4 GPUs are free on s1; nothing overtakes w{MAX_RESERVATIONS - 1} (position {MAX_RESERVATIONS + 1}, "
         f"needs 8): only the {MAX_RESERVATIONS} before it have a place in time"
@@ -220,7 +209,7 @@ def test_no_runtime_is_asked_for_where_the_head_starts_once_an_overdue_job_ends(
 def test_the_short_resource_of_the_request_ahead_is_named() -> None:
     cluster = cluster_of(server("s1", 1, cpus=32))
     hold(cluster, "runs", "s1", 2, 8)
-    cluster.apply(Queued(Request("train_a", 2, resources={"cpus": 30}), 1.0))
+    cluster.apply(Queued(Request("train_a", 2, resources={"cpus": 30}), 1.0, 1, 1.0))
     assert reason(cluster, Request("t", 1, resources={"cpus": 1}))[1] == (
         "6 GPUs are free on s1; reserved for train_a (position 1, needs 2 GPUs and 30 cpus), first come, "
         "first served"
@@ -317,7 +306,7 @@ def test_a_request_that_never_fits_names_the_largest_server() -> None:
 def test_a_pending_request_whose_only_server_left_never_fits() -> None:
     cluster = cluster_of(server("s1", 1), server("s2", 2))
     hold(cluster, "a", "s2", 8)
-    cluster.apply(Queued(Request("t", 8, required_node="s2"), 1.0))
+    cluster.apply(Queued(Request("t", 8, required_node="s2"), 1.0, 1, 1.0))
     cluster.apply(InventoryChanged((server("s1", 1),), 2.0))
     (standing,) = standings(cluster, FIRST_FIT, FIFO, 3.0)
     assert standing.refusal.kind is RefusalKind.NEVER_FITS
@@ -341,7 +330,7 @@ def test_a_recovery_window_and_a_busy_lock_are_not_called_no_capacity() -> None:
 
 def test_a_request_that_the_next_pass_grants_says_so() -> None:
     cluster = cluster_of(server("s1", 1))
-    cluster.apply(Queued(Request("t", 2), 1.0))
+    cluster.apply(Queued(Request("t", 2), 1.0, 1, 1.0))
     (standing,) = standings(cluster, FIRST_FIT, FIFO, 2.0)
     assert standing.refusal.detail == (
         "8 GPUs are free on s1; no request is ahead: granted at the next pass over the queue, within seconds"
@@ -353,7 +342,7 @@ def test_a_sentence_stays_short_for_long_names() -> None:
     cluster = cluster_of(server("s" * 500, 1, 2))
     request = Request("t", 4, gpu_types=names, resources=dict.fromkeys(names, 1))
     assert len(reason(cluster, request)[1]) <= MAX_DETAIL
-    cluster.apply(Queued(Request("q" * 1000, 2), 1.0))
+    cluster.apply(Queued(Request("q" * 1000, 2), 1.0, 1, 1.0))
     hold(cluster, "a", "s" * 500, 1)
     assert len(reason(cluster, Request("t", 1))[1]) <= MAX_DETAIL
     cluster = cluster_of(*(server(f"{number}" * 300, number) for number in range(4)))
@@ -407,7 +396,7 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
         serve(cluster, order)
     asking = data.draw(requests("asks"))
     refused = refusals_of(cluster, [asking], FIRST_FIT, order, 30.0)["asks"]
-    cluster.apply(Queued(asking, 30.0))
+    cluster.apply(Queued(asking, 30.0, 1, 30.0))
     serve(cluster, order)
     seen = list(standings(cluster, FIRST_FIT, order, 30.0))
     assert [standing.entry for standing in seen] == order(cluster, 30.0)
@@ -421,7 +410,7 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
         elif kind is RefusalKind.BEHIND_QUEUE:
             assert room
             assert standing.position > 1, "no request is ahead of the first"
-            assert any(f"{other.entry.task_id} (position" in standing.refusal.detail for other in seen)
+            assert any(f"{other.entry.lease_id} (position" in standing.refusal.detail for other in seen)
         elif kind is RefusalKind.MAINTENANCE:
             assert not open_and_able
             assert "drained: fan" in standing.refusal.detail

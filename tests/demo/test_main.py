@@ -94,7 +94,7 @@ def test_a_taken_port_is_replaced_by_the_next_free_one(capsys: pytest.CaptureFix
 
 def test_lines_of_the_demo_fit_80_columns() -> None:
     manager = GPUResourceManager.from_url("memory://")
-    news = demo._News()
+    news = demo._Progress()
 
     def lines() -> list[str]:
         servers = manager.get_resource_summary()["servers"]

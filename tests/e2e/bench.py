@@ -22,7 +22,7 @@ TTL_S = 15
 BEAT_S = 0.2
 """Interval at which a job of the tests writes into the ledger."""
 
-PATIENCE = float(os.environ.get("E2E_PATIENCE", "1"))
+TIMEOUT_FACTOR = float(os.environ.get("E2E_TIMEOUT_FACTOR", "1"))
 """Factor on all time limits, for machines slower than two idle cores."""
 
 INVENTORY = """
@@ -50,7 +50,7 @@ address = "{docker}"
 
 def wait_for(condition, timeout_s=90.0, what="it"):
     """Wait until `condition()` is true, and return its value."""
-    timeout_s *= PATIENCE
+    timeout_s *= TIMEOUT_FACTOR
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
@@ -77,15 +77,15 @@ class Bench(Stack):
         super().__init__(
             home,
             dags=dags,
-            start_timeout_s=600.0 * PATIENCE,
-            answer_timeout_s=30.0 * PATIENCE,
+            start_timeout_s=600.0 * TIMEOUT_FACTOR,
+            answer_timeout_s=30.0 * TIMEOUT_FACTOR,
             settings={
                 "LEDGER": str(self.ledger),
                 "TEST_TTL_S": str(TTL_S),
                 "GPU_MANAGER_INVENTORY": str(inventory),
                 "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": str(TTL_S),
                 "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the DAGs never change
-                "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(5.0 * PATIENCE),
+                "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(5.0 * TIMEOUT_FACTOR),
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
                 "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
                 **settings,

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from tests.e2e.bench import PATIENCE, Bench
+from tests.e2e.bench import TIMEOUT_FACTOR, Bench
 from tests.e2e.servers import POSTGRES, PostgreSQL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
 
 @pytest.fixture(scope="module")

@@ -209,11 +209,11 @@ def test_the_console_shows_a_thousand_servers(page: Any, tmp_path: Path) -> None
     with b.serving(tmp_path, 1000) as service:
         with service.client("olga") as olga:
             for start in range(0, 2000, 500):
-                wishes = [
+                requests = [
                     {"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 8}
                     for i in range(start, start + 500)
                 ]
-                olga.post("/api/allocate/batch", json={"requests": wishes}).raise_for_status()
+                olga.post("/api/allocate/batch", json={"requests": requests}).raise_for_status()
         b.log_in(page, service, "olga")
         assert page.locator("#totals dd").all_inner_texts()[:3] == [
             "0 free\n8000 used, 0 closed of 8000",

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.e2e.bench import PATIENCE, wait_for
+from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 from tests.e2e.test_faults import IMAGE, needs_docker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
 
 def run(bench, dag_id, **conf):
@@ -33,7 +33,7 @@ def test_submit_training_runs_with_the_defaults_of_the_form(bench):
 def test_sweep_digits_maps_a_grid(bench):
     run_id = run(bench, "sweep_digits")
     assert bench.api.xcom("sweep_digits", run_id, "best")["accuracy"] > 0.9
-    seen = {request["task_id"] for request in bench.grants()}
+    seen = {request["lease_id"] for request in bench.grants()}
     assert {f"{bench.instance}:sweep_digits/{run_id}/train/{point}" for point in range(6)} <= seen
 
 

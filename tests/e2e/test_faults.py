@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.bench import PATIENCE, TTL_S, wait_for
+from tests.e2e.bench import TIMEOUT_FACTOR, TTL_S, wait_for
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
 
 def containers():

@@ -10,9 +10,9 @@ import pytest
 
 from demo.stack import REPOSITORY, Stack, answers, free_ports
 from resource_manager import __version__
-from tests.e2e.bench import PATIENCE, wait_for
+from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * PATIENCE)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
 PAGE = (REPOSITORY / "docs" / "first-server.md").read_text()
 
@@ -50,7 +50,7 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
     dags = tmp_path / "dags"
     dags.mkdir()
     (dags / "first.py").write_text(dag)
-    limits = {"start_timeout_s": 600.0 * PATIENCE, "answer_timeout_s": 30.0 * PATIENCE}
+    limits = {"start_timeout_s": 600.0 * TIMEOUT_FACTOR, "answer_timeout_s": 30.0 * TIMEOUT_FACTOR}
     with Stack(tmp_path / "home", dags=dags, settings=settings, **limits) as stack:
         run_id = stack.api.trigger("first_gpu_job")
         ended = ("success", "failed")

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tests.e2e.bench import PATIENCE, Bench, Run, wait_for
+from tests.e2e.bench import TIMEOUT_FACTOR, Bench, Run, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500 * PATIENCE)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500 * TIMEOUT_FACTOR)]
 
 NO_SSH = 1
 """Port of the inventory's ssh server, which these tests do not use."""
 
-TTL_S = str(round(60 * PATIENCE))
+TTL_S = str(round(60 * TIMEOUT_FACTOR))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from resource_manager.core.models import Released
+from resource_manager.core.changes import Released
 from resource_manager.scheduling import allocator
 from resource_manager.storage import RedisStore, VariableStore
 from resource_manager.storage.redis.lock import RedisLock

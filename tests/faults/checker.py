@@ -16,19 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from resource_manager.core.changes import Cancelled, Change, Expired, Granted, Queued, Released, Renewed
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    Cancelled,
-    Change,
-    Expired,
-    Granted,
-    Lease,
-    Node,
-    Queued,
-    Released,
-    Renewed,
-    Request,
-)
+from resource_manager.core.models import Lease, Node, Request
 from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S
@@ -179,30 +169,30 @@ class _Replay:
     def _note(self, position: int, change: Change) -> None:
         if isinstance(change, Granted):
             lease = change.lease
-            if any(task == lease.task_id and token >= lease.fencing_token for task, token in self.lives):
-                self.complaints.append(f"the fencing number of {lease.task_id} did not grow")
+            if any(task == lease.lease_id and token >= lease.fencing_token for task, token in self.lives):
+                self.complaints.append(f"the fencing number of {lease.lease_id} did not grow")
             life = [position, self.length + 1]
-            self.lives[lease.task_id, lease.fencing_token] = life
-            self.held[lease.task_id].append(life)
-            self.positions["granted", lease.task_id, lease.fencing_token].append(position)
-            if lease.task_id in self.cluster.pending:
-                self.waits[lease.task_id][-1][1] = position
+            self.lives[lease.lease_id, lease.fencing_token] = life
+            self.held[lease.lease_id].append(life)
+            self.positions["granted", lease.lease_id, lease.fencing_token].append(position)
+            if lease.lease_id in self.cluster.pending:
+                self.waits[lease.lease_id][-1][1] = position
             else:
-                self.asked_anew.append((position, lease.task_id))
+                self.asked_anew.append((position, lease.lease_id))
         elif isinstance(change, Queued):
-            self.waits[change.request.task_id].append([position, self.length + 1])
-            self.asked_anew.append((position, change.request.task_id))
+            self.waits[change.request.lease_id].append([position, self.length + 1])
+            self.asked_anew.append((position, change.request.lease_id))
         elif isinstance(change, Cancelled):
-            self.positions["cancelled", change.task_id, 0].append(position)
-            if change.task_id in self.cluster.pending:
-                self.waits[change.task_id][-1][1] = position
+            self.positions["cancelled", change.lease_id, 0].append(position)
+            if change.lease_id in self.cluster.pending:
+                self.waits[change.lease_id][-1][1] = position
         elif isinstance(change, Released | Expired | Renewed):
-            key = (change.task_id, change.fencing_token)
+            key = (change.lease_id, change.fencing_token)
             kind = type(change).__name__.lower()
             self.positions[kind, *key].append(position)
             if not isinstance(change, Renewed) and key in self.lives:
                 self.lives[key][1] = position
-            held: Lease | None = self.cluster.leases.get(change.task_id)
+            held: Lease | None = self.cluster.leases.get(change.lease_id)
             if isinstance(change, Expired) and held is not None and held.expires_at > change.at:
                 self.complaints.append(f"{key} expired {held.expires_at - change.at:.3f} s before its end")
 

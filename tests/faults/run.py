@@ -23,15 +23,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from resource_manager.core.models import Change, Granted
+from resource_manager.core.changes import Change, Granted
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.storage.codec import change_to_dict
 from tests.faults import airflow_on_postgres, namespaces
+from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check, read_records
 from tests.faults.commit_points import POINTS
-from tests.faults.doors import DOORS
 from tests.faults.outcomes import Outcome, report, summarise
 from tests.faults.processes import Process, of_other_version
 from tests.faults.schedule import Schedule
@@ -57,7 +57,7 @@ class Run:
         workers: int = 8,
         seconds: float | None = None,
         bug: str = "",
-        doors: tuple[str, ...] = tuple(DOORS),
+        access_paths: tuple[str, ...] = tuple(ACCESS_PATHS),
         kinds: tuple[str, ...] = (),
         halting: float = 0.4,
         halts: tuple[str, ...] = ("killed", "stopped"),
@@ -67,7 +67,7 @@ class Run:
         self.rng = random.Random(seed)
         self.count = workers
         self.bug = bug
-        self.doors = doors
+        self.access_paths = access_paths
         self.halting = halting
         self.halts = halts
         self.other_version = other_version
@@ -113,7 +113,7 @@ class Run:
             record=str(self.records / f"{slot}-{self.incarnation}.jsonl"),
             stop=str(self.stop_file),
             halts=str(self.halted),
-            door=self.rng.choice(self.doors),
+            access_path=self.rng.choice(self.access_paths),
             bug=self.bug,
             halts_at=self.commit_point(),
             **self.setup.assignment(slot),

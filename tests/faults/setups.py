@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from resource_manager.core.models import Change
+from resource_manager.core.changes import Change
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.airflow_variable import store

@@ -11,26 +11,17 @@ from typing import Any
 import pytest
 
 from resource_manager.cli.bench.store import redis_server
-from resource_manager.core.models import (
-    Cancelled,
-    Change,
-    Expired,
-    Granted,
-    Lease,
-    Placement,
-    Queued,
-    Released,
-    Request,
-)
+from resource_manager.core.changes import Cancelled, Change, Expired, Granted, Queued, Released
+from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import NewerFormatError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.codec import FORMAT_VERSION
 from resource_manager.storage.redis.client import RedisClient
+from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
-from tests.faults.doors import DOORS
 from tests.faults.namespaces import what_is_missing
 from tests.faults.run import run_seed
 
@@ -77,17 +68,19 @@ def test_sixteen_processes_killed_in_the_middle_lose_and_double_nothing() -> Non
 
 @pytest.mark.slow
 def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
-    outcome = run_seed(8, doors=("asyncio",), kinds=("delay", "kill worker"), seconds=3.0)
+    outcome = run_seed(8, access_paths=("asyncio",), kinds=("delay", "kill worker"), seconds=3.0)
     assert outcome.complaints == []
     assert outcome.cancelled > 5
     assert outcome.granted > 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("access_path", ACCESS_PATHS)
 @pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock"}))
-def test_a_planted_bug_is_found(bug: str, door: str) -> None:
-    assert any(run_seed(seed, bug=bug, doors=(door,), seconds=3.0).complaints for seed in range(8))
+def test_a_planted_bug_is_found(bug: str, access_path: str) -> None:
+    assert any(
+        run_seed(seed, bug=bug, access_paths=(access_path,), seconds=3.0).complaints for seed in range(8)
+    )
 
 
 def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_nothing() -> None:
@@ -127,7 +120,7 @@ REQUEST = Request("a", 2, resources={"cpus": 4}, ttl_s=10.0)
 
 def lease(task_id: str, token: int, gpu_ids: tuple[int, ...] = (0, 1), at: float = 0.0) -> Lease:
     request = Request(task_id, len(gpu_ids), resources={"cpus": 4}, ttl_s=10.0)
-    return Lease(request, Placement("gpu-server-0", gpu_ids), token, at, at + 10.0)
+    return Lease(request, (Placement("gpu-server-0", gpu_ids),), token, at, at + 10.0)
 
 
 def told(task_id: str, begin: float, end: float, granted: Lease | None) -> Operation:
@@ -210,7 +203,7 @@ def test_a_wait_in_the_queue_has_no_complaint() -> None:
     full, a = lease("b", 1, tuple(range(8))), lease("a", 2)
     operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), released("b", 1, 4, 5)]
     operations.append(Operation("s", "status", "a", 6, {}, 7, told("a", 6, 7, a).answer))
-    changes = [Granted(full, 0), Queued(REQUEST, 2), Released("b", 1, 4), Granted(a, 4)]
+    changes = [Granted(full, 0), Queued(REQUEST, 2, 1, 2), Released("b", 1, 4), Granted(a, 4)]
     assert complaints(operations, changes) == []
 
 
@@ -218,7 +211,13 @@ def test_a_grant_from_the_queue_after_its_cancellation_is_found() -> None:
     full, a = lease("b", 1, tuple(range(8))), lease("a", 2)
     operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), asked("cancel", 4, 5, "cancelled")]
     operations.append(released("b", 1, 6, 7))
-    changes = [Granted(full, 0), Queued(REQUEST, 2), Cancelled("a", 4), Released("b", 1, 6), Granted(a, 6)]
+    changes = [
+        Granted(full, 0),
+        Queued(REQUEST, 2, 1, 2),
+        Cancelled("a", 4),
+        Released("b", 1, 6),
+        Granted(a, 6),
+    ]
     assert any("nobody was asking" in complaint for complaint in complaints(operations, changes))
 
 
@@ -227,7 +226,7 @@ def test_a_cancellation_that_never_happened_is_found() -> None:
     operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), asked("cancel", 4, 5, "cancelled")]
     assert any(
         "answered as cancelled" in found
-        for found in complaints(operations, [Granted(full, 0), Queued(REQUEST, 2)])
+        for found in complaints(operations, [Granted(full, 0), Queued(REQUEST, 2, 1, 2)])
     )
 
 
@@ -235,7 +234,8 @@ def test_a_wait_that_was_forgotten_is_found() -> None:
     full = lease("b", 1, tuple(range(8)))
     operations = [told("b", 0, 1, full), asked("submit", 2, 3, "waiting"), asked("status", 4, 5, "absent")]
     assert any(
-        "status of a" in found for found in complaints(operations, [Granted(full, 0), Queued(REQUEST, 2)])
+        "status of a" in found
+        for found in complaints(operations, [Granted(full, 0), Queued(REQUEST, 2, 1, 2)])
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
-from tests.faults.doors import DOORS
+from tests.faults.access_paths import ACCESS_PATHS
 
 TTL_S = 2.0
 SERVERS = 3
@@ -35,8 +35,8 @@ class Assignment:
     """Orders of a worker, all plain values, so that another version can read them.
 
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
-    `lock_life_s` too. `door` is the way to the manager there; `halts_at` a commit point, the number of the
-    commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter.
+    `lock_life_s` too. `access_path` leads to the manager there; `halts_at` is a commit point, the number
+    of the commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter.
     """
 
     slot: int
@@ -48,7 +48,7 @@ class Assignment:
     services: tuple[str, ...] = ()
     redis_url: str = ""
     lock_life_s: float = 0.0
-    door: str = "threads"
+    access_path: str = "threads"
     bug: str = ""
     halts_at: tuple[str, int, float] | None = None
     netns: str = ""
@@ -162,7 +162,7 @@ class Worker:
         while True:
             try:
                 manager = GPUResourceManager.from_url(self.assignment.store, inventory=servers, **settings)
-                return [DOORS[self.assignment.door](manager, self.assignment.seed)]
+                return [ACCESS_PATHS[self.assignment.access_path](manager, self.assignment.seed)]
             except ResourceManagerError:
                 if self.stop.exists():
                     return []

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from resource_manager import AsyncGPUResourceManager, GPUResourceManager, MemoryStore, Settings
-from resource_manager.core.models import Change, Granted, Lease, Request, Utility
+from resource_manager.core.changes import Change, Granted
+from resource_manager.core.models import Lease, Request, Utility
 from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
     DuplicateTaskError,

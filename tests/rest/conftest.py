@@ -11,14 +11,14 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Keeping, keeping, standalone
+from resource_manager.rest.assemble import Persistence, persistence_of, standalone
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Keeping:
-    return keeping(Settings(store="memory://"), tmp_path / "tokens.json")
+def kept(tmp_path: Path) -> Persistence:
+    return persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def manager() -> Iterator[GPUResourceManager]:
 
 
 @pytest.fixture
-def service(manager: GPUResourceManager, kept: Keeping) -> Iterator[Service]:
+def service(manager: GPUResourceManager, kept: Persistence) -> Iterator[Service]:
     service = standalone(manager, kept)
     yield service
     service.watch.close()
 
 
 @pytest.fixture
-def open_client(manager: GPUResourceManager, kept: Keeping) -> Iterator[FlaskClient]:
+def open_client(manager: GPUResourceManager, kept: Persistence) -> Iterator[FlaskClient]:
     """Yield a client of a service without tokens, as started on a laptop."""
     service = standalone(manager, kept, open_to="loopback")
     yield create_app(service).test_client()
@@ -43,7 +43,7 @@ def open_client(manager: GPUResourceManager, kept: Keeping) -> Iterator[FlaskCli
 
 
 @pytest.fixture
-def as_role(service: Service, kept: Keeping) -> Callable[..., FlaskClient]:
+def as_role(service: Service, kept: Persistence) -> Callable[..., FlaskClient]:
     """Return as_role(Role.USER, name="ada"): a client that sends a token of ada; with None, no token."""
     app = create_app(service)
 

@@ -9,13 +9,13 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Keeping, standalone
+from resource_manager.rest.assemble import Persistence, standalone
 
 WORTH = {"utility": 16.0, "target_s": 7200.0, "expected_runtime_s": 3600.0}
 
 
 @pytest.fixture
-def priced_client(kept: Keeping) -> Iterator[FlaskClient]:
+def priced_client(kept: Persistence) -> Iterator[FlaskClient]:
     with GPUResourceManager.from_url(
         "memory://", admission="price", price_low=1.0, price_high=100.0
     ) as manager:

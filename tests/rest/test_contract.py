@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from resource_manager import GPUResourceManager
 from resource_manager.rest import limits
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Keeping, standalone
+from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.tokens import Role, create
 
 CHANGES = (
@@ -138,7 +138,7 @@ def test_random_headers_and_methods_cause_no_server_error(
 
 
 def test_schemathesis_finds_no_server_error(
-    manager: GPUResourceManager, kept: Keeping, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -47,6 +47,6 @@ def test_services_of_one_store_are_not_summed_and_gpu_types_are_kept() -> None:
     found = expressions()
     assert found["alert GpuLeasesExpire"].startswith("max by (quarantined) (increase(")
     for where, expression in found.items():
-        for metric in ("gpu_manager_gpus_free", "gpu_manager_gpus_held"):
+        for metric in ("gpu_manager_gpus_free", "gpu_manager_gpus_allocated"):
             by_type = f"max by (server, gpu_type) ({metric})"
             assert expression.count(metric) == expression.count(by_type), where

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager
 from resource_manager.rest import auth, limits, routes
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Keeping, standalone
+from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.console import pages
 from resource_manager.rest.routing import Route
 from resource_manager.rest.tokens import Role, create
@@ -101,7 +101,7 @@ def test_only_the_owner_or_an_operator_cancels_a_pending_request(as_role: AsRole
 
 
 def test_wrong_and_revoked_tokens_are_refused(
-    as_role: AsRole, kept: Keeping, monkeypatch: pytest.MonkeyPatch
+    as_role: AsRole, kept: Persistence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = as_role(Role.READER)
     good = client.environ_base["HTTP_AUTHORIZATION"]
@@ -117,7 +117,7 @@ def test_wrong_and_revoked_tokens_are_refused(
 
 
 def test_wrong_tokens_are_limited_by_address(
-    manager: GPUResourceManager, kept: Keeping, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         limits, "FAILURES", limits.FAILURES.replace("minute", "hour")
@@ -130,7 +130,7 @@ def test_wrong_tokens_are_limited_by_address(
     assert statuses == [401] * 20 + [429] * 5
 
 
-def test_calls_above_the_rate_limit_are_refused(manager: GPUResourceManager, kept: Keeping) -> None:
+def test_calls_above_the_rate_limit_are_refused(manager: GPUResourceManager, kept: Persistence) -> None:
     service = standalone(manager, kept, open_to="loopback", rate="3/hour")
     client = create_app(service).test_client()
     responses = [client.get("/healthz") for _ in range(4)]
@@ -139,7 +139,7 @@ def test_calls_above_the_rate_limit_are_refused(manager: GPUResourceManager, kep
     assert int(responses[-1].headers["Retry-After"]) > 0
 
 
-def log_in(client: FlaskClient, kept: Keeping, role: Role) -> None:
+def log_in(client: FlaskClient, kept: Persistence, role: Role) -> None:
     text = create(kept.tokens, str(role), role)
     assert client.post("/login", data={"token": text}).status_code == 303
 
@@ -151,7 +151,7 @@ def csrf_of(client: FlaskClient) -> str:
     return found[1]
 
 
-def test_a_change_by_cookie_needs_a_csrf_token(as_role: AsRole, kept: Keeping) -> None:
+def test_a_change_by_cookie_needs_a_csrf_token(as_role: AsRole, kept: Persistence) -> None:
     client = as_role(None)
     log_in(client, kept, Role.OPERATOR)
     payload = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
@@ -173,7 +173,7 @@ def test_a_change_by_cookie_needs_a_csrf_token(as_role: AsRole, kept: Keeping) -
     assert client.get("/api/status").status_code == 401
 
 
-def test_a_page_of_another_site_cannot_log_in(as_role: AsRole, kept: Keeping) -> None:
+def test_a_page_of_another_site_cannot_log_in(as_role: AsRole, kept: Persistence) -> None:
     text = create(kept.tokens, "mallory", Role.READER)
     client = as_role(None)
     headers = {"Sec-Fetch-Site": "cross-site"}
@@ -181,7 +181,7 @@ def test_a_page_of_another_site_cannot_log_in(as_role: AsRole, kept: Keeping) ->
     assert client.get("/").status_code == 303
 
 
-def test_a_reader_sees_no_action_buttons(as_role: AsRole, kept: Keeping) -> None:
+def test_a_reader_sees_no_action_buttons(as_role: AsRole, kept: Persistence) -> None:
     as_role(Role.USER, "ada").post(
         "/api/allocate", json={"task_id": "t", "required_gpus": 2, "required_cpus": 1}
     )

@@ -21,7 +21,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreUnavailableError,
 )
-from resource_manager.rest.idempotency import MAX_BODY_BYTES, MemoryReplies
+from resource_manager.rest.idempotency import MAX_BODY_BYTES, MemoryIdempotencyCache
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import Role
@@ -95,8 +95,8 @@ def test_an_answer_is_kept_as_long_as_it_is(
 ) -> None:
     """docs/stores.md says how much memory it takes, whatever has to be quoted in it."""
     kept: list[str] = []
-    put = MemoryReplies.put
-    monkeypatch.setattr(MemoryReplies, "put", lambda *args: (kept.append(args[4]), put(*args)))
+    put = MemoryIdempotencyCache.put
+    monkeypatch.setattr(MemoryIdempotencyCache, "put", lambda *args: (kept.append(args[4]), put(*args)))
     payload = WISH | {"labels": {str(i): '"' * 240 for i in range(7)}}
     headers = {"Idempotency-Key": "quotes"}
     first = open_client.post("/api/allocate", json=payload, headers=headers)
@@ -174,7 +174,7 @@ def test_metrics_count_changes_and_requests(open_client: FlaskClient) -> None:
     open_client.post("/api/submit", json=WISH)
     seen = metrics(open_client)
     assert seen["gpu_manager_queue_length"] == 1
-    assert seen["gpu_manager_gpus_held{gpu_type=,server=gpu-server-0}"] == 8
+    assert seen["gpu_manager_gpus_allocated{gpu_type=,server=gpu-server-0}"] == 8
     assert seen["gpu_manager_gpus_free{gpu_type=,server=gpu-server-0}"] == 0
     assert seen["gpu_manager_allocations_total{server=gpu-server-3}"] == 1
     open_client.post("/api/release", json={"task_id": "t2"})

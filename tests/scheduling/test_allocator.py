@@ -8,23 +8,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
-    Node,
-    Placement,
     Quarantined,
     Queued,
     Released,
     Renewed,
-    Request,
 )
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Lease, Node, Placement, Request
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -77,7 +74,7 @@ class Untouched(ClusterState):
 
 def held(task_id: str, on: str, gpus: int = 4, *, token: int = 1, **more: object) -> Granted:
     request = Request(task_id, gpus, **more)  # type: ignore[arg-type]
-    lease = Lease(request, Placement(on, tuple(range(gpus))), token, 0.0, request.ttl_s)
+    lease = Lease(request, (Placement(on, tuple(range(gpus))),), token, 0.0, request.ttl_s)
     return Granted(lease, 0.0)
 
 
@@ -86,11 +83,11 @@ def kinds(changes: list[Change]) -> list[tuple[str, str]]:
     return [
         (
             type(change).__name__,
-            change.lease.task_id
+            change.lease.lease_id
             if isinstance(change, Granted)
-            else change.request.task_id
+            else change.request.lease_id
             if isinstance(change, Queued)
-            else change.task_id,  # type: ignore[union-attr]
+            else change.lease_id,  # type: ignore[union-attr]
         )
         for change in changes
     ]
@@ -104,7 +101,7 @@ def admits_all_but(*task_ids: str) -> QueueDiscipline:
         ) -> bool:
             assert placement.node in cluster.by_name
             assert queued_at <= now
-            return request.task_id not in task_ids
+            return request.lease_id not in task_ids
 
     return QueueDiscipline(FIFO.arrange, admission=Choosy())
 
@@ -131,14 +128,14 @@ def test_the_preferred_node_comes_before_the_policys_choice(cluster: Untouched) 
 
 
 def test_a_grant_sets_every_field_of_the_lease(cluster: Untouched) -> None:
-    cluster.move(held("other", "a", token=7), Queued(Request("t", 2, ttl_s=60.0), 3.0))
+    cluster.move(held("other", "a", token=7), Queued(Request("t", 2, ttl_s=60.0), 3.0, 1, 3.0))
     request = Request("t", 2, ttl_s=60.0)
     granted = allocator.grant(cluster, request, Placement("b", (0, 1)), 5.0)
-    lease = Lease(request, Placement("b", (0, 1)), 8, granted_at=5.0, expires_at=65.0, queued_at=3.0)
+    lease = Lease(request, (Placement("b", (0, 1)),), 8, granted_at=5.0, expires_at=65.0, queued_at=3.0)
     assert granted == Granted(lease, 5.0)
     other = Request("u", 2)
     granted = allocator.grant(cluster, other, Placement("b", (0, 1)), 5.0)
-    assert granted.lease == Lease(other, Placement("b", (0, 1)), 8, 5.0, math.inf, None)
+    assert granted.lease == Lease(other, (Placement("b", (0, 1)),), 8, 5.0, math.inf, None)
 
 
 def test_allocate_grants_a_request_that_fits_and_returns_nothing_otherwise(cluster: Untouched) -> None:
@@ -169,14 +166,14 @@ def test_each_request_of_a_batch_is_admitted_separately(cluster: Untouched) -> N
 
 
 def test_a_batch_overtakes_no_pending_request(cluster: Untouched) -> None:
-    cluster.move(held("full", "a"), held("half", "b", 2, token=2), Queued(Request("first", 4), 1.0))
+    cluster.move(held("full", "a"), held("half", "b", 2, token=2), Queued(Request("first", 4), 1.0, 1, 1.0))
     requests = [Request("x", 1), Request("y", 1)]
     assert allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 2.0) == []
     assert allocator.allocate_in_order(cluster, requests[:1], FIRST_FIT, FIFO, 2.0) == []
 
 
 def test_a_batch_gets_the_capacity_that_the_queue_leaves(cluster: Untouched) -> None:
-    cluster.move(held("full", "a"), Queued(Request("first", 2), 1.0))
+    cluster.move(held("full", "a"), Queued(Request("first", 2), 1.0, 1, 1.0))
     requests = [Request("x", 1), Request("y", 2), Request("z", 1)]
     changes = allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 2.0)
     assert kinds(changes) == [("Granted", "first"), ("Granted", "x")]
@@ -190,7 +187,9 @@ def test_a_batch_gets_the_capacity_that_the_queue_leaves(cluster: Untouched) -> 
 def test_a_submitted_request_is_granted_or_queued(cluster: Untouched) -> None:
     assert kinds(allocator.submit(cluster, Request("t", 4), FIRST_FIT, FIFO, 1.0)) == [("Granted", "t")]
     cluster.move(held("x", "a"), held("y", "b", token=2))
-    assert allocator.submit(cluster, Request("t", 4), FIRST_FIT, FIFO, 1.0) == [Queued(Request("t", 4), 1.0)]
+    assert allocator.submit(cluster, Request("t", 4), FIRST_FIT, FIFO, 1.0) == [
+        Queued(Request("t", 4), 1.0, 1, 1.0)
+    ]
 
 
 def test_a_submitted_request_that_is_not_admitted_is_queued(cluster: Untouched) -> None:
@@ -199,7 +198,7 @@ def test_a_submitted_request_that_is_not_admitted_is_queued(cluster: Untouched) 
 
 
 def test_a_submitted_request_overtakes_no_pending_request(cluster: Untouched) -> None:
-    cluster.move(held("x", "a"), held("y", "b", 2, token=2), Queued(Request("first", 4), 1.0))
+    cluster.move(held("x", "a"), held("y", "b", 2, token=2), Queued(Request("first", 4), 1.0, 1, 1.0))
     assert kinds(allocator.submit(cluster, Request("t", 1), FIRST_FIT, FIFO, 2.0)) == [("Queued", "t")]
 
 
@@ -207,10 +206,10 @@ def test_a_submitted_request_overtakes_no_pending_request(cluster: Untouched) ->
     ("task_id", "detail"), [("runs", "already holds a lease"), ("waits", "is already pending in the queue")]
 )
 def test_a_second_request_of_a_task_is_refused(cluster: Untouched, task_id: str, detail: str) -> None:
-    cluster.move(held("runs", "a"), Queued(Request("waits", 4), 1.0))
+    cluster.move(held("runs", "a"), Queued(Request("waits", 4), 1.0, 1, 1.0))
     with pytest.raises(DuplicateTaskError, match=f"task '{task_id}' {detail}") as caught:
         allocator.submit(cluster, Request(task_id, 1), FIRST_FIT, FIFO, 2.0)
-    assert caught.value.task_id == task_id
+    assert caught.value.lease_id == task_id
 
 
 def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) -> None:
@@ -268,7 +267,7 @@ def test_a_lease_with_another_fencing_token_is_not_changed(
     cluster.move(held("t", "a", token=7))
     with pytest.raises(LeaseNotFoundError) as caught:
         step(cluster, task_id, 5.0, fencing_token=token)
-    assert (caught.value.task_id, caught.value.fencing_token) == (task_id, token)
+    assert (caught.value.lease_id, caught.value.fencing_token) == (task_id, token)
 
 
 def test_a_lease_that_is_not_renewed_expires_or_is_quarantined(cluster: Untouched) -> None:
@@ -281,12 +280,12 @@ def test_a_lease_that_is_not_renewed_expires_or_is_quarantined(cluster: Untouche
 
 
 def test_a_pending_request_is_cancelled_by_task_id(cluster: Untouched) -> None:
-    cluster.move(held("runs", "a"), Queued(Request("t", 4), 1.0))
+    cluster.move(held("runs", "a"), Queued(Request("t", 4), 1.0, 1, 1.0))
     assert allocator.cancel(cluster, "t", 2.0, "tired") == [Cancelled("t", 2.0, "tired")]
     assert allocator.cancel(cluster, "t", 2.0) == [Cancelled("t", 2.0, "")]
     with pytest.raises(LeaseNotFoundError) as caught:
         allocator.cancel(cluster, "runs", 2.0)
-    assert caught.value.task_id == "runs"
+    assert caught.value.lease_id == "runs"
 
 
 # ---- dispatch of pending requests ----
@@ -294,7 +293,7 @@ def test_a_pending_request_is_cancelled_by_task_id(cluster: Untouched) -> None:
 
 def test_a_release_includes_the_grants_it_makes_possible(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", token=2))
-    cluster.move(Queued(Request("first", 3), 1.0), Queued(Request("second", 1), 1.0))
+    cluster.move(Queued(Request("first", 3), 1.0, 1, 1.0), Queued(Request("second", 1), 1.0, 2, 1.0))
     ended = allocator.release(cluster, "y", 2.0)
     changes = allocator.with_dispatch(cluster, ended, FIRST_FIT, FIFO, 2.0)
     assert kinds(changes) == [("Released", "y"), ("Granted", "first"), ("Granted", "second")]
@@ -307,7 +306,7 @@ def test_a_release_includes_the_grants_it_makes_possible(cluster: Untouched) -> 
 
 
 def test_a_queued_request_that_fits_is_granted_in_the_same_commit(cluster: Untouched) -> None:
-    changes = allocator.with_dispatch(cluster, [Queued(Request("t", 1), 1.0)], FIRST_FIT, FIFO, 1.0)
+    changes = allocator.with_dispatch(cluster, [Queued(Request("t", 1), 1.0, 1, 1.0)], FIRST_FIT, FIFO, 1.0)
     assert kinds(changes) == [("Queued", "t"), ("Granted", "t")]
 
 
@@ -318,7 +317,7 @@ def test_without_pending_requests_the_changes_are_returned_alone(cluster: Untouc
 
 
 def test_a_request_that_is_not_admitted_does_not_block_the_queue(cluster: Untouched) -> None:
-    cluster.move(Queued(Request("dear", 4), 1.0), Queued(Request("t", 4), 2.0))
+    cluster.move(Queued(Request("dear", 4), 1.0, 1, 1.0), Queued(Request("t", 4), 2.0, 2, 2.0))
     order = admits_all_but("dear")
     assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "t")]
 
@@ -330,11 +329,11 @@ def test_admission_gets_the_time_at_which_the_request_was_queued(cluster: Untouc
         def admits(
             self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
         ) -> bool:
-            seen.append((request.task_id, queued_at, now))
+            seen.append((request.lease_id, queued_at, now))
             return True
 
     order = QueueDiscipline(FIFO.arrange, admission=Watching())
-    cluster.move(Queued(Request("t", 1), 1.0))
+    cluster.move(Queued(Request("t", 1), 1.0, 1, 1.0))
     allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)
     allocator.allocate(cluster, Request("u", 1), FIRST_FIT, 4.0, order)
     assert seen == [("t", 1.0, 3.0), ("u", 4.0, 4.0)]
@@ -345,7 +344,9 @@ def test_a_request_for_a_closed_node_does_not_block_the_queue(
     cluster: Untouched, order: QueueDiscipline
 ) -> None:
     cluster.move(
-        Drained("b", 1.0), Queued(Request("t", 1, required_node="b"), 1.0), Queued(Request("u", 1), 2.0)
+        Drained("b", 1.0),
+        Queued(Request("t", 1, required_node="b"), 1.0, 1, 1.0),
+        Queued(Request("u", 1), 2.0, 2, 2.0),
     )
     assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "u")]
     assert not allocator.blocks_queue(cluster, Request("t", 1, required_node="b"))
@@ -365,7 +366,9 @@ def test_backfill_starts_requests_that_delay_no_reservation(cluster: Untouched) 
         ("brief", 1, 5.0),
     )
     for task_id, gpus, runtime_s in waits:
-        cluster.move(Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0))
+        cluster.move(
+            Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0, cluster.sequence + 1, 0.0)
+        )
     changes = allocator.schedule_pending(cluster, FIRST_FIT, BACKFILL, 0.0)
     assert kinds(changes) == [("Granted", "short"), ("Granted", "brief")]
     assert allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 0.0) == []
@@ -376,7 +379,9 @@ def test_backfill_counts_requests_started_in_the_same_pass(cluster: Untouched) -
     cluster.move(held("runs", "a", 2, expected_runtime_s=100.0), Drained("b", 0.0))
     waits = (("wide", 3, 50.0), ("first", 1, 500.0), ("second", 1, 500.0))
     for task_id, gpus, runtime_s in waits:
-        cluster.move(Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0))
+        cluster.move(
+            Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0, cluster.sequence + 1, 0.0)
+        )
     changes = allocator.schedule_pending(cluster, FIRST_FIT, BACKFILL, 0.0)
     assert kinds(changes) == [("Granted", "first")]
 
@@ -387,8 +392,8 @@ def test_backfill_counts_requests_started_in_the_same_pass(cluster: Untouched) -
 def test_free_and_allocated_add_up_to_the_inventory(cluster: Untouched) -> None:
     cluster.move(
         held("x", "a", 2, resources={"cpus": 16}),
-        Granted(Lease(Request("s", 1, gpu_milli=400), Placement("a", (3,)), 2, 0.0), 0.0),
-        Granted(Lease(Request("s2", 1, gpu_milli=600), Placement("a", (3,)), 3, 0.0), 0.0),
+        Granted(Lease(Request("s", 1, gpu_milli=400), (Placement("a", (3,)),), 2, 0.0), 0.0),
+        Granted(Lease(Request("s2", 1, gpu_milli=600), (Placement("a", (3,)),), 3, 0.0), 0.0),
         InventoryChanged((node("a", 4, 8), node("b", 4, 16)), 1.0),
     )
     allocator.check(cluster)  # a lease may have more allocated than its node still has in total
@@ -398,7 +403,7 @@ def test_rounding_of_large_amounts_is_tolerated() -> None:
     cluster = ClusterState([Node("a", 0, {"bytes_per_s": 1e9})])
     for token in range(10):
         request = Request(f"t{token}", resources={"bytes_per_s": 0.1})
-        cluster.apply(Granted(Lease(request, Placement("a"), token, 0.0), 0.0))
+        cluster.apply(Granted(Lease(request, (Placement("a"),), token, 0.0), 0.0))
     assert cluster.node("a").free["bytes_per_s"] != 1e9 - sum([0.1] * 10), (
         "the amounts must not add up exactly"
     )

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import NodeState
-from resource_manager.core.models import Gpu, Node, Queued, Request, Utility
+from resource_manager.core.models import Gpu, Node, Request, Utility
 from resource_manager.errors import InvalidRequestError, SettingsError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling.price_admission import PriceAdmission
@@ -131,7 +132,7 @@ def test_utility_is_half_of_its_maximum_at_the_target() -> None:
 
 def test_a_utility_survives_a_round_trip_through_json() -> None:
     request = Request("r", gpus=2, utility=Utility(10.0, 100.0, 0.5), expected_runtime_s=5.0)
-    change = Queued(request, 1.0)
+    change = Queued(request, 1.0, 1, 1.0)
     assert change_from_json(change_to_json(change)) == change
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Node, Queued, Request
+from resource_manager.core.models import Node, Request
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
@@ -76,8 +77,8 @@ class Running:
 def served(order: QueueDiscipline, *requests: Request, now: float = 0.0) -> list[str]:
     cluster = ClusterState([node("a", 8, 64)])
     for request in requests:
-        cluster.apply(Queued(request, 0.0))
-    return [pending.task_id for pending in order(cluster, now)]
+        cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
+    return [pending.lease_id for pending in order(cluster, now)]
 
 
 def test_the_default_order_is_priority_then_arrival() -> None:
@@ -98,18 +99,22 @@ def test_equal_priorities_keep_the_order_of_arrival_when_the_clock_jumps(
 ) -> None:
     cluster = ClusterState([node("a", 8, 64)])
     for number, moment in enumerate(moments):
-        cluster.apply(Queued(ask(f"equal{number}", 1, priority=priority), moment))
-        cluster.apply(Queued(ask(f"other{number}", 1, priority=number % 3 - 50), moment))
-    order = [pending.task_id for pending in get_order("priority")(cluster, now)]
+        cluster.apply(
+            Queued(ask(f"equal{number}", 1, priority=priority), moment, cluster.sequence + 1, moment)
+        )
+        cluster.apply(
+            Queued(ask(f"other{number}", 1, priority=number % 3 - 50), moment, cluster.sequence + 1, moment)
+        )
+    order = [pending.lease_id for pending in get_order("priority")(cluster, now)]
     assert [name for name in order if name < "other"] == [f"equal{i}" for i in range(len(moments))]
 
 
 def test_a_clock_briefly_far_ahead_does_not_cost_a_request_its_position() -> None:
     cluster = ClusterState([node("a", 8, 64)])
-    cluster.apply(Queued(ask("ahead", 1), 1e6))  # the clock was wrong, and was corrected afterwards
-    cluster.apply(Queued(ask("urgent", 1, priority=5), 100.0))
-    cluster.apply(Queued(ask("late", 1), 200.0))
-    assert [pending.task_id for pending in get_order("priority")(cluster, 300.0)] == [
+    cluster.apply(Queued(ask("ahead", 1), 1e6, 1, 1e6))  # the clock was wrong, and was corrected afterwards
+    cluster.apply(Queued(ask("urgent", 1, priority=5), 100.0, 2, 100.0))
+    cluster.apply(Queued(ask("late", 1), 200.0, 3, 200.0))
+    assert [pending.lease_id for pending in get_order("priority")(cluster, 300.0)] == [
         "urgent",
         "ahead",
         "late",
@@ -122,12 +127,12 @@ def test_fifo_orders_by_arrival() -> None:
 
 def test_priority_grows_with_time_in_the_queue() -> None:
     cluster = ClusterState([node("a", 8, 64)])
-    cluster.apply(Queued(ask("old", 1), 0.0))
-    cluster.apply(Queued(ask("urgent", 1, priority=2), PRIORITY_AGEING_S))
+    cluster.apply(Queued(ask("old", 1), 0.0, 1, 0.0))
+    cluster.apply(Queued(ask("urgent", 1, priority=2), PRIORITY_AGEING_S, 2, PRIORITY_AGEING_S))
     order = get_order("priority")
-    assert [pending.task_id for pending in order(cluster, PRIORITY_AGEING_S)] == ["urgent", "old"]
-    cluster.apply(Queued(ask("late", 1, priority=2), 2.5 * PRIORITY_AGEING_S))
-    assert [w.task_id for w in order(cluster, 2.5 * PRIORITY_AGEING_S)] == ["urgent", "old", "late"]
+    assert [pending.lease_id for pending in order(cluster, PRIORITY_AGEING_S)] == ["urgent", "old"]
+    cluster.apply(Queued(ask("late", 1, priority=2), 2.5 * PRIORITY_AGEING_S, 3, 2.5 * PRIORITY_AGEING_S))
+    assert [w.lease_id for w in order(cluster, 2.5 * PRIORITY_AGEING_S)] == ["urgent", "old", "late"]
 
 
 def test_srtf_orders_by_runtime_and_srsf_by_service() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.core.models import Expired, Granted, Lease, Placement, Released, Request
+from resource_manager.core.changes import Expired, Granted, Released
+from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.scheduling.runtime_history import (
     ENOUGH_RUNTIMES,
     KEPT_RUNTIMES,
@@ -20,7 +21,7 @@ def run(
     history: RuntimeHistory, task_id: str, seconds: float, outcome: str = "SUCCESS", **more: object
 ) -> None:
     request = Request(task_id, 2, **more)  # type: ignore[arg-type]
-    history.add(Granted(Lease(request, Placement("a", (0, 1)), 1, 100.0), 100.0))
+    history.add(Granted(Lease(request, (Placement("a", (0, 1)),), 1, 100.0), 100.0))
     history.add(Released(task_id, 1, 100.0 + seconds, outcome))
 
 
@@ -59,7 +60,7 @@ def test_failed_cancelled_and_expired_runs_are_ignored() -> None:
     run(history, "t1", 5.0, "FAILED")
     run(history, "t2", 5.0, "CANCELLED")
     run(history, "t5", 5.0, "")
-    history.add(Granted(Lease(Request("t3", 2), Placement("a", (0, 1)), 7, 0.0), 0.0))
+    history.add(Granted(Lease(Request("t3", 2), (Placement("a", (0, 1)),), 7, 0.0), 0.0))
     history.add(Expired("t3", 7, 50.0))
     history.add(Released("never seen", 1, 50.0))
     assert history.runtime_of(Request("t4", 2)) is None
@@ -68,7 +69,7 @@ def test_failed_cancelled_and_expired_runs_are_ignored() -> None:
 
 def test_a_lease_granted_before_the_history_counts_too() -> None:
     history = RuntimeHistory()
-    history.take_over([Lease(Request("t1", 2), Placement("a", (0, 1)), 3, 10.0)])
+    history.take_over([Lease(Request("t1", 2), (Placement("a", (0, 1)),), 3, 10.0)])
     history.add(Released("t1", 3, 40.0, "SUCCESS"))
     assert history.runtime_of(Request("t2", 2)) == Runtime(30.0, Confidence.FAIR)
 

@@ -7,17 +7,9 @@ from dataclasses import replace
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.core.changes import Drained, Granted, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    Drained,
-    Granted,
-    Lease,
-    Placement,
-    Quarantined,
-    Queued,
-    Request,
-    Utility,
-)
+from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.serializers import estimate
@@ -37,14 +29,14 @@ def busy(*runtimes: float | None, ttl_s: float = 50.0) -> ClusterState:
     for number, runtime_s in enumerate(runtimes):
         request = Request(f"runs{number}", 8, ttl_s=ttl_s, expected_runtime_s=runtime_s)
         placement = Placement(f"gpu-server-{number}", tuple(range(8)))
-        cluster.apply(Granted(Lease(request, placement, number + 1, 0.0, ttl_s), 0.0))
+        cluster.apply(Granted(Lease(request, (placement,), number + 1, 0.0, ttl_s), 0.0))
     return cluster
 
 
 def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
     cluster = busy(None, None)
     for number in range(3):
-        cluster.apply(Queued(Request(f"w{number}", 8, ttl_s=100.0), 1.0))
+        cluster.apply(Queued(Request(f"w{number}", 8, ttl_s=100.0), 1.0, number, 1.0))
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
     assert [starts[f"w{number}"].at for number in range(3)] == [None] * 3
     assert estimate(starts["w0"]) == {
@@ -59,8 +51,8 @@ def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
 @pytest.mark.parametrize("order", ["fifo", "fifo+backfill"])
 def test_only_starts_that_depend_on_known_runtimes_are_estimated(order: str) -> None:
     cluster = busy(600.0, None)
-    cluster.apply(Queued(Request("first", 8), 1.0))
-    cluster.apply(Queued(Request("second", 8), 2.0))
+    cluster.apply(Queued(Request("first", 8), 1.0, 1, 1.0))
+    cluster.apply(Queued(Request("second", 8), 2.0, 2, 2.0))
     starts = estimate_starts(cluster, FIRST_FIT, get_order(order), 10.0)
     assert (starts["first"].at, starts["first"].node, starts["first"].confidence) == (
         600.0,
@@ -73,7 +65,7 @@ def test_only_starts_that_depend_on_known_runtimes_are_estimated(order: str) -> 
 def test_an_estimate_leaves_the_state_unchanged() -> None:
     cluster = busy(600.0)
     for number in range(3):
-        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0))
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0, number, 1.0))
     before, deadlines = cluster.snapshot(), len(cluster._expiry_heap)
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0, [Request("extra", 2)])
     assert [starts[name].at for name in ("w0", "w1", "w2", "extra")] == [600.0, 700.0, 800.0, 900.0]
@@ -85,7 +77,7 @@ def test_an_estimate_leaves_the_state_unchanged() -> None:
 
 def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one() -> None:
     cluster = busy(None)
-    cluster.apply(Queued(Request("w", 8), 1.0))
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     order = replace(FIFO, runtime_of=lambda request: Runtime(300.0, Confidence.FAIR))
     start = estimate_starts(cluster, FIRST_FIT, order, 10.0)["w"]
     assert (start.at, start.confidence) == (300.0, Confidence.FAIR)
@@ -95,19 +87,19 @@ def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one
 
 def test_other_reasons_for_an_unknown_start() -> None:
     cluster = busy(10.0)
-    cluster.apply(Queued(Request("w", 8), 1.0))
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.apply(Quarantined("runs0", 1, 5.0))
     assert estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail == (
         "runs0 on gpu-server-0 was not renewed, but its job may still run: release the lease once the job is "
         "known to be gone"
     )
     cluster = busy(10.0)
-    cluster.apply(Queued(Request("w", 9), 1.0))
+    cluster.apply(Queued(Request("w", 9), 1.0, 2, 1.0))
     detail = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
     assert detail == "no server could ever satisfy 9 GPUs: the largest, gpu-server-0, has 8"
     cluster = busy(10.0)
     for number in range(MAX_STEPS + 2):
-        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0))
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0, number, 1.0))
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
     assert starts[f"w{MAX_STEPS + 1}"].detail == f"more than {MAX_STEPS} leases end before it"
 
@@ -115,9 +107,9 @@ def test_other_reasons_for_an_unknown_start() -> None:
 def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() -> None:
     cluster = busy(None, None, None)
     cluster.apply(Drained("gpu-server-0", 1.0))
-    cluster.apply(Queued(Request("w", 8), 1.0))
-    cluster.apply(Queued(Request("here", 8, required_node="gpu-server-2"), 2.0))
-    cluster.apply(Queued(Request("closed", 8, required_node="gpu-server-0"), 3.0))
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    cluster.apply(Queued(Request("here", 8, required_node="gpu-server-2"), 2.0, 2, 2.0))
+    cluster.apply(Queued(Request("closed", 8, required_node="gpu-server-0"), 3.0, 3, 3.0))
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
     assert starts["w"].detail.startswith("the end of runs1 and 1 more is unknown; ")
     assert starts["here"].detail.startswith("the end of runs2 is unknown; ")
@@ -126,8 +118,8 @@ def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() ->
 
 def test_a_request_behind_another_has_the_same_detail() -> None:
     cluster = busy(None, 600.0)
-    cluster.apply(Queued(Request("head", 8, required_node="gpu-server-0"), 1.0))
-    cluster.apply(Queued(Request("behind", 2), 2.0))
+    cluster.apply(Queued(Request("head", 8, required_node="gpu-server-0"), 1.0, 1, 1.0))
+    cluster.apply(Queued(Request("behind", 2), 2.0, 2, 2.0))
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
     assert starts["behind"].detail == starts["head"].detail
     assert "the end of runs0 is unknown" in starts["head"].detail
@@ -136,10 +128,10 @@ def test_a_request_behind_another_has_the_same_detail() -> None:
 def test_a_price_that_is_not_covered_names_no_lease() -> None:
     cluster = ClusterState(default_inventory(1))
     request = Request("holds", 4, resources={"cpus": 32})
-    cluster.apply(Granted(Lease(request, Placement("gpu-server-0", (0, 1, 2, 3)), 1, 0.0), 0.0))
+    cluster.apply(Granted(Lease(request, (Placement("gpu-server-0", (0, 1, 2, 3)),), 1, 0.0), 0.0))
     worth = Utility(16.0, 7200.0)
     asks = Request("w", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=worth)
-    cluster.apply(Queued(asks, 1.0))
+    cluster.apply(Queued(asks, 1.0, 1, 1.0))
     order = replace(FIFO, admission=PriceAdmission(1.0, 100.0))
     detail = estimate_starts(cluster, FIRST_FIT, order, 10.0)["w"].detail
     assert detail == "it is unknown when its utility will exceed its price"

@@ -18,11 +18,12 @@ import httpx
 import pytest
 
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.core.models import Cancelled, Change, Drained, Queued, Request, Restored
+from resource_manager.core.changes import Cancelled, Change, Drained, Queued, Restored
+from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError, StoreFullError
 from resource_manager.rest import idempotency, redis_persistence, tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import keeping, standalone
+from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
 from resource_manager.storage import RedisStore
 from resource_manager.storage.redis.client import RedisClient
@@ -196,7 +197,11 @@ def test_the_history_is_bounded_in_bytes(server: RedisServer, size: int) -> None
         now = store.now()
         changes: list[Change] = []
         for number in range(50):
-            changes.append(Queued(Request(f"t{step}-{number}", 9, labels={"note": "x" * size}), now))
+            changes.append(
+                Queued(
+                    Request(f"t{step}-{number}", 9, labels={"note": "x" * size}), now, 50 * step + number, now
+                )
+            )
             changes.append(Cancelled(f"t{step}-{number}", now, "y" * size))
         store.commit(cluster.version, changes, now=now)
         for change in changes:
@@ -265,7 +270,7 @@ def test_the_size_of_a_whole_request_is_limited(field: str, value: Any) -> None:
 def service(server: RedisServer) -> Iterator[Callable[[str], Any]]:
     """Yield service("ada"): a client of a service on that Redis, with a token of ada."""
     with GPUResourceManager.from_url(server.url) as manager:
-        kept = keeping(Settings(store=server.url))
+        kept = persistence_of(Settings(store=server.url))
         made = standalone(manager, kept, rate="100000/second")
         app = create_app(made)
 
@@ -342,7 +347,7 @@ def replies_in(place: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch)
     for module in (idempotency, redis_persistence):
         monkeypatch.setattr(module, "MAX_KEPT", 50)
     if place == "memory":
-        return idempotency.MemoryReplies()
+        return idempotency.MemoryIdempotencyCache()
     return redis_persistence.RedisIdempotencyCache(RedisClient.from_url(server.url))
 
 
@@ -415,7 +420,7 @@ def test_answers_are_kept_and_changes_made_with_full_memory(
         assert keyed(bob, "c", {"task_id": "w3"}, "/api/cancel").status_code == 200
         assert keyed(ada, "e", {"task_id": "t"}, "/api/release").status_code == 200
     assert bob.post("/api/cancel", json={"task_id": "w3"}).status_code == 404
-    assert keeping(Settings(store=server.url)).secret, "a service can start"
+    assert persistence_of(Settings(store=server.url)).secret, "a service can start"
 
 
 # ---- the whole attack ----
@@ -423,7 +428,7 @@ def test_answers_are_kept_and_changes_made_with_full_memory(
 
 def test_a_flood_by_one_token_does_not_stop_renewals_by_others(server: RedisServer, tmp_path: Path) -> None:
     """Send the real service requests of the largest size, each with a key, until Redis is full."""
-    kept = keeping(Settings(store=server.url)).tokens
+    kept = persistence_of(Settings(store=server.url)).tokens
     headers = {
         name: {"Authorization": f"Bearer {tokens.create(kept, name, role)}"}
         for name, role in (("ada", Role.USER), ("eve", Role.USER), ("root", Role.OPERATOR))

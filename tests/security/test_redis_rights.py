@@ -25,7 +25,7 @@ from resource_manager.cli.bench import store
 from resource_manager.errors import StoreError
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import keeping, standalone, warn_of_rights
+from resource_manager.rest.assemble import persistence_of, standalone, warn_of_rights
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.redis.client import RIGHTS, RedisClient
 from tests.redis_server import EMBEDDED, RedisServer
@@ -131,7 +131,7 @@ def test_a_service_needs_no_further_rights(server: RedisServer) -> None:
     """Tokens, sessions, cached answers, leases and the queue all work as that user."""
     url = server.limited_url()
     with GPUResourceManager.from_url(url) as manager:
-        kept = keeping(Settings(store=url))
+        kept = persistence_of(Settings(store=url))
         service = standalone(manager, kept)
         caller = create_app(service).test_client()
         caller.environ_base["HTTP_AUTHORIZATION"] = (

@@ -17,7 +17,7 @@ from resource_manager.cli.commands import main
 from resource_manager.cli.target import Target
 from resource_manager.errors import InvalidRequestError, redact
 from resource_manager.rest import tokens
-from resource_manager.rest.assemble import Keeping, keeping
+from resource_manager.rest.assemble import Persistence, persistence_of
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role, TokenFile
@@ -71,7 +71,7 @@ def test_an_invalid_setting_does_not_reveal_the_others() -> None:
 
 
 def test_the_representation_of_an_object_hides_its_secrets(
-    service: Service, kept: Keeping, tmp_path: Path
+    service: Service, kept: Persistence, tmp_path: Path
 ) -> None:
     text = tokens.create(kept.tokens, "ada", Role.USER)
     secret = text.rpartition("_")[2]
@@ -90,7 +90,7 @@ def test_the_representation_of_an_object_hides_its_secrets(
 def test_files_with_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        made = keeping(Settings(store="memory://"), tmp_path / "sub" / "tokens.json")
+        made = persistence_of(Settings(store="memory://"), tmp_path / "sub" / "tokens.json")
         tokens.create(made.tokens, "ada", Role.USER)
         tokens.create(made.tokens, "bob", Role.USER)
     finally:

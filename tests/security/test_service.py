@@ -15,7 +15,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.rest import auth, tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Keeping
+from resource_manager.rest.assemble import Persistence
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.security import hostile
@@ -45,7 +45,7 @@ def test_fencing_tokens_grow_over_a_reset(as_role: AsRole) -> None:
 
 
 def test_a_rotated_token_and_its_session_are_refused(
-    service: Service, kept: Keeping, monkeypatch: pytest.MonkeyPatch
+    service: Service, kept: Persistence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "TOKEN_CACHE_S", 0.0)
     app = create_app(service)
@@ -64,7 +64,7 @@ def test_a_rotated_token_and_its_session_are_refused(
     assert browser.post("/api/allocate", json=WISH, headers=headers).status_code == 401
 
 
-def test_a_cookie_of_another_service_is_refused(service: Service, kept: Keeping) -> None:
+def test_a_cookie_of_another_service_is_refused(service: Service, kept: Persistence) -> None:
     """Sessions are signed: neither an invented one nor one with another signature is accepted."""
     text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
     app = create_app(service)
@@ -82,7 +82,9 @@ def test_a_cookie_of_another_service_is_refused(service: Service, kept: Keeping)
 
 
 @pytest.mark.parametrize("path", ["/act/servers/0/drain", "/act/servers/0/restore", "/logout"])
-def test_an_action_of_the_console_needs_its_csrf_token(path: str, service: Service, kept: Keeping) -> None:
+def test_an_action_of_the_console_needs_its_csrf_token(
+    path: str, service: Service, kept: Persistence
+) -> None:
     text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
     browser = create_app(service).test_client()
     browser.post("/login", data={"token": text})
@@ -92,7 +94,7 @@ def test_an_action_of_the_console_needs_its_csrf_token(path: str, service: Servi
     assert browser.get(path).status_code == 405
 
 
-def test_secrets_are_compared_in_constant_time(kept: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_compared_in_constant_time(kept: Persistence, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tokens.create(kept.tokens, "ada", Role.USER)
     compared: list[tuple[str, str]] = []
     compare = hmac.compare_digest

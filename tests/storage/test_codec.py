@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 import pytest
 
-from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
-    Gpu,
     Granted,
     InventoryChanged,
-    Lease,
-    Node,
-    Placement,
     Quarantined,
     Queued,
     Released,
     Renewed,
-    Request,
     Restored,
 )
-from resource_manager.errors import CorruptStateError
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.errors import CorruptStateError, NewerFormatError
 from resource_manager.storage import codec
 
 NODE = Node("a", 0, {"cpus": 64, "compute_tflops": 57.6}, (Gpu(0, "A100"), Gpu(1, "A100", memory_mib=81920)))
 REQUEST = Request("t", gpus=1, gpu_milli=250, resources={"cpus": 2}, ttl_s=60.0, labels={"dag": "d"})
 CHANGES: list[Change] = [
-    Granted(Lease(REQUEST, Placement("a", (1,)), 7, 1.5, 61.5, queued_at=0.25), 1.5),
-    Granted(Lease(Request("u"), Placement("a"), 8, 1.5, math.inf), 1.5),
+    Granted(Lease(REQUEST, (Placement("a", (1,)),), 7, 1.5, 61.5, queued_at=0.25), 1.5),
+    Granted(Lease(Request("u"), (Placement("a"),), 8, 1.5, math.inf), 1.5),
     Released("t", 7, 2.0, "SUCCESS"),
     Renewed("t", 7, 2.0, 62.0),
     Renewed("u", 8, 2.0),
     Expired("t", 7, 70.0),
     Quarantined("t", 7, 70.0),
-    Queued(REQUEST, 1.0),
+    Queued(REQUEST, 1.0, 1, 1.0),
     Cancelled("t", 1.0, "gave up"),
     Drained("a", 1.0, "maintenance", failed=True),
     Restored("a", 2.0),
@@ -63,7 +61,7 @@ def test_amounts_keep_their_type() -> None:
 
 def test_a_state_is_read_back_from_its_snapshot() -> None:
     cluster = ClusterState([NODE])
-    for change in (CHANGES[0], Queued(Request("w", priority=3), 2.0), Drained("a", 3.0)):
+    for change in (CHANGES[0], Queued(Request("w", priority=3), 2.0, 1, 2.0), Drained("a", 3.0)):
         cluster.apply(change)
     snapshot = cluster.snapshot()
     again = codec.snapshot_from_dict(codec.snapshot_to_dict(snapshot))
@@ -88,6 +86,44 @@ def test_invalid_changes_are_refused_in_one_line(text: str | bytes) -> None:
     with pytest.raises(CorruptStateError) as caught:
         codec.change_from_json(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "unknown"),
+    [
+        ({"change": "preempting", "lease_id": "t", "at": 1.0}, "'preempting'"),
+        ({**codec.change_to_dict(Drained("a", 3.0)), "until": 9.0}, "until of a drained change"),
+        (
+            {
+                "change": "queued",
+                "request": {"lease_id": "t", "nodes": 2},
+                "queued_at": 1,
+                "sequence": 1,
+                "at": 1,
+            },
+            "nodes of a queued change",
+        ),
+    ],
+)
+def test_a_change_of_a_newer_version_is_refused_as_newer(change: dict[str, Any], unknown: str) -> None:
+    """Ignoring what it does not know, a reader would grant one server to a request for two."""
+    for read, value in ((codec.change_from_dict, change), (codec.change_from_json, json.dumps(change))):
+        with pytest.raises(NewerFormatError, match=f"does not know (the change )?{unknown}: upgrade it"):
+            read(value)
+
+
+def test_fields_at_their_defaults_are_not_written() -> None:
+    lease = Lease(Request("t", 1), (Placement("a", (0,)),), 3, 1.0)
+    assert codec.change_to_dict(Granted(lease, 1.0)) == {
+        "change": "granted",
+        "lease": {
+            "request": {"lease_id": "t", "gpus": 1},
+            "members": [{"node": "a", "gpu_ids": [0]}],
+            "fencing_token": 3,
+            "granted_at": 1.0,
+        },
+        "at": 1.0,
+    }
 
 
 def test_a_newer_format_is_refused() -> None:

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Change,
     Drained,
     Expired,
@@ -19,8 +18,9 @@ from resource_manager.core.models import (
     Queued,
     Released,
     Renewed,
-    Request,
 )
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Request
 from resource_manager.errors import LockedError, StaleStateError, StateLostError
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
@@ -110,7 +110,7 @@ def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
         theirs.apply(change)
     assert theirs.version == 1
     assert theirs.snapshot() == fresh(other)
-    assert [lease.task_id for lease in fresh(other).leases] == ["a"]
+    assert [lease.lease_id for lease in fresh(other).leases] == ["a"]
 
 
 def test_a_commit_to_an_empty_store_is_stale(open_client: OpenStore) -> None:
@@ -215,7 +215,7 @@ def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
         other.commit(0, [granted(mine, "a", other.now())], now=other.now())
     store.commit(0, [granted(mine, "b", store.now())], now=store.now(), lock_token=lock.token)
     lock.release()
-    assert [lease.task_id for lease in fresh(other).leases] == ["b"]
+    assert [lease.lease_id for lease in fresh(other).leases] == ["b"]
     cluster = other.refresh(None)
     assert cluster is not None
     other.commit(1, [granted(cluster, "a", other.now())], now=other.now())
@@ -238,7 +238,10 @@ def test_replace_keeps_version_fencing_token_and_sequence_growing(open_client: O
     mine = started(store)
     theirs = other.refresh(None)
     assert theirs is not None
-    changes: list[Change] = [granted(mine, "a", store.now()), Queued(Request("b", 9), store.now())]
+    changes: list[Change] = [
+        granted(mine, "a", store.now()),
+        Queued(Request("b", 9), store.now(), 1, store.now()),
+    ]
     store.commit(0, changes, now=store.now())
     for change in changes:
         mine.apply(change)
@@ -262,8 +265,8 @@ def test_a_store_can_be_filled_from_a_copy_of_another(open_client: OpenStore) ->
     changes: list[Change] = [
         granted(cluster, "a", 1e9),
         Renewed("a", 10**15 + 1, 1e9, 2e9),
-        Queued(Request("w", 3), 1e9),
-        Queued(Request("x", 4), 1e9),
+        Queued(Request("w", 3), 1e9, 1, 1e9),
+        Queued(Request("x", 4), 1e9, 2, 1e9),
         Drained("gpu-server-1", 1e9, "fans", failed=True),
         InventoryChanged(first_state(3).nodes[1:], 1e9),
     ]
@@ -362,7 +365,7 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
         thread.join()
     assert not errors
     state = fresh(open_client())
-    assert sorted(lease.task_id for lease in state.leases) == [f"w{n}-14" for n in range(6)]
+    assert sorted(lease.lease_id for lease in state.leases) == [f"w{n}-14" for n in range(6)]
     assert state.version == 6 * 29
 
 

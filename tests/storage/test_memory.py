@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from resource_manager.core.changes import Drained
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Drained
 from resource_manager.errors import StaleStateError, StateLostError
 from resource_manager.storage import MemoryStore
 from tests.storage.walk import first_state

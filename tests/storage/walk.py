@@ -5,19 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Restored
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import (
-    Change,
-    Drained,
-    Gpu,
-    Granted,
-    InventoryChanged,
-    Lease,
-    Node,
-    Placement,
-    Request,
-    Restored,
-)
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo
@@ -48,7 +38,7 @@ def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> G
     request = Request(task_id, gpus, resources={"cpus": 4})
     node = next(cluster.candidates(request))
     placement = Placement(node.name, node.pick_gpus(request))
-    return Granted(Lease(request, placement, cluster.last_fencing_token + 1, now, now + 60.0), now)
+    return Granted(Lease(request, (placement,), cluster.last_fencing_token + 1, now, now + 60.0), now)
 
 
 def add(store: Store, cluster: ClusterState, task_id: str) -> None:

@@ -19,7 +19,7 @@ from resource_manager.airflow.demand import as_server
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
-from resource_manager.core.models import Outcome
+from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
@@ -105,7 +105,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
 
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Continue after the wait; this try queued the request, so no other try ran under its lease."""
-        self.give_up_if_late(context, event)
+        self.fail_if_overdue(context, event)
         return self.execute(context, granted_to_this_try=True)
 
     def execute_over(self, context: Any, event: dict[str, Any]) -> Any:
@@ -141,19 +141,19 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
 
 
 @contextmanager
-def _kept(manager: Manager, task_id: str, token: int, ttl_s: float) -> Iterator[None]:
+def _kept(manager: Manager, lease_id: str, token: int, ttl_s: float) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires."""
     over = threading.Event()
     renewed_at = time.monotonic()
     problem = "no answer"
-    manager.renew(task_id, fencing_token=token)
+    manager.renew(lease_id, fencing_token=token)
 
     def keep() -> None:
         nonlocal renewed_at, problem
         while not over.wait(ttl_s / 4):
             asked_at = time.monotonic()
             try:
-                manager.renew(task_id, fencing_token=token)
+                manager.renew(lease_id, fencing_token=token)
                 renewed_at = asked_at
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile

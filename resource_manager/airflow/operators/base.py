@@ -13,7 +13,7 @@ from resource_manager.airflow.demand import Demand, team_of
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
-from resource_manager.airflow.waiting_log import describe_wait, describe_waiting
+from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.core.models import MILLI_PER_GPU
 
 
@@ -113,10 +113,10 @@ class GPUOperator(BaseOperator):
 
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Continue after the wait: the repeated request returns the granted lease."""
-        self.give_up_if_late(context, event)
+        self.fail_if_overdue(context, event)
         return self.execute(context)
 
-    def give_up_if_late(self, context: Any, event: dict[str, Any]) -> None:
+    def fail_if_overdue(self, context: Any, event: dict[str, Any]) -> None:
         """Log the wait; cancel the request and raise `AirflowException` if it exceeded `max_wait`."""
         identity, _ = identity_of(context)
         self.log.info("%s", describe_wait(event["waited_s"], event["reasons"]))

@@ -15,7 +15,7 @@ from resource_manager.airflow.demand import end_lease
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import identity_of
-from resource_manager.core.models import Outcome
+from resource_manager.core.changes import Outcome
 from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.task_identity import TaskIdentity

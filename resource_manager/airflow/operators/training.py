@@ -17,12 +17,12 @@ from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.triggers import LOG_PLACE, JobTrigger, TriggerState, identity_of, log_place
-from resource_manager.core.models import Outcome
+from resource_manager.core.changes import Outcome
 from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.reconcile import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 
-HELD = "its GPUs stay allocated until the job is known to be gone"
+GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
 
 
 class GPUTrainingOperator(GPUOperator):
@@ -104,7 +104,7 @@ class GPUTrainingOperator(GPUOperator):
                     self.log.info("the job was started by an earlier execution; watching it")
                     started_at = allocation["granted_at"]
         except LauncherUnreachableError as error:
-            raise AirflowException(f"{error}; {HELD}") from error
+            raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
         except LauncherError as error:
             end_lease(manager, allocation["task_id"], Outcome.FAILED)
             raise AirflowException(str(error)) from error
@@ -148,7 +148,7 @@ class GPUTrainingOperator(GPUOperator):
     def execute_ended(self, context: Any, event: dict[str, Any]) -> Any:
         """Stop what is left of the job, release its GPUs, and return its result or raise its failure."""
         if event["state"] == TriggerState.JOB_UNREACHABLE:
-            raise AirflowException(f"{event['detail']}; {HELD}")
+            raise AirflowException(f"{event['detail']}; {GPUS_STAY_ALLOCATED}")
         if event["state"] == TriggerState.LEASE_LOST:
             raise AirflowException("the lease was ended by another client, so the job was stopped")
         succeeded = event.get("exit_code") == 0

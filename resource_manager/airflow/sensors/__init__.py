@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.airflow.demand import Demand, team_of
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
-from resource_manager.airflow.triggers import VacancyTrigger, identity_of
-from resource_manager.airflow.waiting_log import WaitingLog, describe_vacancy
+from resource_manager.airflow.triggers import FreeCapacityTrigger, identity_of
+from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
@@ -48,7 +48,7 @@ class GPUAvailableSensor(BaseSensorOperator):
         self.gpu_milli = gpu_milli
         self.deferrable = deferrable
         self.gpu_conn_id = gpu_conn_id
-        self._waiting_log = WaitingLog()
+        self._waiting_log = WaitLog()
 
     def poke(self, context: Any) -> bool:
         """Return whether the request would be granted now.
@@ -76,7 +76,7 @@ class GPUAvailableSensor(BaseSensorOperator):
             return super().execute(context)
         if not self.poke(context):
             self.defer(
-                trigger=VacancyTrigger(self._arguments(context), self.gpu_conn_id, self.poke_interval),
+                trigger=FreeCapacityTrigger(self._arguments(context), self.gpu_conn_id, self.poke_interval),
                 method_name="execute_vacant",
                 timeout=timedelta(seconds=self.timeout),
             )
@@ -99,7 +99,7 @@ class GPUAvailableSensor(BaseSensorOperator):
             self.gpus, self.cpus, gpu_type=self.gpu_type, gpu_milli=self.gpu_milli, server=self.server
         )
         return {
-            "task_id": f"{identity.lease_id} (sensor)",
+            "lease_id": f"{identity.lease_id} (sensor)",
             **demand.shape(),
             "priority": self.priority_weight,
             "team": team_of(self, None),

@@ -118,10 +118,10 @@ def many_servers(url: str, token: str) -> dict[str, Any]:
 
 def _many_servers(call: Call, first_paint: Callable[[], float | None]) -> dict[str, Any]:
     for start in range(0, 2 * MANY_SERVERS, 500):
-        wishes = [
+        requests = [
             {"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 8} for i in range(start, start + 500)
         ]
-        call("POST", "/api/allocate/batch", {"requests": wishes})
+        call("POST", "/api/allocate/batch", {"requests": requests})
     for i in range(20):
         call("POST", "/api/submit", {"task_id": f"w{i}", "required_gpus": 8, "required_cpus": 8})
 
@@ -213,11 +213,11 @@ def serving(redis: str, servers: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def _tokens(store: str) -> list[str]:
-    from resource_manager.rest.assemble import keeping
+    from resource_manager.rest.assemble import persistence_of
     from resource_manager.rest.tokens import Role, create
     from resource_manager.settings import Settings
 
-    kept = keeping(Settings(store=store)).tokens
+    kept = persistence_of(Settings(store=store)).tokens
     return [create(kept, f"bench-{i}", Role.USER) for i in range(CLIENTS)]
 
 

@@ -77,7 +77,7 @@ def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float)
     started = time.process_time()
     while (elapsed := time.process_time() - started) < seconds:
         for _ in range(200):
-            oldest = requests[(at - live) % len(requests)].task_id
+            oldest = requests[(at - live) % len(requests)].lease_id
             cluster.apply(allocator.release(cluster, oldest, 1.0)[0])
             cluster.apply(allocator.allocate(cluster, requests[at % len(requests)], policy, 1.0)[0])
             at += 1

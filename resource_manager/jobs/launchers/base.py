@@ -104,8 +104,8 @@ def check_connection(conn_id: str | None, conn_type: str) -> None:
         raise LauncherError(f"connection {conn_id!r} is of type {found}, not {conn_type}")
 
 
-def job_key(task_id: str, fencing_token: int) -> str:
+def job_key(lease_id: str, fencing_token: int) -> str:
     """Return the name of a lease's job: readable, safe as a file or container name, unique per lease."""
-    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", task_id).strip("-.")[-60:].lstrip("-.")
-    digest = hashlib.sha256(task_id.encode()).hexdigest()[:8]
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", lease_id).strip("-.")[-60:].lstrip("-.")
+    digest = hashlib.sha256(lease_id.encode()).hexdigest()[:8]
     return f"gpu-{readable}-{digest}-{fencing_token}"

@@ -15,8 +15,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Change
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -299,7 +299,7 @@ class Transactions:
         now = self.store.now()
         over = allocator.expire(cluster, now)
         if over:
-            logger.warning("not renewed in time: %s", ", ".join(f"{change.task_id!r}" for change in over))
+            logger.warning("not renewed in time: %s", ", ".join(f"{change.lease_id!r}" for change in over))
             expiry = _Operation(
                 lambda cluster, now: self.with_dispatch(cluster, over, now), lambda cluster: None
             )

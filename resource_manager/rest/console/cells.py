@@ -69,7 +69,7 @@ def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colou
     few = len(cluster.leases) <= 2 * colours.HALF
     return colours.assign(
         Holder(
-            lease.task_id,
+            lease.lease_id,
             cluster.by_name[lease.placement.node].node.server_id,
             lease.placement.gpu_ids,
             lease.request.gpu_milli,
@@ -135,11 +135,11 @@ def _cell(
         return Cell(f"cell {word}", word, f"GPU {gpu_id}: {word}")
     first = leases[0]
     who = ", ".join(
-        f"{lease.task_id} ({lease.request.owner})" if lease.request.owner else lease.task_id
+        f"{lease.lease_id} ({lease.request.owner})" if lease.request.owner else lease.lease_id
         for lease in leases
     )
-    classes = f"cell {css_classes(found[first.task_id])}"
-    text = short_name(first.task_id) if len(leases) == 1 else f"{len(leases)} leases"
+    classes = f"cell {css_classes(found[first.lease_id])}"
+    text = short_name(first.lease_id) if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
         classes += f" share p{(MILLI_PER_GPU - free_milli) * 4 // MILLI_PER_GPU}"
         who += f"; {free_milli} milli {'free' if is_open else 'closed'}"
@@ -147,7 +147,7 @@ def _cell(
         classes += " quarantined"
         text = f"⚠ {text}"
         who += "; quarantined"
-    return Cell(classes, text, f"GPU {gpu_id}: {who}", first.task_id)
+    return Cell(classes, text, f"GPU {gpu_id}: {who}", first.lease_id)
 
 
 def level(state: NodeState) -> int:
@@ -160,7 +160,7 @@ def lease_row(lease: Lease, colour: Colour, caller: Identity, service: Service) 
     request = lease.request
     share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli} milli)"
     return LeaseRow(
-        lease.task_id,
+        lease.lease_id,
         lease.placement.node,
         ",".join(map(str, lease.placement.gpu_ids)) + share,
         f"{request.resources.get('cpus', 0):g}",

@@ -35,7 +35,7 @@ _STEP = 389
 class Holder(NamedTuple):
     """Facts of a lease that determine its colour."""
 
-    task_id: str
+    lease_id: str
     server_id: int
     gpu_ids: tuple[int, ...]
     gpu_milli: int
@@ -91,7 +91,7 @@ def assign(holders: Iterable[Holder]) -> dict[str, Colour]:
     """
     oldest_first = sorted(holders, key=lambda holder: holder.fencing_token)
     if len(oldest_first) > 2 * HALF:
-        return {holder.task_id: _colour(_preferred(holder)) for holder in oldest_first}
+        return {holder.lease_id: _colour(_preferred(holder)) for holder in oldest_first}
     taken: set[int] = set()
     found: dict[str, Colour] = {}
     for holder in oldest_first:
@@ -102,7 +102,7 @@ def assign(holders: Iterable[Holder]) -> dict[str, Colour]:
             tries += 1
             slot = (half + tries // HALF) % 2 * HALF + (at + _STEP * tries) % HALF
         taken.add(slot)
-        found[holder.task_id] = _colour(slot)
+        found[holder.lease_id] = _colour(slot)
     return found
 
 

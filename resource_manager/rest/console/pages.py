@@ -116,14 +116,14 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
             lease
             for lease in cluster.leases.values()
             if not text
-            or text in lease.task_id.casefold()
+            or text in lease.lease_id.casefold()
             or text in lease.request.owner.casefold()
             or text in lease.placement.node.casefold()
         ]
         found.sort(key=lambda lease: lease.fencing_token)
         shown, paging = _paged(found, query.page)
         colours = cells.colours_of(cluster, shown)
-        rows = [cells.lease_row(lease, colours[lease.task_id], caller, service) for lease in shown]
+        rows = [cells.lease_row(lease, colours[lease.lease_id], caller, service) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
     return _page("leases.html", service, caller, query=query, **service.watch.look(look))

@@ -9,8 +9,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from resource_manager.core.changes import Change, Expired, Granted, Quarantined, Released
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import MILLI_PER_GPU, Change, Expired, Granted, Lease, Quarantined, Released
+from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.serializers import cpu_usage
 from resource_manager.rest.state_follower import StateFollower
@@ -121,16 +122,16 @@ class Metrics:
     def _count(self, change: Change) -> None:
         match change:
             case Granted(lease=lease):
-                self._leases[lease.task_id] = lease
+                self._leases[lease.lease_id] = lease
                 self._allocations.labels(lease.placement.node).inc()
                 queued_at = lease.granted_at if lease.queued_at is None else lease.queued_at
                 self._waits.observe(max(lease.granted_at - queued_at, 0.0))
-            case Released(task_id=task_id, at=at):
+            case Released(lease_id=lease_id, at=at):
                 self._releases.inc()
-                self._ended(task_id, at)
-            case Expired(task_id=task_id, at=at):
+                self._ended(lease_id, at)
+            case Expired(lease_id=lease_id, at=at):
                 self._expirations.labels("false").inc()
-                self._ended(task_id, at)
+                self._ended(lease_id, at)
             case Quarantined():
                 self._expirations.labels("true").inc()
 
@@ -139,8 +140,8 @@ class Metrics:
         if len(self._leases) != len(cluster.leases):
             self._leases = dict(cluster.leases)
 
-    def _ended(self, task_id: str, at: float) -> None:
-        lease = self._leases.pop(task_id, None)
+    def _ended(self, lease_id: str, at: float) -> None:
+        lease = self._leases.pop(lease_id, None)
         if lease is not None:
             self._durations.observe(max(at - lease.granted_at, 0.0))
 
@@ -162,13 +163,15 @@ class _State:
         labels = ("server", "gpu_type")
         free = GaugeMetricFamily("gpu_manager_gpus_free", "Free GPUs, GPU fractions included.", labels=labels)
         held = GaugeMetricFamily(
-            "gpu_manager_gpus_held", "Allocated GPUs, GPU fractions included.", labels=labels
+            "gpu_manager_gpus_allocated", "Allocated GPUs, GPU fractions included.", labels=labels
         )
         closed = GaugeMetricFamily(
             "gpu_manager_gpus_closed", "Unused GPUs of servers that take no new leases.", labels=labels
         )
         cpus_free = GaugeMetricFamily("gpu_manager_cpus_free", "Free CPUs.", labels=("server",))
-        cpus_held = GaugeMetricFamily("gpu_manager_cpus_held", "Allocated CPUs.", labels=("server",))
+        cpus_allocated = GaugeMetricFamily(
+            "gpu_manager_cpus_allocated", "Allocated CPUs.", labels=("server",)
+        )
         cpus_closed = GaugeMetricFamily(
             "gpu_manager_cpus_closed", "Unused CPUs of servers that take no new leases.", labels=("server",)
         )
@@ -183,7 +186,7 @@ class _State:
                 held.add_metric((state.name, gpu_type), (total_milli - unused_milli) / MILLI_PER_GPU)
             cpus = cpu_usage(state)
             cpus_free.add_metric((state.name,), cpus.free)
-            cpus_held.add_metric((state.name,), cpus.used)
+            cpus_allocated.add_metric((state.name,), cpus.used)
             cpus_closed.add_metric((state.name,), cpus.closed)
             is_open.add_metric((state.name,), float(state.is_open))
         oldest = min((entry.queued_at for entry in cluster.pending.values()), default=now)
@@ -192,7 +195,7 @@ class _State:
             held,
             closed,
             cpus_free,
-            cpus_held,
+            cpus_allocated,
             cpus_closed,
             is_open,
             GaugeMetricFamily("gpu_manager_leases", "Live leases.", len(cluster.leases)),

@@ -7,17 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.core.models import (
-    MILLI_PER_GPU,
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
     Queued,
     Released,
 )
+from resource_manager.core.models import MILLI_PER_GPU, Lease
 
 BIN_S = 60
 KEEP_S = 7 * 86_400
@@ -28,7 +27,7 @@ MAX_POINTS = 360
 class MinuteBucket:
     """One minute: GPU-milli seconds allocated and installed, queue seconds, and waits that ended in it."""
 
-    held_milli_s: float = 0.0
+    allocated_milli_s: float = 0.0
     capacity_milli_s: float = 0.0
     queue_s: float = 0.0
     seconds: float = 0.0
@@ -50,7 +49,7 @@ class UsageHistory:
 
     def start_from(self, leases: Iterable[Lease], waiting: Iterable[str], capacity_milli: int) -> None:
         """Set the leases, pending requests and GPUs from before the first change in the history."""
-        self._leases = {lease.task_id: lease for lease in leases}
+        self._leases = {lease.lease_id: lease for lease in leases}
         self._held = sum(_milli(lease) for lease in self._leases.values())
         self._waiting = set(waiting)
         self._capacity = capacity_milli
@@ -63,9 +62,9 @@ class UsageHistory:
             case Released() | Expired():
                 self._ended(change)
             case Queued(request=request):
-                self._waiting.add(request.task_id)
-            case Cancelled(task_id=task_id):
-                self._waiting.discard(task_id)
+                self._waiting.add(request.lease_id)
+            case Cancelled(lease_id=lease_id):
+                self._waiting.discard(lease_id)
             case InventoryChanged(nodes=nodes):
                 self._capacity = MILLI_PER_GPU * sum(len(node.gpus) for node in nodes)
 
@@ -75,7 +74,7 @@ class UsageHistory:
         while at < now:
             end = min((at // BIN_S + 1) * BIN_S, now)
             self._bin(at).seconds += end - at
-            self._bin(at).held_milli_s += self._held * (end - at)
+            self._bin(at).allocated_milli_s += self._held * (end - at)
             self._bin(at).capacity_milli_s += self._capacity * (end - at)
             self._bin(at).queue_s += len(self._waiting) * (end - at)
             at = end
@@ -100,7 +99,7 @@ class UsageHistory:
             waits = sum(b.waits for b in bins)
             points["time"].append(start * BIN_S)
             points["held"].append(
-                round(100 * sum(b.held_milli_s for b in bins) / capacity, 2) if capacity else None
+                round(100 * sum(b.allocated_milli_s for b in bins) / capacity, 2) if capacity else None
             )
             points["queue"].append(round(sum(b.queue_s for b in bins) / seconds, 2) if seconds else None)
             points["wait"].append(round(sum(b.wait_s for b in bins) / waits, 2) if waits else None)
@@ -108,8 +107,8 @@ class UsageHistory:
         return points
 
     def _granted(self, lease: Lease, at: float) -> None:
-        self._waiting.discard(lease.task_id)
-        self._leases[lease.task_id] = lease
+        self._waiting.discard(lease.lease_id)
+        self._leases[lease.lease_id] = lease
         self._held += _milli(lease)
         wait_s = 0.0 if lease.queued_at is None else max(lease.granted_at - lease.queued_at, 0.0)
         minute = self._bin(at)
@@ -118,7 +117,7 @@ class UsageHistory:
         minute.longest_wait_s = max(minute.longest_wait_s, wait_s)
 
     def _ended(self, change: Released | Expired) -> None:
-        lease = self._leases.pop(change.task_id, None)
+        lease = self._leases.pop(change.lease_id, None)
         if lease is None:
             return
         self._held -= _milli(lease)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from resource_manager.core.cluster import ClusterState, NodeState, accepts_node
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import accepts_node
 from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
 
 BALANCE = 0.6

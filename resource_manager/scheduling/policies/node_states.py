@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from resource_manager.core.cluster import ClusterState, NodeState, accepts_node
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import accepts_node
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
 
 Trait = Callable[[NodeState], object]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, NodeState, Snapshot
-from resource_manager.core.models import MILLI_PER_GPU, Change, Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import CorruptStateError, NewerFormatError, ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.storage.codec import (
@@ -124,8 +125,8 @@ def _original(servers: Sequence[dict[str, Any]]) -> Document:
             request = Request(str(task["task_id"]), len(gpu_ids), resources={"cpus": cpus})
             placement = Placement(str(server["server_name"]), gpu_ids)
             began = datetime.fromisoformat(str(task["start_time"])).timestamp()
-            leases.append(Lease(request, placement, len(leases) + 1, began, math.inf))
-    if len({lease.task_id for lease in leases}) != len(leases):
+            leases.append(Lease(request, (placement,), len(leases) + 1, began, math.inf))
+    if len({lease.lease_id for lease in leases}) != len(leases):
         raise CorruptStateError("it lists a task twice")
     snapshot = Snapshot(
         version=0, last_fencing_token=len(leases), sequence=0, nodes=nodes, leases=tuple(leases)
@@ -151,7 +152,7 @@ def _server(state: NodeState) -> dict[str, Any]:
 
 def _task(lease: Lease) -> dict[str, Any]:
     return {
-        "task_id": lease.task_id,
+        "task_id": lease.lease_id,
         "allocated_gpus": list(lease.placement.gpu_ids),
         "allocated_cpus": lease.request.resources.get("cpus", 0),
         "start_time": _iso(lease.granted_at),

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Change
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,

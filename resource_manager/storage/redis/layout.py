@@ -11,23 +11,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
-    Node,
-    PendingRequest,
     Quarantined,
     Queued,
     Released,
     Renewed,
     Restored,
 )
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Lease, Node, PendingRequest
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import (
     change_from_json,
@@ -42,7 +40,7 @@ OPERATIONS: dict[type, str] = {
     Expired: "end",
     Renewed: "renew",
     Quarantined: "quarantine",
-    Queued: "wait",
+    Queued: "queue",
     Cancelled: "cancel",
     Drained: "drain",
     Restored: "restore",
@@ -66,24 +64,24 @@ def operation(change: Change) -> tuple[str, str, str]:
 
 def _field(change: Change) -> str:
     if isinstance(change, Granted):
-        return change.lease.task_id
+        return change.lease.lease_id
     if isinstance(change, Queued):
-        return change.request.task_id
+        return change.request.lease_id
     if isinstance(change, Drained | Restored):
         return change.node
     if isinstance(change, InventoryChanged):
         return ""
-    return change.task_id
+    return change.lease_id
 
 
 def parts_of(snapshot: Snapshot) -> list[str]:
     """Return the arguments of replace_state.lua for a state: part, field and JSON of each entry."""
     parts: list[str] = []
     for lease in snapshot.leases:
-        parts += ("lease", lease.task_id, change_to_json(Granted(lease, lease.granted_at)))
+        parts += ("lease", lease.lease_id, change_to_json(Granted(lease, lease.granted_at)))
     for pending in snapshot.pending:
-        queued = change_to_json(Queued(pending.request, pending.queued_at))
-        parts += ("pending", pending.task_id, f"{pending.sequence} {queued}")
+        queued = Queued(pending.request, pending.queued_at, pending.sequence, pending.queued_at)
+        parts += ("pending", pending.lease_id, change_to_json(queued))
     for drained in snapshot.drained:
         parts += ("drained", drained.node, change_to_json(drained))
     return parts
@@ -112,7 +110,9 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     leases, renewals, quarantined, pending, drained = (
         dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:8]
     )
-    held = [_lease(text, renewals.get(task_id), task_id in quarantined) for task_id, text in leases.items()]
+    held = [
+        _lease(text, renewals.get(lease_id), lease_id in quarantined) for lease_id, text in leases.items()
+    ]
     held.sort(key=lambda lease: lease.fencing_token)
     in_use = {lease.placement.node for lease in held}
     gone = set(inventory.retired) - in_use
@@ -148,11 +148,10 @@ def _lease(text: bytes, renewal: bytes | None, quarantined: bool) -> Lease:
 
 
 def _pending(text: bytes) -> PendingRequest:
-    sequence, _, body = text.partition(b" ")
-    change = change_from_json(body)
+    change = change_from_json(text)
     if not isinstance(change, Queued):
         raise CorruptStateError(f"not a pending request: {text[:120]!r}")
-    return PendingRequest(change.request, change.at, _number(sequence))
+    return PendingRequest(change.request, change.queued_at, change.sequence)
 
 
 def _number(text: bytes) -> int:

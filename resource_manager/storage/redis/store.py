@@ -2,7 +2,8 @@
 
 Keys, all under one hash tag: `meta` (format, epoch, version, counters, the server that holds the data),
 `inventory` (the nodes), hashes with the changes that are in effect for every lease, pending request and
-closed node, and the stream `changes`, whose entry `<version>-0` is the change that led to that version.
+closed node, the stream `changes`, whose entry `<version>-0` is the change that led to that version, and
+`kinds`, the kinds of all changes so far: a reader that does not know one of them must not trust the hashes.
 """
 
 from __future__ import annotations
@@ -13,25 +14,37 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from resource_manager.core.changes import Change, Granted, InventoryChanged, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Change, Granted, InventoryChanged
 from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
+    NewerFormatError,
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format
+from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format, check_kinds
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis import layout
 from resource_manager.storage.redis.client import MEMORY_FULL, RedisClient, load_script
 from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.redis.lock import Lock, RedisLock
 
-PARTS = ("meta", "inventory", "leases", "renewals", "quarantined", "waiting", "drained", "changes", "lock")
+PARTS = (
+    "meta",
+    "inventory",
+    "leases",
+    "renewals",
+    "quarantined",
+    "pending",
+    "drained",
+    "changes",
+    "kinds",
+    "lock",
+)
 
 
 class RedisStore:
@@ -80,18 +93,18 @@ class RedisStore:
                 replica.apply(change_from_json(text))
             return replica
         except CorruptStateError as error:
-            raise CorruptStateError(
-                f"{self._client.address}: {error}; restore its data, or start over with a reset"
-            ) from error
+            raise self._unreadable(error) from error
 
     def commit(
         self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
     ) -> None:
         operations: list[str] = []
-        fencing, last_node, inventory = "", "", ""
+        fencing, last_node, sequence, inventory = "", "", 0, ""
         for change in changes:
             if isinstance(change, Granted):
                 fencing, last_node = str(change.lease.fencing_token), change.lease.placement.node
+            elif isinstance(change, Queued):
+                sequence = max(sequence, change.sequence)
             elif isinstance(change, InventoryChanged) and not inventory:
                 inventory, forgotten = self._inventory_after(version, changes)
                 for node in forgotten:
@@ -113,6 +126,7 @@ class RedisStore:
             self._lease_confirmation_window_s,
             fencing,
             last_node,
+            sequence,
             inventory,
             *operations,
         )
@@ -130,7 +144,12 @@ class RedisStore:
             entries: Any = self._client.driver.xrange(
                 self._client.key("changes"), f"{after + 1}-0", "+", count=limit
             )
-        return [(int(entry.partition(b"-")[0]), change_from_json(fields[b"c"])) for entry, fields in entries]
+        try:
+            return [
+                (int(entry.partition(b"-")[0]), change_from_json(fields[b"c"])) for entry, fields in entries
+            ]
+        except CorruptStateError as error:
+            raise self._unreadable(error) from error
 
     @property
     def suspended_until(self) -> float:
@@ -166,6 +185,7 @@ class RedisStore:
         if inventory:
             self._inventory = layout.inventory_from_json(inventory_version, inventory)
         self._incarnation = incarnation.decode()
+        check_kinds(kind.decode(errors="replace") for kind in answer[17])
         parts = (fencing, sequence, last_node, *answer[12:17])
         return layout.read_state(answer[3], parts, self._inventory)
 
@@ -217,6 +237,14 @@ class RedisStore:
         self._clock.learn(int(answer[1]), int(answer[2]), begin)
         return answer
 
+    def _unreadable(self, error: CorruptStateError) -> CorruptStateError:
+        """Return the error with the place of the data and the remedy."""
+        if isinstance(error, NewerFormatError):
+            return NewerFormatError(f"{self._client.address}: {error}")
+        return CorruptStateError(
+            f"{self._client.address}: {error}; restore its data, or start over with a reset"
+        )
+
     def _refuse(self, answer: list[Any], version: int) -> NoReturn:
         status, stored = answer[0].decode(), answer[3]
         detail = answer[4].decode()
@@ -224,7 +252,10 @@ class RedisStore:
         match status:
             case "stale":
                 missed = answer[5] if len(answer) > 5 else ()
-                raise StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
+                try:
+                    raise StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
+                except CorruptStateError as error:
+                    raise self._unreadable(error) from error
             case "full":
                 raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
             case "locked":

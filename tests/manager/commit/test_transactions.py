@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from resource_manager import MemoryStore
+from resource_manager.core.changes import Change, Expired, Granted
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Change, Expired, Granted, Request
+from resource_manager.core.models import Request
 from resource_manager.core.refusal import lock_busy
 from resource_manager.errors import (
     InvalidRequestError,
@@ -492,7 +493,7 @@ class Meanwhile:
     @property
     def granted(self) -> set[str]:
         return {
-            change.lease.request.task_id
+            change.lease.request.lease_id
             for changes in self.changes.values()
             for change in changes
             if isinstance(change, Granted)

@@ -48,7 +48,7 @@ def test_a_lease_keeps_its_colour_while_others_start_and_end(seed: int) -> None:
     all_of_them = assign(leases)
     assert len({colour.rgb for colour in all_of_them.values()}) == len(leases)
     left = random.sample(leases, random.randint(0, len(leases)))
-    assert assign(left) == {lease.task_id: all_of_them[lease.task_id] for lease in left}
+    assert assign(left) == {lease.lease_id: all_of_them[lease.lease_id] for lease in left}
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 40), st.booleans()), max_size=300), st.data())
@@ -64,7 +64,7 @@ def test_colours_are_distinct_and_a_later_lease_never_changes_an_earlier_one(
     found = assign(leases)
     assert len({colour.rgb for colour in found.values()}) == len(leases)
     older = leases[: data.draw(st.integers(0, len(leases)))]
-    assert assign(older) == {lease.task_id: found[lease.task_id] for lease in older}
+    assert assign(older) == {lease.lease_id: found[lease.lease_id] for lease in older}
 
 
 def test_as_many_leases_as_colours_are_distinct_and_more_still_get_one() -> None:

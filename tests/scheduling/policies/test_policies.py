@@ -10,17 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.changes import Change, Drained, InventoryChanged, Restored
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import (
-    Change,
-    Drained,
-    Gpu,
-    InventoryChanged,
-    Node,
-    Placement,
-    Request,
-    Restored,
-)
+from resource_manager.core.models import Gpu, Node, Placement, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES, Policy, get_policy
 from resource_manager.scheduling.policies.capacity import CORES

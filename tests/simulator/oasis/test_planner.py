@@ -61,7 +61,7 @@ def test_plans_keep_every_constraint_and_are_never_revised(instance: Instance) -
             for later, leases in enumerate(before):
                 now = self.ledger.states[later].leases
                 assert leases.items() <= now.items()
-                assert {lease.request.owner for lease in now.values() if lease.task_id not in leases} <= {
+                assert {lease.request.owner for lease in now.values() if lease.lease_id not in leases} <= {
                     job.job_id
                 }
                 booked[later] = dict(now)

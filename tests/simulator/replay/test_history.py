@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.commands import main as gpu_manager
+from resource_manager.core.changes import Granted, Queued, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Granted, Lease, Node, Placement, Queued, Released, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue_order import get_order
 from resource_manager.storage.history_file import History, collect, to_lines
@@ -161,8 +162,8 @@ def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None
 def test_the_run_time_of_a_job_excludes_its_wait() -> None:
     node = Node("a", 0, {}, (Gpu(0), Gpu(1)))
     request = Request("waited", 2)
-    lease = Lease(request, Placement("a", (0, 1)), 1, 10.0, 99.0, queued_at=0.0)
-    changes = (Queued(request, 0.0), Granted(lease, 10.0), Released("waited", 1, 40.0))
+    lease = Lease(request, (Placement("a", (0, 1)),), 1, 10.0, 99.0, queued_at=0.0)
+    changes = (Queued(request, 0.0, 1, 0.0), Granted(lease, 10.0), Released("waited", 1, 40.0))
     [job] = workload_of(History(ClusterState([node]).snapshot(), changes), "history").jobs
     assert (job.submitted_at, job.runtime_s) == (0.0, 30.0)
 
@@ -171,7 +172,7 @@ def test_commits_of_one_time_stay_separate() -> None:
     """The job that ends in the second commit was granted in the first, so it must have arrived by then."""
     node = Node("a", 0, {}, (Gpu(0), Gpu(1)))
     first, second = (
-        Lease(Request(name, 2), Placement("a", (0, 1)), token, 5.0, 90.0)
+        Lease(Request(name, 2), (Placement("a", (0, 1)),), token, 5.0, 90.0)
         for token, name in enumerate("xy", 1)
     )
     changes = (Granted(first, 5.0), Released("x", 1, 5.0), Granted(second, 5.0))

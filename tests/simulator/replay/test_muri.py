@@ -89,7 +89,7 @@ def test_shortest_service_multiplies_time_by_gpus(tmp_path: Path) -> None:
         write(tmp_path, *rows, "other,32,0,50,bert,1000")
         jobs = read_jobs(tmp_path, "made")
         replay(jobs, order)
-        ends[order] = {job.parts[0].task_id.split("/")[0]: job.ended_at for job in jobs}
+        ends[order] = {job.parts[0].lease_id.split("/")[0]: job.ended_at for job in jobs}
     assert ends["srtf"]["long"] > ends["srtf"]["wide"]
     assert ends["srsf"]["long"] < ends["srtf"]["long"]
     assert ends["srsf"]["wide"] > ends["srtf"]["wide"]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from resource_manager.core.models import Cancelled, Gpu, InventoryChanged, Lease, Node, Placement, Request
+from resource_manager.core.changes import Cancelled, InventoryChanged
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import main
@@ -84,7 +85,7 @@ def test_a_recorded_cancellation_ends_a_job_that_the_replay_has_started(tmp_path
     [early, late] = [
         Job(Request(name, 2, gpu_types=("T4",)), 0.0, math.inf) for name in ("starts at once", "waits")
     ]
-    cancelled = [Cancelled(job.request.task_id, 50.0) for job in (early, late)]
+    cancelled = [Cancelled(job.request.lease_id, 50.0) for job in (early, late)]
     batches = (
         EventBatch(0.0, arrivals=[early, late]),
         EventBatch(50.0, external=[*cancelled[1:], *cancelled[:1]]),
@@ -152,7 +153,7 @@ def test_a_recorded_end_applies_only_to_a_job_that_started_as_recorded(tmp_path:
     """y ran from 10 to 40. Here it starts at 30, since x occupies a until then, and runs its 30 s."""
     workload = read_workload(*files(tmp_path))
     asked = {name: Request(name, 2, gpu_types=("T4",)) for name in "xy"}
-    recorded = Lease(asked["y"], Placement("a", (0, 1)), 1, 10.0, 99.0)
+    recorded = Lease(asked["y"], (Placement("a", (0, 1)),), 1, 10.0, 99.0)
     batches = (
         EventBatch(0.0, arrivals=[Job(asked["x"], 0.0, 30.0)]),
         EventBatch(10.0, arrivals=[Job(asked["y"], 10.0, 30.0, recorded)]),

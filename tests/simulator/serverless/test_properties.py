@@ -82,7 +82,7 @@ def test_invariants_hold_over_an_episode(case: Case) -> None:
         logs.append(env.step_at(*case.decisions[len(logs) % len(case.decisions)]))
         containers(env, kept)
         check(env.cluster.state)
-        running = {c.request.task_id for node in env.cluster.nodes for c in node.running_containers}
+        running = {c.request.lease_id for node in env.cluster.nodes for c in node.running_containers}
         assert running == set(env.cluster.state.leases)
         for server in env.cluster:
             assert server.latest_finished_time <= server.expiration_time

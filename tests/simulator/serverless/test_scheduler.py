@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Granted, Lease, Node, Placement, Request
+from resource_manager.core.models import Lease, Node, Placement, Request
 from resource_manager.scheduling.allocator import check
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.data_local import data_local
@@ -82,7 +83,7 @@ def test_data_local_prefers_the_server_then_the_node_then_fewest_leases() -> Non
     labels = {"input_bytes:a/0": "50", "input_bytes:b/0": "30", "input_bytes:b/1": "40"}
     request = Request("t", resources={"cpus": 3}, labels=labels)
     assert data_local(state, request) == Placement("b/1")
-    state.apply(Granted(Lease(request, Placement("b/1"), 1, 0.0, 1.0), 0.0))
+    state.apply(Granted(Lease(request, (Placement("b/1"),), 1, 0.0, 1.0), 0.0))
     other = Request("u", resources={"cpus": 3}, labels=labels)
     assert data_local(state, other) == Placement("b/0")
     assert data_local(state, Request("v", resources={"cpus": 1})) == Placement("a/0")

@@ -9,18 +9,9 @@ from typing import Any
 
 import pytest
 
+from resource_manager.core.changes import Change, Drained, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import (
-    Change,
-    Drained,
-    Gpu,
-    Granted,
-    Lease,
-    Node,
-    Placement,
-    Queued,
-    Request,
-)
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import CorruptStateError, NewerFormatError
 from resource_manager.storage.airflow_variable.document import Document, from_json, to_json
 
@@ -64,7 +55,7 @@ def written(*changes: Change, node: Node | None = None) -> dict[str, Any]:
 
 
 def test_a_server_shows_free_capacity_and_running_tasks() -> None:
-    lease = Lease(Request("t", 1, resources={"cpus": 4}), Placement("a", (1,)), 7, 1e9, math.inf)
+    lease = Lease(Request("t", 1, resources={"cpus": 4}), (Placement("a", (1,)),), 7, 1e9, math.inf)
     (server,) = written(Granted(lease, 1e9))["servers"]
     assert server == {
         "server_id": 0,
@@ -91,7 +82,7 @@ def test_a_closed_server_is_not_open() -> None:
 
 
 def test_a_server_without_cpus_shows_zero_cpus() -> None:
-    lease = Lease(Request("t", 1), Placement("a", (0,)), 1, 0.0)
+    lease = Lease(Request("t", 1), (Placement("a", (0,)),), 1, 0.0)
     (server,) = written(Granted(lease, 0.0), node=Node("a", 0, {}, (Gpu(0),)))["servers"]
     assert (server["total_cpus"], server["available_cpus"]) == (0, 0)
     assert server["running_tasks"][0]["allocated_cpus"] == 0
@@ -108,8 +99,8 @@ def test_a_document_has_no_superfluous_spaces() -> None:
 
 def test_a_document_is_read_back_as_it_was() -> None:
     cluster = ClusterState([Node("a", 0, {"cpus": 64}, (Gpu(0), Gpu(1)))])
-    lease = Lease(Request("t", 1, resources={"cpus": 4}), Placement("a", (1,)), 7, 1.0, 61.0)
-    changes = (Granted(lease, 1.0), Queued(Request("w", 2), 2.0), Drained("a", 3.0))
+    lease = Lease(Request("t", 1, resources={"cpus": 4}), (Placement("a", (1,)),), 7, 1.0, 61.0)
+    changes = (Granted(lease, 1.0), Queued(Request("w", 2), 2.0, 1, 2.0), Drained("a", 3.0))
     for change in changes:
         cluster.apply(change)
     document = Document(cluster, "epoch", "commit", True, tuple(enumerate(changes, 1)))
@@ -143,14 +134,14 @@ def test_tasks_of_the_original_keep_their_gpus_until_release() -> None:
     (lease,) = state.leases
     began = datetime.fromisoformat("2025-01-02T03:04:05+00:00").timestamp()
     request = Request("train-1", 2, resources={"cpus": 8})
-    assert lease == Lease(request, Placement("gpu-server-3", (0, 1)), 1, began, math.inf)
+    assert lease == Lease(request, (Placement("gpu-server-3", (0, 1)),), 1, began, math.inf)
     node = document.cluster.by_name["gpu-server-3"]
     assert (node.node.server_id, node.whole_free, node.free["cpus"]) == (3, 6, 56)
 
 
 def test_tasks_of_the_original_get_a_fencing_token_each() -> None:
     document = from_json(original({**SERVER, "running_tasks": [task("a", 0), task("b", 1)]}), WHERE)
-    assert {lease.task_id: lease.fencing_token for lease in document.cluster.leases.values()} == {
+    assert {lease.lease_id: lease.fencing_token for lease in document.cluster.leases.values()} == {
         "a": 1,
         "b": 2,
     }
@@ -186,4 +177,10 @@ def test_a_document_without_its_format_is_not_taken_for_an_original() -> None:
 def test_a_newer_document_is_refused_as_newer() -> None:
     text = json.dumps({**written(), "format": 7})
     with pytest.raises(NewerFormatError, match=f"^{WHERE}: the document was written in format 7"):
+        from_json(text, WHERE)
+
+
+def test_a_document_with_a_change_of_a_newer_version_is_refused_as_newer() -> None:
+    text = json.dumps({**written(), "changes": [[1, {"change": "preempting", "at": 1.0}]]})
+    with pytest.raises(NewerFormatError, match=f"^{WHERE}: .*'preempting': upgrade it"):
         from_json(text, WHERE)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.models import Drained, Granted, Placement
+from resource_manager.core.changes import Drained, Granted
+from resource_manager.core.models import Placement
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.core.models import Drained, InventoryChanged, Released, Renewed
+from resource_manager.core.changes import Drained, InventoryChanged, Released, Renewed
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -247,7 +247,7 @@ def test_keys_of_another_program_are_a_corrupt_state(url: str, embedded_redis: R
             step()
 
 
-@pytest.mark.parametrize("part", ["leases", "waiting", "drained", "inventory"])
+@pytest.mark.parametrize("part", ["leases", "pending", "drained", "inventory"])
 def test_a_corrupt_part_is_reported_and_left_unchanged(
     url: str, embedded_redis: RedisServer, part: str
 ) -> None:
@@ -276,6 +276,39 @@ def test_a_newer_format_is_refused(url: str, embedded_redis: RedisServer) -> Non
     ):
         with pytest.raises(NewerFormatError, match=r"format 2.*upgrade"):
             step()
+
+
+def test_a_change_of_a_newer_version_grants_nothing(url: str, embedded_redis: RedisServer) -> None:
+    store, redis = opened(url), embedded_redis.client()
+    cluster = started(store)
+    manager = GPUResourceManager(Settings(), store=store)
+    keys = RedisClient.from_url(url)
+    text = '{"change":"preempting","lease_id":"t","at":1.0}'
+    redis.xadd(keys.key("changes"), {"c": text, "i": "x"}, id=f"{cluster.version + 1}-0")
+    redis.hincrby(keys.key("meta"), "version", 1)
+    for step in (
+        lambda: opened(url).refresh(cluster),
+        lambda: add(store, cluster, "a"),
+        lambda: manager.allocate("b", 2),
+    ):
+        with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'preempting': upgrade"):
+            step()
+    assert redis.hlen(keys.key("leases")) == 0
+
+
+def test_a_newcomer_refuses_a_state_that_changes_of_a_newer_version_led_to(
+    url: str, embedded_redis: RedisServer
+) -> None:
+    """It reads the parts it knows, not the changes: what the newer version wrote beside them is unseen."""
+    store, redis, kinds = opened(url), embedded_redis.client(), RedisClient.from_url(url).key("kinds")
+    add(store, started(store), "a")
+    assert redis.smembers(kinds) == {b"granted"}
+    redis.sadd(kinds, "preempting")
+    with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'preempting': upgrade"):
+        GPUResourceManager(Settings(), store=opened(url)).allocate("b", 2)
+    newcomer = opened(url)
+    newcomer.replace(first_state())
+    assert leases(newcomer) == set()
 
 
 # ---- scripts, stream, answers ----
@@ -469,7 +502,8 @@ PAUSED_HOLDER = """
 import os, signal, sys
 from resource_manager.errors import LockError, StaleStateError
 from resource_manager.storage.redis.lock import RedisLock
-from resource_manager.core.models import *
+from resource_manager.core.changes import Granted
+from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage import open_store
 url = sys.argv[1]
@@ -480,7 +514,7 @@ cluster = store.refresh(None)
 os.kill(os.getpid(), signal.SIGSTOP)  # the pause: it continues after its lock expired
 now = store.now()
 token = cluster.last_fencing_token + 1
-lease = Lease(Request("paused", 2), Placement("gpu-server-0", (0, 1)), token, now, now + 60)
+lease = Lease(Request("paused", 2), (Placement("gpu-server-0", (0, 1)),), token, now, now + 60)
 try:
     store.commit(cluster.version, [Granted(lease, now)], now=now, lock_token=lock.token)
 except StaleStateError:

@@ -7,24 +7,21 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import (
+from resource_manager.core.changes import (
     Cancelled,
     Change,
     Drained,
     Expired,
     Granted,
     InventoryChanged,
-    Lease,
-    PendingRequest,
-    Placement,
     Quarantined,
     Queued,
     Released,
     Renewed,
-    Request,
     Restored,
 )
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Lease, PendingRequest, Placement, Request
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
 from resource_manager.storage.redis.layout import (
@@ -42,7 +39,7 @@ INVENTORY = Inventory(b"7", NODES, ())
 
 
 def lease(task_id: str, token: int, node: str = "a", **more: Any) -> Lease:
-    return Lease(Request(task_id), Placement(node), token, 1.0, 61.0, **more)
+    return Lease(Request(task_id), (Placement(node),), token, 1.0, 61.0, **more)
 
 
 def field(change: Change) -> bytes:
@@ -63,7 +60,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (Expired("t", 1, 1.0), "end", "t"),
         (Renewed("t", 1, 1.0), "renew", "t"),
         (Quarantined("t", 1, 1.0), "quarantine", "t"),
-        (Queued(Request("t"), 1.0), "wait", "t"),
+        (Queued(Request("t"), 1.0, 1, 1.0), "queue", "t"),
         (Cancelled("t", 1.0), "cancel", "t"),
         (Drained("a", 1.0), "drain", "a"),
         (Restored("a", 1.0), "restore", "a"),
@@ -81,8 +78,8 @@ def test_a_state_is_read_from_its_parts() -> None:
             "early": field(Granted(lease("early", 3), 1.0)),
         },
         pending={
-            "x y": b"5 " + field(Queued(Request("x y"), 3.0)),
-            "w": b"2 " + field(Queued(Request("w"), 2.0)),
+            "x y": field(Queued(Request("x y"), 3.0, 5, 3.0)),
+            "w": field(Queued(Request("w"), 2.0, 2, 2.0)),
         },
         drained={"c": field(Drained("c", 4.0, "two fans"))},
     )
@@ -154,7 +151,7 @@ OTHER = field(Drained("x", 1.0))
     ("parts", "complaint"),
     [
         ({"leases": {"t": OTHER}}, r'^not a lease: b\'{"change":"drained"'),
-        ({"pending": {"t": b"3 " + OTHER}}, r'^not a pending request: b\'3 {"change":"drained"'),
+        ({"pending": {"t": OTHER}}, r'^not a pending request: b\'{"change":"drained"'),
         (
             {"leases": {"t": field(Granted(lease("t", 1), 1.0))}, "renewals": {"t": OTHER}},
             r'^not a renewal: b\'{"change":"drained"',

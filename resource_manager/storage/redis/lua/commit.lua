@@ -1,12 +1,12 @@
--- One commit: all changes or none, on the version they were decided on. See redis.py for the keys.
+-- One commit: all changes or none, on the version they were decided on. See store.py for the keys.
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
---       token, 12 last node, 13 new inventory or '', then for each change: operation, key, JSON ('forget'
---       is not a change).
+--       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', then for each
+--       change: operation, key, JSON ('forget' is not a change).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few.
-local meta, inventory, leases, renewals, quarantined, pending, drained, changes, lock =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 
@@ -45,9 +45,9 @@ end
 
 -- Return true if the changes have a new request, a lease of one that was not pending, or an inventory.
 local function grows()
-  for i = 14, #ARGV, 3 do
+  for i = 15, #ARGV, 3 do
     local operation = ARGV[i]
-    if operation == 'wait' or operation == 'inventory'
+    if operation == 'queue' or operation == 'inventory'
       or operation == 'grant' and redis.call('HEXISTS', pending, ARGV[i + 1]) == 0 then
       return true
     end
@@ -56,7 +56,7 @@ local function grows()
 end
 
 local added, bytes = 0, 0
-for i = 14, #ARGV, 3 do
+for i = 15, #ARGV, 3 do
   if ARGV[i] ~= 'forget' then
     added = added + 1
     bytes = bytes + stream_bytes(ARGV[i + 2])
@@ -84,7 +84,7 @@ if type(written) == 'table' then
   redis.call('HSET', meta, unpack(fields))
 end
 
-for i = 14, #ARGV, 3 do
+for i = 15, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if operation == 'grant' then
     redis.call('HSET', leases, key, json)
@@ -98,8 +98,8 @@ for i = 14, #ARGV, 3 do
     redis.call('HDEL', quarantined, key)
   elseif operation == 'quarantine' then
     redis.call('HSET', quarantined, key, json)
-  elseif operation == 'wait' then
-    redis.call('HSET', pending, key, redis.call('HINCRBY', meta, 'sequence', 1) .. ' ' .. json)
+  elseif operation == 'queue' then
+    redis.call('HSET', pending, key, json)
   elseif operation == 'cancel' then
     redis.call('HDEL', pending, key)
   elseif operation == 'drain' then
@@ -110,10 +110,14 @@ for i = 14, #ARGV, 3 do
   if operation ~= 'forget' then
     version = version + 1
     redis.call('XADD', changes, version .. '-0', 'c', json, 'i', ARGV[7])
+    redis.call('SADD', kinds, string.match(json, '"change":"(%w+)"'))
   end
 end
-if ARGV[13] ~= '' then
-  redis.call('SET', inventory, ARGV[13])
+if tonumber(ARGV[13]) > tonumber(redis.call('HGET', meta, 'sequence')) then
+  redis.call('HSET', meta, 'sequence', ARGV[13])
+end
+if ARGV[14] ~= '' then
+  redis.call('SET', inventory, ARGV[14])
   redis.call('HSET', meta, 'inventory_version', version)
 end
 

@@ -25,7 +25,7 @@ else
   fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)
   sequence = math.max(sequence, tonumber(found[4] or 0))
 end
-redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
+redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[9])
 if not found[1] then
   redis.call('DEL', changes)
 end

@@ -47,7 +47,7 @@ class Awaited:
         return await request
 
 
-DOORS: dict[str, Callable[[GPUResourceManager, int], Any]] = {
+ACCESS_PATHS: dict[str, Callable[[GPUResourceManager, int], Any]] = {
     "threads": lambda manager, seed: manager,
     "asyncio": Awaited,
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from resource_manager import MemoryStore, Request, Settings
-from resource_manager.core.models import Granted, Lease, Placement, Queued, Released
+from resource_manager.core.changes import Granted, Queued, Released
+from resource_manager.core.models import Lease, Placement
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.rest.state_follower import StateFollower
@@ -16,7 +17,7 @@ START = 1_000_000 * 60.0
 def lease(task_id: str, gpus: int, at: float, queued_at: float | None = None, token: int = 1) -> Lease:
     request = Request(task_id, gpus=gpus, resources={"cpus": 1})
     placement = Placement("gpu-server-0", tuple(range(gpus)))
-    return Lease(request, placement, token, at, at + 1e6, queued_at)
+    return Lease(request, (placement,), token, at, at + 1e6, queued_at)
 
 
 def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
@@ -33,7 +34,7 @@ def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
 def test_waits_are_counted_in_the_minute_in_which_they_end() -> None:
     usage_history = UsageHistory(capacity_milli=8000)
     for i, wait_s in enumerate((10.0, 30.0)):
-        usage_history.add(Queued(Request(f"t{i}", gpus=2), START - wait_s))
+        usage_history.add(Queued(Request(f"t{i}", gpus=2), START - wait_s, i, START - wait_s))
     for i, wait_s in enumerate((10.0, 30.0)):
         usage_history.add(Granted(lease(f"t{i}", 2, START, START - wait_s, i), START))
     series = usage_history.series(0.1, START + 30)

@@ -12,7 +12,7 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import keeping, standalone
+from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
 
 WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
@@ -30,14 +30,14 @@ def services(url: str) -> Iterator[list[Any]]:
     """Yield clients of two services on one store, as on two machines."""
     with GPUResourceManager.from_url(url) as first, GPUResourceManager.from_url(url) as second:
         first.reset_resources()
-        made = [standalone(manager, keeping(manager.settings)) for manager in (first, second)]
+        made = [standalone(manager, persistence_of(manager.settings)) for manager in (first, second)]
         yield [create_app(service).test_client() for service in made]
         for service in made:
             service.watch.close()
 
 
 def test_services_share_tokens_sessions_and_answers(services: list[Any], url: str) -> None:
-    kept = keeping(Settings(store=url)).tokens
+    kept = persistence_of(Settings(store=url)).tokens
     headers = {
         "Authorization": f"Bearer {tokens.create(kept, 'ada', Role.OPERATOR)}",
         "Idempotency-Key": "once",
@@ -57,4 +57,4 @@ def test_services_share_tokens_sessions_and_answers(services: list[Any], url: st
 
 def test_an_unreachable_redis_is_reported() -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-        keeping(Settings(store="redis://127.0.0.1:1"))
+        persistence_of(Settings(store="redis://127.0.0.1:1"))

@@ -17,7 +17,7 @@ STANDING_EVERY_S = 600.0
 KEPT_REASONS = 5
 
 
-class WaitingLog:
+class WaitLog:
     """Decide when a line is due, and keep the reasons: a trigger's lines can vanish from the task's log."""
 
     def __init__(self) -> None:

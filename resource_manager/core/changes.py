@@ -1,0 +1,125 @@
+"""Changes: the only way to change a state; their list is the audit trail and a replayable trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resource_manager.core.direct_init import direct_init
+from resource_manager.core.models import Lease, Node, Request
+
+
+@direct_init
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease begins; if its request was pending, it leaves the queue."""
+
+    lease: Lease
+    at: float
+
+
+class Outcome(StrEnum):
+    """Outcome of a run, as the history has it; callers outside Airflow may write others."""
+
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+@direct_init
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A lease ends because its owner, an operator or the reconciler released it."""
+
+    lease_id: str
+    fencing_token: int
+    at: float
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A lease is extended to `expires_at`; a quarantined one becomes active again."""
+
+    lease_id: str
+    fencing_token: int
+    at: float
+    expires_at: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A lease ends because its TTL passed without renewal."""
+
+    lease_id: str
+    fencing_token: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A lease was not renewed, but its job may still run: the capacity stays allocated."""
+
+    lease_id: str
+    fencing_token: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A request becomes pending; `sequence` is its number in the order of arrival."""
+
+    request: Request
+    queued_at: float
+    sequence: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A pending request leaves the queue without a lease."""
+
+    lease_id: str
+    at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A node takes no new leases; its existing leases continue. `failed` marks a broken server."""
+
+    node: str
+    at: float
+    reason: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A drained node takes new leases again."""
+
+    node: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryChanged:
+    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
+
+    nodes: tuple[Node, ...]
+    at: float
+
+
+Change = (
+    Granted
+    | Released
+    | Renewed
+    | Expired
+    | Quarantined
+    | Queued
+    | Cancelled
+    | Drained
+    | Restored
+    | InventoryChanged
+)
