@@ -197,7 +197,7 @@ def test_metrics_count_no_capacity_of_a_closed_server_as_free(open_client: Flask
     seen = metrics(open_client)
     for server, gpus, cpus in ((0, (0, 2, 6), (0, 8, 56)), (1, (8, 0, 0), (64, 0, 0))):
         where = f"server=gpu-server-{server}"
-        kinds = ("free", "held", "closed")
+        kinds = ("free", "allocated", "closed")
         assert tuple(seen[f"gpu_manager_gpus_{kind}{{gpu_type=,{where}}}"] for kind in kinds) == gpus
         assert tuple(seen[f"gpu_manager_cpus_{kind}{{{where}}}"] for kind in kinds) == cpus
 

@@ -190,7 +190,7 @@ def test_commits_of_one_time_stay_separate() -> None:
         ('{"snapshot":{"format":99}}\n', ":1: the snapshot was written in format 99"),
         ("{broken\n", ":1: not JSON"),
         ("SNAPSHOT\n{}\n", ":2: not a change"),
-        ('SNAPSHOT\n{"change":"released","task_id":"x"}\n', ":2: not a released change: fencing_token"),
+        ('SNAPSHOT\n{"change":"released","lease_id":"x"}\n', ":2: not a released change: fencing_token"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
