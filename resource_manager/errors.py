@@ -60,11 +60,15 @@ class UnknownNodeError(InvalidRequestError):
 
 
 class DuplicateTaskError(InvalidRequestError):
-    """A task id that already holds a lease or is pending with a request of another shape."""
+    """A lease id that is in use for a request of another shape, or of another owner.
 
-    def __init__(self, lease_id: str, detail: str) -> None:
+    `owner` is the other owner; None if it is the caller's own.
+    """
+
+    def __init__(self, lease_id: str, detail: str, *, owner: str | None = None) -> None:
         super().__init__(f"task {lease_id!r} {detail}", field="lease_id")
         self.lease_id = lease_id
+        self.owner = owner
 
 
 class CapacityError(ResourceManagerError):
@@ -79,6 +83,17 @@ class LeaseNotFoundError(ResourceManagerError):
         super().__init__(f"no live lease of task {lease_id!r}{suffix}")
         self.lease_id = lease_id
         self.fencing_token = fencing_token
+
+
+class OtherOwnerError(ResourceManagerError):
+    """A lease or pending request that belongs to another owner than the caller acts for."""
+
+    def __init__(self, lease_id: str, owner: str, asked_by: str) -> None:
+        super().__init__(
+            f"task {lease_id!r} belongs to {owner or 'no owner'}, not to {asked_by or 'no owner'}"
+        )
+        self.lease_id = lease_id
+        self.owner = owner
 
 
 class PolicyError(ResourceManagerError):

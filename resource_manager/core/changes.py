@@ -27,6 +27,14 @@ class Outcome(StrEnum):
     CANCELLED = "CANCELLED"
 
 
+class ReleaseResult(StrEnum):
+    """Answer to a release: done, or there is no such lease, or it is of another owner or fencing token."""
+
+    RELEASED = "released"
+    NOT_HELD = "not_held"
+    OTHER_HOLDER = "other_holder"
+
+
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Released:

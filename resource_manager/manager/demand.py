@@ -257,12 +257,16 @@ def server_name(cluster: ClusterState, server: int | str, field: str | None = No
 
 
 def is_repeat(cluster: ClusterState, request: Request) -> bool:
-    """Return whether the task has this very lease or pending request; another is a `DuplicateTaskError`."""
+    """Return True if this very request holds a lease or is pending; another is a `DuplicateTaskError`."""
     lease = cluster.leases.get(request.lease_id)
     pending = cluster.pending.get(request.lease_id)
     if lease is None and pending is None:
         return False
     before = lease.request if lease is not None else pending.request  # type: ignore[union-attr]
+    if before.owner != request.owner:
+        raise DuplicateTaskError(
+            request.lease_id, "belongs to another owner: use another task id", owner=before.owner
+        )
     if before.shape != request.shape:
         verb = "holds" if lease is not None else "waits for"
         raise DuplicateTaskError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Unpack
 
-from resource_manager.core.changes import Change, Drained, InventoryChanged, Restored
+from resource_manager.core.changes import Change, Drained, InventoryChanged, ReleaseResult, Restored
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import Lease, Node, Request
@@ -19,11 +19,12 @@ from resource_manager.errors import (
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
+    OtherOwnerError,
     StateLostError,
     StateUnconfirmedError,
 )
 from resource_manager.manager import serializers
-from resource_manager.manager.commit.transactions import Observer, Step, Transactions
+from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import (
     AliasedOptions,
     RequestOptions,
@@ -85,8 +86,10 @@ class GPUResourceManager:
             if inventory is None
             else tuple(inventory)
         )
-        self.store = open_store(self.settings.store, self.settings) if store is None else store
-        self._state = Transactions(
+        self.store = store or open_store(
+            self.settings.store, self.settings, variable=self.RESOURCE_VAR_NAME, lock=self.LOCK_VAR_NAME
+        )
+        self._commits = Transactions(
             self.store,
             get_policy(self.settings.policy),
             replace(
@@ -126,21 +129,21 @@ class GPUResourceManager:
     @property
     def observer(self) -> Observer | None:
         """The receiver of measurements; may be set later."""
-        return self._state.observer
+        return self._commits.observer
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self._state.observer = observer
+        self._commits.observer = observer
 
     @property
     def policy(self) -> Policy:
         """The current placement policy."""
-        return self._state.policy
+        return self._commits.policy
 
     @property
     def order(self) -> QueueDiscipline:
         """The order of the queue."""
-        return self._state.order
+        return self._commits.order
 
     # ---- the original's interface ----
 
@@ -172,27 +175,18 @@ class GPUResourceManager:
 
         `outcome` (SUCCESS, FAILED, …) is written to the history.
         """
-        check_text(outcome=outcome)
         try:
-            self._change(
-                lambda cluster, now: self._state.with_dispatch(
-                    cluster,
-                    allocator.release(cluster, task_id, now, fencing_token=fencing_token, outcome=outcome),
-                    now,
-                )
-            )
-        except LeaseNotFoundError as error:
-            logger.warning("not released: %s", error)
-            return False
+            result = self.release(task_id, fencing_token=fencing_token, outcome=outcome)
         except LockTimeoutError as error:
             logger.error("not released: %s", error)
             return False
-        logger.info("released task %r", task_id)
-        return True
+        return result is ReleaseResult.RELEASED
 
     def get_resource_summary(self) -> dict[str, Any]:
         """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
-        return self._state.read(lambda cluster, now: serializers.summary(cluster), self.settings.cache_ttl_s)
+        return self._commits.read(
+            lambda cluster, now: serializers.summary(cluster), self.settings.cache_ttl_s
+        )
 
     def reset_resources(self) -> bool:
         """Drop all leases and the queue, keep the inventory; return False if the lock is not free.
@@ -200,7 +194,7 @@ class GPUResourceManager:
         Dangerous while jobs run. Fencing tokens keep growing, so an old holder cannot pass as a new one.
         """
         try:
-            self._state.replace(ClusterState(self.inventory).snapshot())
+            self._commits.replace(ClusterState(self.inventory).snapshot())
         except LockTimeoutError as error:
             logger.error("not reset: %s", error)
             return False
@@ -273,40 +267,76 @@ class GPUResourceManager:
                 return []
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
-        _, status = self._state.run(
-            step, lambda cluster: self._status(cluster, request.lease_id, self.store.now())
-        )
+        status = self._commits.run(step, lambda cluster, now: self._status(cluster, request.lease_id, now))
         assert status is not None  # read from the state that the step led to
         return status
 
-    def cancel(self, lease_id: str, *, reason: str = "") -> bool:
-        """Remove a pending request from the queue; return False if there is none."""
-        check_text(reason=reason)
-        try:
-            self._change(
-                lambda cluster, now: self._state.with_dispatch(
-                    cluster, allocator.cancel(cluster, lease_id, now, reason), now
-                )
+    def release(
+        self, lease_id: str, *, fencing_token: int | None = None, owner: str | None = None, outcome: str = ""
+    ) -> ReleaseResult:
+        """End the lease if it has that fencing token and owner, as far as they are given.
+
+        `outcome` (SUCCESS, FAILED, …) is written to the history.
+        """
+        check_text(outcome=outcome)
+        is_live = False
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            nonlocal is_live
+            is_live = lease_id in cluster.leases
+            released = allocator.release(
+                cluster, lease_id, now, fencing_token=fencing_token, owner=owner, outcome=outcome
             )
+            return self._commits.with_dispatch(cluster, released, now)
+
+        try:
+            self._commits.run(step, _nothing)
+        except (LeaseNotFoundError, OtherOwnerError) as error:
+            logger.warning("not released: %s", error)
+            return ReleaseResult.OTHER_HOLDER if is_live else ReleaseResult.NOT_HELD
+        logger.info("released task %r", lease_id)
+        return ReleaseResult.RELEASED
+
+    def cancel(
+        self, lease_id: str, *, owner: str | None = None, sequence: int | None = None, reason: str = ""
+    ) -> bool:
+        """Remove a pending request from the queue; return False if there is none (of that `sequence`).
+
+        Raises `OtherOwnerError` if it is not that owner's.
+        """
+        check_text(reason=reason)
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            cancelled = allocator.cancel(cluster, lease_id, now, reason, owner=owner, sequence=sequence)
+            return self._commits.with_dispatch(cluster, cancelled, now)
+
+        try:
+            self._commits.run(step, _nothing)
         except LeaseNotFoundError:
             return False
         return True
 
-    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
-        """Restart the lease's time to live; raises `LeaseNotFoundError` if the lease has ended."""
-        _, view = self._state.run(
-            lambda cluster, now: allocator.renew(cluster, lease_id, now, fencing_token=fencing_token),
-            lambda cluster: serializers.allocation(cluster, cluster.leases[lease_id]),
+    def renew(
+        self, lease_id: str, *, fencing_token: int | None = None, owner: str | None = None
+    ) -> dict[str, Any]:
+        """Restart the lease's time to live.
+
+        Raises `LeaseNotFoundError` if the lease has ended, and `OtherOwnerError` if it is not that owner's.
+        """
+        return self._commits.run(
+            lambda cluster, now: allocator.renew(
+                cluster, lease_id, now, fencing_token=fencing_token, owner=owner
+            ),
+            lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
         )
-        return view
 
     def status_of(self, lease_id: str) -> dict[str, Any] | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
-        return self._state.read(lambda cluster, now: self._status(cluster, lease_id, now))
+        return self._commits.read(lambda cluster, now: self._status(cluster, lease_id, now))
 
     def leases(self) -> list[dict[str, Any]]:
         """Return every live lease as an allocation, oldest first."""
-        return self._state.read(
+        return self._commits.read(
             lambda cluster, now: [
                 serializers.allocation(cluster, lease)
                 for lease in sorted(cluster.leases.values(), key=lambda lease: lease.fencing_token)
@@ -318,11 +348,11 @@ class GPUResourceManager:
 
         `estimated` adds `estimated_start`, which costs more than all the rest.
         """
-        return self._state.read(lambda cluster, now: self.queue_in(cluster, now, estimated=estimated))
+        return self._commits.read(lambda cluster, now: self.queue_in(cluster, now, estimated=estimated))
 
     def expected_starts(self) -> dict[str, dict[str, Any]]:
         """Return the expected start of each pending request, as `estimated_start` of the queue."""
-        return self._state.read(
+        return self._commits.read(
             lambda cluster, now: {
                 lease_id: serializers.estimate(start)
                 for lease_id, start in self.starts_in(cluster, now).items()
@@ -340,9 +370,9 @@ class GPUResourceManager:
 
     def starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
         """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
-        self._state.learner.catch_up(cluster)
-        resumes_at = now + max(self._state.resumes_in_s(now), 0.0)
-        return estimate_starts(cluster, self._state.usual_policy, self.order, resumes_at, extra)
+        self._commits.learner.catch_up(cluster)
+        resumes_at = now + max(self._commits.resumes_in_s(now), 0.0)
+        return estimate_starts(cluster, self._commits.usual_policy, self.order, resumes_at, extra)
 
     def explanation_in(self, cluster: ClusterState, now: float, request: Request) -> dict[str, Any]:
         """Return the `explain` of the caller's state."""
@@ -359,7 +389,7 @@ class GPUResourceManager:
 
     def recovery_window(self, now: float) -> RecoveryWindow | None:
         """Return the recovery window after a restart of the store, or None outside one."""
-        left_s = self._state.resumes_in_s(now)
+        left_s = self._commits.resumes_in_s(now)
         return self._window_of(left_s) if left_s > 0 else None
 
     def explain(
@@ -372,7 +402,7 @@ class GPUResourceManager:
     ) -> dict[str, Any]:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
-        return self._state.read(lambda cluster, now: self.explanation_in(cluster, now, request))
+        return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys."""
@@ -383,7 +413,7 @@ class GPUResourceManager:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
-        return self._state.read(lambda cluster, now: codec.snapshot_to_dict(cluster.snapshot()))
+        return self._commits.read(lambda cluster, now: codec.snapshot_to_dict(cluster.snapshot()))
 
     # ---- servers ----
 
@@ -399,13 +429,14 @@ class GPUResourceManager:
     def apply_inventory(self, nodes: Iterable[Node]) -> None:
         """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""
         self.inventory = tuple(nodes)
-        self._change(lambda cluster, now: [InventoryChanged(self.inventory, now)], exclusive=True)
+        self._commits.run(
+            lambda cluster, now: [InventoryChanged(self.inventory, now)], _nothing, exclusive=True
+        )
         self.expire_and_schedule()
 
     def expire_and_schedule(self) -> list[dict[str, Any]]:
         """Expire leases that are due and grant pending requests that fit; return the changes made."""
-        changes = self._change(lambda cluster, now: self._state.with_dispatch(cluster, [], now))
-        return [codec.change_to_dict(change) for change in changes]
+        return [codec.change_to_dict(change) for change in self._commits.expire_and_schedule()]
 
     def close(self) -> None:
         """Close the store's connections."""
@@ -428,15 +459,15 @@ class GPUResourceManager:
         **options: Unpack[AliasedOptions],
     ) -> Request:
         """Return the request of these arguments, by `requests.build_request` on the replica's servers."""
-        return self._state.peek_replica(
-            lambda cluster: build_request(
+        return self._commits.peek_replica(
+            lambda cluster, now: build_request(
                 cluster, self.settings, lease_id, gpus, cpus, prefer_server, **options
             )
         )
 
     def gpu_range(self) -> tuple[int, int]:
         """Return the minimum and maximum of whole GPUs a task may request, on the replica's servers."""
-        return self._state.peek_replica(lambda cluster: gpu_range(cluster, self.settings))
+        return self._commits.peek_replica(lambda cluster, now: gpu_range(cluster, self.settings))
 
     # ---- shared by all operations ----
 
@@ -449,10 +480,10 @@ class GPUResourceManager:
                 raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
             return allocator.allocate_in_order(cluster, fresh, self.policy, self.order, now) if fresh else []
 
-        def held(cluster: ClusterState) -> list[tuple[Lease, T] | Refusal]:
+        def answers_in(cluster: ClusterState, now: float) -> list[tuple[Lease, T] | Refusal]:
             leases = [cluster.leases.get(request.lease_id) for request in requests]
             refused = [request for request, lease in zip(requests, leases, strict=True) if lease is None]
-            why = self._refusals(cluster, refused) if refused else {}
+            why = self._refusals(cluster, refused, now) if refused else {}
             return [
                 why[request.lease_id] if lease is None else (lease, view(cluster, lease))
                 for request, lease in zip(requests, leases, strict=True)
@@ -460,7 +491,7 @@ class GPUResourceManager:
 
         results: Sequence[tuple[Lease, T] | Refusal]
         try:
-            _, results = self._state.run(step, held)
+            results = self._commits.run(step, answers_in)
         except LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except StateUnconfirmedError as error:
@@ -477,9 +508,8 @@ class GPUResourceManager:
                 answers.append(answer)
         return answers
 
-    def _refusals(self, cluster: ClusterState, requests: Sequence[Request]) -> dict[str, Refusal]:
+    def _refusals(self, cluster: ClusterState, requests: Sequence[Request], now: float) -> dict[str, Refusal]:
         """Return the reasons why the requests were not granted in that state."""
-        now = self.store.now()
         return refusals_of(cluster, requests, self.policy, self.order, now, self.recovery_window(now))
 
     def _window_of(self, left_s: float) -> RecoveryWindow:
@@ -490,19 +520,15 @@ class GPUResourceManager:
         return serializers.status(cluster, lease_id, self.policy, self.order, now, window)
 
     def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
-        name = self._state.peek_replica(lambda cluster: server_name(cluster, server))
-        _, view = self._state.run(
-            lambda cluster, now: self._state.with_dispatch(cluster, [make(name, now)], now),
-            lambda cluster: serializers.server(cluster.node(name)),
+        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+        return self._commits.run(
+            lambda cluster, now: self._commits.with_dispatch(cluster, [make(name, now)], now),
+            lambda cluster, now: serializers.server(cluster.node(name)),
         )
-        return view
-
-    def _change(self, step: Step, *, exclusive: bool = False) -> list[Change]:
-        return self._state.run(step, lambda cluster: None, exclusive=exclusive)[0]
 
     def _initialise(self) -> None:
         try:
-            cluster = self._state.peek_replica(lambda cluster: cluster)
+            cluster = self._commits.peek_replica(lambda cluster, now: cluster)
         except (CorruptStateError, StateLostError) as error:
             # Every operation will raise the same error; only a reset helps, and that needs a manager.
             logger.error("%s", error)
@@ -513,6 +539,10 @@ class GPUResourceManager:
             self.apply_inventory(self.inventory)
         else:
             self.inventory = stored
+
+
+def _nothing(cluster: ClusterState, now: float) -> None:
+    """Read nothing of the state."""
 
 
 def _granted(result: dict[str, Any] | Refusal) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from resource_manager.errors import (
     DuplicateTaskError,
     LeaseNotFoundError,
     NeverFitsError,
+    OtherOwnerError,
     UnknownNodeError,
 )
 from resource_manager.scheduling.backfill import Reservations
@@ -118,23 +119,45 @@ def submit(
 
 
 def release(
-    cluster: ClusterState, lease_id: str, now: float, *, fencing_token: int | None = None, outcome: str = ""
+    cluster: ClusterState,
+    lease_id: str,
+    now: float,
+    *,
+    fencing_token: int | None = None,
+    owner: str | None = None,
+    outcome: str = "",
 ) -> list[Change]:
-    """Return the release of a lease; raises `LeaseNotFoundError` if there is none with that token."""
-    lease = cluster.leases.get(lease_id)
-    if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
-        raise LeaseNotFoundError(lease_id, fencing_token)
+    """Return the release of a lease.
+
+    Raises `LeaseNotFoundError` if there is none with that fencing token, and `OtherOwnerError` if it is not
+    that owner's.
+    """
+    lease = _require_lease(cluster, lease_id, fencing_token, owner)
     return [Released(lease_id, lease.fencing_token, now, outcome)]
 
 
 def renew(
-    cluster: ClusterState, lease_id: str, now: float, *, fencing_token: int | None = None
+    cluster: ClusterState,
+    lease_id: str,
+    now: float,
+    *,
+    fencing_token: int | None = None,
+    owner: str | None = None,
 ) -> list[Change]:
-    """Return the renewal of a lease for its TTL from now; raises `LeaseNotFoundError` as `release` does."""
+    """Return the renewal of a lease for its TTL from now; raises as `release` does."""
+    lease = _require_lease(cluster, lease_id, fencing_token, owner)
+    return [Renewed(lease_id, lease.fencing_token, now, now + lease.request.ttl_s)]
+
+
+def _require_lease(
+    cluster: ClusterState, lease_id: str, fencing_token: int | None, owner: str | None
+) -> Lease:
     lease = cluster.leases.get(lease_id)
     if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
         raise LeaseNotFoundError(lease_id, fencing_token)
-    return [Renewed(lease_id, lease.fencing_token, now, now + lease.request.ttl_s)]
+    if owner is not None and lease.request.owner != owner:
+        raise OtherOwnerError(lease_id, lease.request.owner, owner)
+    return lease
 
 
 def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
@@ -145,10 +168,25 @@ def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
     ]
 
 
-def cancel(cluster: ClusterState, lease_id: str, now: float, reason: str = "") -> list[Change]:
-    """Return the cancellation of a pending request; raises `LeaseNotFoundError` if there is none."""
-    if lease_id not in cluster.pending:
+def cancel(
+    cluster: ClusterState,
+    lease_id: str,
+    now: float,
+    reason: str = "",
+    *,
+    owner: str | None = None,
+    sequence: int | None = None,
+) -> list[Change]:
+    """Return the cancellation of a pending request.
+
+    Raises `LeaseNotFoundError` if there is none (with that number in the order of arrival), and
+    `OtherOwnerError` if it is not that owner's.
+    """
+    pending = cluster.pending.get(lease_id)
+    if pending is None or (sequence is not None and pending.sequence != sequence):
         raise LeaseNotFoundError(lease_id)
+    if owner is not None and pending.request.owner != owner:
+        raise OtherOwnerError(lease_id, pending.request.owner, owner)
     return [Cancelled(lease_id, now, reason)]
 
 

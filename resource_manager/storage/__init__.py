@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.settings import Settings
-from resource_manager.storage.airflow_variable.store import VariableStore, open_variable_store
+from resource_manager.storage.airflow_variable.store import (
+    DEFAULT_LOCK,
+    DEFAULT_VARIABLE,
+    VariableStore,
+    open_variable_store,
+)
 from resource_manager.storage.base import Store
 from resource_manager.storage.memory import MemoryStore
 from resource_manager.storage.redis.client import SCHEMES, RedisClient
 from resource_manager.storage.redis.store import RedisStore
 
 
-def open_store(url: str, settings: Settings | None = None) -> Store:
+def open_store(
+    url: str,
+    settings: Settings | None = None,
+    *,
+    variable: str = DEFAULT_VARIABLE,
+    lock: str = DEFAULT_LOCK,
+) -> Store:
     """Return the store of that URL; it connects when it is first used. Raises `SettingsError`.
 
     memory:// · airflow:// (or airflow://<name of the Variable>) · redis://host:6379/0 · rediss://… ·
     unix:///path/to/socket · redis+sentinel://host:26379,host:26379/service/0.
-    Redis URLs take `?namespace=`.
+    Redis URLs take `?namespace=`. `variable` is the Variable of `airflow://`, `lock` its lock in Redis.
     """
     settings = Settings() if settings is None else settings
     scheme = url.partition("://")[0]
@@ -27,7 +38,9 @@ def open_store(url: str, settings: Settings | None = None) -> Store:
             raise SettingsError(
                 "an airflow:// store needs a Redis server for lock and clock: set GPU_MANAGER_REDIS_URL"
             )
-        return open_variable_store(RedisClient.from_url(settings.redis_url), url.partition("://")[2])
+        return open_variable_store(
+            RedisClient.from_url(settings.redis_url), url.partition("://")[2] or variable, lock
+        )
     if scheme in SCHEMES:
         return RedisStore(
             RedisClient.from_url(url),

@@ -50,8 +50,8 @@ def manager(make: Callable[..., GPUResourceManager]) -> GPUResourceManager:
 def audit(manager: GPUResourceManager) -> None:
     """Check that free and allocated add up to the inventory."""
     manager.get_resource_summary()
-    assert manager._state.replica is not None
-    check(manager._state.replica)
+    assert manager._commits._replica.cluster is not None
+    check(manager._commits._replica.cluster)
 
 
 class TestAppendixC:

@@ -209,8 +209,8 @@ class ManagerMachine(RuleBasedStateMachine):
             assert [entry["task_id"] for entry in manager.queue()] == [
                 task for task, _, _ in self.model.queue
             ]
-            assert manager._state.replica is not None
-            check(manager._state.replica)
+            assert manager._commits._replica.cluster is not None
+            check(manager._commits._replica.cluster)
 
 
 def run(machine: type[ManagerMachine], examples: int) -> None:

@@ -309,7 +309,7 @@ def test_a_store_failure_is_not_reported_as_missing_capacity(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(manager._state, "run", fail)
+    monkeypatch.setattr(manager._commits, "run", fail)
     answer = open_client.post(path, json=WISH)
     problem = answer.get_json()
     assert (answer.status_code, problem["kind"]) == (503, kind)
@@ -370,7 +370,7 @@ def test_a_busy_lock_is_not_reported_as_a_missing_lease(
     open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert open_client.post("/api/allocate", json=WISH).status_code == 200
-    monkeypatch.setattr(manager._state, "_lock_timeout_s", 0.05)
+    monkeypatch.setattr(manager._commits, "_lock_timeout_s", 0.05)
     lock = manager.store.lock()
     assert lock.acquire(1)
     refused = open_client.post("/api/release", json={"task_id": "t"})

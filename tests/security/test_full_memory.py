@@ -142,10 +142,10 @@ def test_in_a_group_commit_only_operations_that_need_memory_are_refused(server: 
             "release": lambda: manager.release_resources("t1"),
         }
         threads = [threading.Thread(target=note, args=item) for item in steps.items()]
-        with manager._state._mutex:  # until all are queued
+        with manager._commits._groups.mutex:  # until all are queued
             for thread in threads:
                 thread.start()
-            wait_for(lambda: len(manager._state._queue) == len(threads))
+            wait_for(lambda: len(manager._commits._groups._arrived) == len(threads))
         for thread in threads:
             thread.join()
         assert isinstance(ended["allocate"], StoreFullError)
@@ -228,7 +228,7 @@ def test_the_lock_of_a_variable_store_works_with_full_memory(server: RedisServer
     """Check the lock, and the high-water mark of the stored version."""
     client = RedisClient.from_url(server.url)
     fill(server)
-    lock = RedisLock(client, "lock:gpu_resource_status")
+    lock = RedisLock(client, "gpu_resource_lock:gpu_resource_status")
     assert lock.acquire(1)
     lock.release()
     client.remember(client.key("witness"), 7)

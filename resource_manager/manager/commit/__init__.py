@@ -1,1 +1,1 @@
-"""Decide on a replica, commit on a version, retry after a lost race."""
+"""Commits of many threads: decide a group of operations on a replica, write once, answer each caller."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -42,9 +42,6 @@ class ManagerMetrics:
             "Commits refused because another writer committed first.",
             registry=registry,
         )
-
-    def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
-        """Do nothing: changes are counted from the history, which includes those of other processes."""
 
     def measured(self, name: str, value: float) -> None:
         if name == "lock_wait_s":

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from resource_manager.storage.redis.client import RedisClient
 
 DEFAULT_VARIABLE = "gpu_resource_status"
+DEFAULT_LOCK = "gpu_resource_lock"
 LOCK_TTL_S = 30.0
 WRITE_MARGIN_S = 10.0
 """No write begins within this last part of the lock's time to live."""
@@ -58,11 +59,17 @@ class VariableStore:
     """
 
     def __init__(
-        self, access: VariableAccess, client: RedisClient, *, variable: str = DEFAULT_VARIABLE
+        self,
+        access: VariableAccess,
+        client: RedisClient,
+        *,
+        variable: str = DEFAULT_VARIABLE,
+        lock: str = DEFAULT_LOCK,
     ) -> None:
         self._access = access
         self._client = client
         self._variable = variable
+        self._lock = f"{lock}:{variable}"
         self._where = f"Airflow Variable {variable!r}"
         self._version_high_water = client.key(f"variable:{variable}:version")
         self._clock = ServerClock(client.time)
@@ -163,7 +170,7 @@ class VariableStore:
         return -math.inf
 
     def lock(self) -> Lock:
-        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_TTL_S)
+        lock = RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
         self._locks.add(lock)
         return lock
 
@@ -232,7 +239,7 @@ class VariableStore:
         return lock
 
     def _acquire(self, version: int, patient: bool) -> RedisLock:
-        lock = RedisLock(self._client, f"lock:{self._variable}", life_s=LOCK_TTL_S)
+        lock = RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
         if not lock.acquire(2 * LOCK_TTL_S if patient else 0.0):
             if patient:
                 raise LockTimeoutError(2 * LOCK_TTL_S)
@@ -240,11 +247,11 @@ class VariableStore:
         return lock
 
 
-def open_variable_store(client: RedisClient, variable: str) -> VariableStore:
-    """Return the store in that Variable; raises `SettingsError` without Airflow."""
+def open_variable_store(client: RedisClient, variable: str, lock: str) -> VariableStore:
+    """Return the store in that Variable, under that lock; raises `SettingsError` without Airflow."""
     from resource_manager.storage.airflow_variable.access import variable_access
 
-    return VariableStore(variable_access(), client, variable=variable or DEFAULT_VARIABLE)
+    return VariableStore(variable_access(), client, variable=variable, lock=lock)
 
 
 def _name() -> str:

@@ -18,15 +18,11 @@ from resource_manager.storage.redis.client import RedisClient, load_script
 class Lock(Protocol):
     """One claim on a lock, for one acquirer and one thread at a time.
 
-    `token` identifies this claim and `fencing` counts the acquisitions of the lock, this one included; both
-    are valid only between `acquire` and `release`.
+    `token` identifies this claim; it is valid only between `acquire` and `release`.
     """
 
     @property
     def token(self) -> str: ...
-
-    @property
-    def fencing(self) -> int: ...
 
     def acquire(self, timeout_s: float) -> bool:
         """Wait in order of arrival; return False if the lock was not acquired within `timeout_s` seconds."""
@@ -38,39 +34,35 @@ class Lock(Protocol):
 class ThreadMutex:
     """The holder and the waiters that the `ThreadLock`s of one process share."""
 
-    __slots__ = ("fencing", "guard", "holder", "waiters")
+    __slots__ = ("acquisitions", "guard", "holder", "waiters")
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
         self.holder: ThreadLock | None = None
         self.waiters: deque[ThreadLock] = deque()
-        self.fencing = 0
+        self.acquisitions = 0
 
     def give_to(self, lock: ThreadLock | None) -> None:
         """Make `lock` the holder; call with the guard held."""
         self.holder = lock
         if lock is not None:
-            self.fencing += 1
-            lock._fencing = self.fencing
+            self.acquisitions += 1
+            lock._acquisition = self.acquisitions
 
 
 class ThreadLock:
     """A first come, first served lock between the threads of one process."""
 
-    __slots__ = ("_fencing", "_handoff", "_mutex")
+    __slots__ = ("_acquisition", "_handoff", "_mutex")
 
     def __init__(self, mutex: ThreadMutex) -> None:
         self._mutex = mutex
-        self._fencing = 0
+        self._acquisition = 0
         self._handoff = threading.Semaphore(0)
 
     @property
     def token(self) -> str:
-        return f"thread-{self._fencing}"
-
-    @property
-    def fencing(self) -> int:
-        return self._fencing
+        return f"thread-{self._acquisition}"
 
     def acquire(self, timeout_s: float) -> bool:
         mutex = self._mutex
@@ -135,25 +127,19 @@ class RedisLock:
 
     That write is refused: a commit names the version it started from and the token it holds, and the store
     compares both. A learns of the loss by `StaleStateError`, or by `LockError` when it renews or releases.
-    Any other work under the lock must carry `fencing` to be as safe.
     """
 
     def __init__(self, client: RedisClient, name: str = "lock", *, life_s: float = LOCK_TTL_S) -> None:
         self._client = client
-        self._keys = (client.key(name), client.key(f"{name}:waiters"), client.key(f"{name}:fencing"))
+        self._keys = (client.key(name), client.key(f"{name}:waiters"))
         self._life_s = life_s
         self._token: str | None = None
-        self._fencing = 0
         self._alive_since = 0.0
         self._script = load_script("handover", "lock")
 
     @property
     def token(self) -> str:
         return self._token or ""
-
-    @property
-    def fencing(self) -> int:
-        return self._fencing
 
     @property
     def remaining_s(self) -> float:
@@ -169,8 +155,8 @@ class RedisLock:
         token = os.urandom(12).hex()
         try:
             since = time.monotonic()
-            fencing, ttl_ms = self._step("acquire", token)
-            while not fencing:
+            is_held, ttl_ms = self._step("acquire", token)
+            while not is_held:
                 wait_s = min(deadline - time.monotonic(), WAIT_S)
                 if wait_s <= 0:
                     self._step("leave", token)
@@ -178,14 +164,14 @@ class RedisLock:
                 if ttl_ms > 0:
                     wait_s = min(wait_s, ttl_ms / 1000 + 0.005)
                 since = time.monotonic()
-                fencing, ttl_ms = self._wait(token, wait_s)
+                is_held, ttl_ms = self._wait(token, wait_s)
         except StoreUnavailableError:
             raise
         except BaseException:
             with suppress(StoreUnavailableError):
                 self._step("leave", token)
             raise
-        self._token, self._fencing, self._alive_since = token, fencing, since
+        self._token, self._alive_since = token, since
         _renewals.watch(self)
         return True
 

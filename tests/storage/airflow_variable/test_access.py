@@ -52,7 +52,7 @@ def test_the_contract_holds_on_airflows_database(airflow_environment: dict[str, 
         "-k",
         "not (airflow-2 or airflow-3 or airflow-4)",
     ]
-    contract = str(HERE / "test_contract.py")
+    contract = str(HERE.parent / "test_contract.py")
     output = run(
         [sys.executable, "-m", "pytest", *options, contract],
         {**airflow_environment, "STORES_UNDER_TEST": "airflow"},

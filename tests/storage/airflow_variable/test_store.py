@@ -312,7 +312,9 @@ def test_a_holder_with_an_expired_lock_writes_nothing(
     lock = store.lock()
     assert lock.acquire(1)
     before = variables.texts[KEY]
-    RedisClient.from_url(redis_url).driver.delete(RedisClient.from_url(redis_url).key(f"lock:{KEY}"))
+    RedisClient.from_url(redis_url).driver.delete(
+        RedisClient.from_url(redis_url).key(f"gpu_resource_lock:{KEY}")
+    )
     with pytest.raises(StaleStateError, match="lost"):
         store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), lock_token=lock.token)
     with pytest.raises(LockedError):
@@ -366,7 +368,9 @@ def test_a_write_paused_beyond_its_lock_changes_nothing(
     def sleep_before(key: str, text: str, before: str | None) -> bool:
         """Pause the process after all checks, while another acquires its lock and writes."""
         monkeypatch.setattr(variables, "set", write)
-        RedisClient.from_url(redis_url).driver.delete(RedisClient.from_url(redis_url).key(f"lock:{KEY}"))
+        RedisClient.from_url(redis_url).driver.delete(
+            RedisClient.from_url(redis_url).key(f"gpu_resource_lock:{KEY}")
+        )
         theirs = other.refresh(None)
         assert theirs is not None
         add(other, theirs, "b")
@@ -388,7 +392,9 @@ def test_a_completed_write_counts_although_its_lock_expired(
 
     def sleep_after(key: str, text: str, before: str | None) -> bool:
         written = write(key, text, before)
-        RedisClient.from_url(redis_url).driver.delete(RedisClient.from_url(redis_url).key(f"lock:{KEY}"))
+        RedisClient.from_url(redis_url).driver.delete(
+            RedisClient.from_url(redis_url).key(f"gpu_resource_lock:{KEY}")
+        )
         return written
 
     monkeypatch.setattr(variables, "set", sleep_after)

@@ -1,7 +1,7 @@
 -- Acquire, renew, release or leave the lock.
--- KEYS: lock (its holder's token), queue of the waiters' tokens, fencing counter.
+-- KEYS: lock (its holder's token), queue of the waiters' tokens.
 -- ARGV: step, token, time to live of the lock, of a heartbeat, and of an unclaimed hand-off, in ms.
-local lock, waiters, fencing = KEYS[1], KEYS[2], KEYS[3]
+local lock, waiters = KEYS[1], KEYS[2]
 local step, token = ARGV[1], ARGV[2]
 local life_ms, alive_ms, claim_ms = ARGV[3], ARGV[4], ARGV[5]
 local alive, turn = lock .. ':alive:' .. token, lock .. ':handoff:' .. token
@@ -21,22 +21,22 @@ if step == 'acquire' then
   if not holder then
     if redis.call('EXISTS', waiters) == 0 then
       redis.call('SET', lock, token, 'PX', life_ms)
-      return {redis.call('INCR', fencing), 0}
+      return {1, 0}
     end
   elseif holder == token then
     redis.call('PEXPIRE', lock, life_ms)
-    return {tonumber(redis.call('GET', fencing)), 0}
+    return {1, 0}
   end
   if redis.call('EXISTS', alive) == 0 then
     redis.call('RPUSH', waiters, token)
   end
   redis.call('SET', alive, 1, 'PX', alive_ms)
   if not holder then
-    hand_over(lock, waiters, fencing, claim_ms)
+    hand_over(lock, waiters, claim_ms)
     if redis.call('GET', lock) == token then
       redis.call('PEXPIRE', lock, life_ms)
       redis.call('DEL', turn)
-      return {tonumber(redis.call('GET', fencing)), 0}
+      return {1, 0}
     end
   end
   return {0, redis.call('PTTL', lock)}
@@ -57,6 +57,6 @@ if step == 'leave' then
 end
 if held then
   redis.call('DEL', lock)
-  hand_over(lock, waiters, fencing, claim_ms)
+  hand_over(lock, waiters, claim_ms)
 end
 return held and 1 or 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resource_manager import MemoryStore
-from resource_manager.core.changes import Change, Expired, Granted
+from resource_manager.core.changes import Change, Expired
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.core.refusal import lock_busy
@@ -22,7 +22,8 @@ from resource_manager.errors import (
     StaleStateError,
     StateUnconfirmedError,
 )
-from resource_manager.manager.commit.transactions import TRIES_WITHOUT_LOCK, Step, Transactions
+from resource_manager.manager.commit.group import Step
+from resource_manager.manager.commit.protocol import TRIES_WITHOUT_LOCK, Transactions
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
@@ -59,11 +60,7 @@ class Notes:
     """An observer that records everything."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
         self.values: list[tuple[str, float]] = []
-
-    def committed(self, changes: Sequence[Change], cluster: ClusterState) -> None:
-        self.changes += changes
 
     def measured(self, name: str, value: float) -> None:
         self.values.append((name, value))
@@ -94,13 +91,13 @@ def releasing(state: Transactions, task_id: str) -> Step:
     return lambda cluster, now: state.with_dispatch(cluster, allocator.release(cluster, task_id, now), now)
 
 
-def holders(cluster: ClusterState) -> set[str]:
+def holders(cluster: ClusterState, now: float) -> set[str]:
     return set(cluster.leases)
 
 
 def grant(state: Transactions, task_id: str, gpus: int = 1, ttl_s: float = 60.0) -> set[str]:
     """Return the tasks with leases right after that request."""
-    return state.run(granting(state, task_id, gpus, ttl_s), holders)[1]
+    return state.run(granting(state, task_id, gpus, ttl_s), holders)
 
 
 @pytest.fixture
@@ -125,16 +122,12 @@ def other(store: WatchedStore) -> Transactions:
 
 
 class TestOneStep:
-    def test_returns_its_changes_and_the_state_right_after(
-        self, state: Transactions, store: WatchedStore
-    ) -> None:
-        changes, seen = state.run(granting(state, "a"), holders)
-        assert [type(change) for change in changes] == [Granted]
-        assert seen == {"a"}
+    def test_is_answered_on_the_state_right_after(self, state: Transactions, store: WatchedStore) -> None:
+        assert state.run(granting(state, "a"), holders) == {"a"}
         assert store.commits == [["Granted"]]
 
     def test_without_changes_commits_nothing(self, state: Transactions, store: WatchedStore) -> None:
-        assert state.run(lambda cluster, now: [], holders) == ([], set())
+        assert state.run(lambda cluster, now: [], holders) == set()
         assert store.commits == []
 
     def test_its_error_is_the_callers_and_changes_nothing(
@@ -151,25 +144,22 @@ class TestOneStep:
         self, state: Transactions, store: WatchedStore
     ) -> None:
         with pytest.raises(ZeroDivisionError):
-            state.run(granting(state, "a"), lambda cluster: 1 / 0)
-        assert state.read(lambda cluster, now: holders(cluster)) == {"a"}
+            state.run(granting(state, "a"), lambda cluster, now: 1 / 0)
+        assert state.read(holders) == {"a"}
 
     def test_can_be_run_alone(self, state: Transactions) -> None:
-        assert state.run(granting(state, "a"), holders, exclusive=True)[1] == {"a"}
+        assert state.run(granting(state, "a"), holders, exclusive=True) == {"a"}
 
-    def test_puts_expirations_first_and_logs_them(
-        self, notes: Notes, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_comes_after_the_expirations_that_are_due(self, caplog: pytest.LogCaptureFixture) -> None:
         now = [1_000.0]
-        state = on(WatchedStore(clock=lambda: now[0]), observer=notes)
+        store = WatchedStore(clock=lambda: now[0])
+        state = on(store)
         grant(state, "early", GPUS // 2, ttl_s=10)
         grant(state, "early too", GPUS // 2, ttl_s=10)
         now[0] += 11
         with caplog.at_level(logging.WARNING):
-            changes, seen = state.run(granting(state, "late", GPUS), holders)
-        assert [type(change) for change in changes] == [Expired, Expired, Granted]
-        assert seen == {"late"}
-        assert notes.changes[2:] == changes
+            assert state.run(granting(state, "late", GPUS), holders) == {"late"}
+        assert store.commits[2:] == [["Expired", "Expired", "Granted"]]
         assert caplog.messages == ["not renewed in time: 'early', 'early too'"]
 
     def test_is_measured(self, state: Transactions, notes: Notes) -> None:
@@ -191,7 +181,7 @@ class TestTheUnlockedReplica:
     def test_is_refreshed_before_a_request_is_refused(
         self, state: Transactions, other: Transactions, store: WatchedStore
     ) -> None:
-        def held_by_a(cluster: ClusterState) -> str:
+        def held_by_a(cluster: ClusterState, now: float) -> str:
             if "a" not in cluster.leases:
                 raise InvalidRequestError("no a here")
             return cluster.leases["a"].placement.node
@@ -209,9 +199,8 @@ class TestConflicts:
         grant(state, "a")
         store.before_commit = [lambda: grant(other, "theirs")]
         before = store.refreshes
-        changes, seen = state.run(granting(state, "b"), holders)
-        assert seen == {"a", "theirs", "b"}
-        assert [type(change) for change in changes] == [Granted]
+        assert state.run(granting(state, "b"), holders) == {"a", "theirs", "b"}
+        assert store.commits[-1] == ["Granted"]
         assert store.refreshes - before == 1, "the other's first refresh, and none of ours"
         assert notes.of("commit_conflicts") == [1]
 
@@ -310,15 +299,15 @@ class TestOldReplicas:
     ) -> None:
         grant(state, "a")
         grant(other, "b")
-        assert state.read(lambda cluster, now: holders(cluster), max_age_s=60) == {"a"}
-        assert state.read(lambda cluster, now: holders(cluster)) == {"a", "b"}
+        assert state.read(holders, max_age_s=60) == {"a"}
+        assert state.read(holders) == {"a", "b"}
         before = store.refreshes
-        state.read(lambda cluster, now: holders(cluster), max_age_s=60)
+        state.read(holders, max_age_s=60)
         assert store.refreshes == before
 
     def test_reading_updates_the_replica_instead_of_replacing_it(self, state: Transactions) -> None:
         grant(state, "a")
-        replica = state.replica
+        replica = state._replica.cluster
         assert replica is not None
         assert state.read(lambda cluster, now: cluster is replica)
 
@@ -334,7 +323,7 @@ class TestOldReplicas:
         assert lock.acquire(0)
         with after(0.05, lock.release):
             state.replace(ClusterState(default_inventory(1, GPUS, 64)).snapshot())
-        assert state.read(lambda cluster, now: holders(cluster)) == set()
+        assert state.read(holders) == set()
 
 
 class TestTheRecoveryWindow:
@@ -351,7 +340,7 @@ class TestTheRecoveryWindow:
         store.before_commit = [self.unconfirmed]
         assert grant(state, "b") == {"a"}
         assert caplog.messages == ["the store was restarted"]
-        assert state.run(releasing(state, "a"), holders)[1] == set()
+        assert state.run(releasing(state, "a"), holders) == set()
 
     def test_a_second_refusal_in_it_is_raised_to_the_caller(
         self, state: Transactions, store: WatchedStore
@@ -366,8 +355,8 @@ class TestTheRecoveryWindow:
     ) -> None:
         grant(state, "a")
         store.before_commit = [*[refuse] * TRIES_WITHOUT_LOCK, self.unconfirmed]
-        assert state.run(releasing(state, "a"), holders)[1] == set()
-        assert len(notes.of("lock_wait_s")) == 1
+        assert state.run(releasing(state, "a"), holders) == set()
+        assert len(notes.of("lock_wait_s")) == 2
 
 
 class TestThreadsOfOneProcess:
@@ -398,7 +387,7 @@ class TestThreadsOfOneProcess:
         assert isinstance(meanwhile.errors["c"], ZeroDivisionError)
         assert meanwhile.granted == {"a", "b"}
 
-    def test_expirations_are_returned_to_the_first_of_them(self) -> None:
+    def test_expirations_are_an_operation_of_their_own(self) -> None:
         now = [1_000.0]
         store = WatchedStore(clock=lambda: now[0])
         state = on(store)
@@ -408,8 +397,9 @@ class TestThreadsOfOneProcess:
             meanwhile.comes("c")
             now[0] += 11
         assert [kinds for kinds in store.commits if "Expired" in kinds] == [["Expired", "Granted", "Granted"]]
-        told = [[type(change) for change in meanwhile.changes[task_id]] for task_id in ("b", "c")]
-        assert told == [[Expired, Granted], [Granted]]
+        now[0] += 61
+        assert {type(change) for change in state.expire_and_schedule()} == {Expired}
+        assert state.expire_and_schedule() == []
 
     def test_a_caller_that_times_out_has_no_effect(self, store: WatchedStore) -> None:
         state = on(store, lock_timeout_s=0.05)
@@ -444,7 +434,7 @@ class TestThreadsOfOneProcess:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(state, "_mutex", Stopped())
+            patch.setattr(state._groups, "mutex", Stopped())
             with pytest.raises(KeyboardInterrupt):
                 grant(state, "a")
         assert grant(state, "b") == {"b"}
@@ -458,7 +448,7 @@ class TestThreadsOfOneProcess:
         for stopped in (lambda: state.read(stop)), (lambda: state.run(stop, holders)):
             with pytest.raises(KeyboardInterrupt):
                 stopped()
-            assert state.read(lambda cluster, now: holders(cluster)) == {"a"}
+            assert state.read(holders) == {"a"}
 
 
 def refuse() -> None:
@@ -487,17 +477,12 @@ class Meanwhile:
         self._store = store
         self._threads: dict[str, threading.Thread] = {}
         self._goes_on = threading.Event()
-        self.changes: dict[str, list[Change]] = {}
+        self.leases: dict[str, set[str]] = {}
         self.errors: dict[str, Exception] = {}
 
     @property
     def granted(self) -> set[str]:
-        return {
-            change.lease.request.lease_id
-            for changes in self.changes.values()
-            for change in changes
-            if isinstance(change, Granted)
-        }
+        return {task_id for task_id, leases in self.leases.items() if task_id in leases}
 
     def comes(self, task_id: str, gpus: int = 1) -> None:
         self._start(task_id, granting(self._state, task_id, gpus))
@@ -527,18 +512,18 @@ class Meanwhile:
     def _start(self, task_id: str, step: Step, *, waits: bool = True) -> None:
         def call() -> None:
             try:
-                self.changes[f"{task_id}"] = self._state.run(step, holders)[0]
+                self.leases[task_id] = self._state.run(step, holders)
             except KeyboardInterrupt:
                 self.errors[task_id] = RuntimeError("stopped")
             except Exception as error:
                 self.errors[task_id] = error
 
-        line = self._state._queue
-        before = len(line)
+        arrived = self._state._groups._arrived
+        before = len(arrived)
         thread = threading.Thread(target=call)
         self._threads[task_id] = thread
         thread.start()
         deadline = time.monotonic() + 10
-        while waits and len(line) == before and thread.is_alive():
+        while waits and len(arrived) == before and thread.is_alive():
             assert time.monotonic() < deadline
             time.sleep(0.001)

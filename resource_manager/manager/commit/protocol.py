@@ -1,0 +1,252 @@
+"""The commit protocol: decide on the replica without the lock first, under the lock after conflicts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from resource_manager.core.changes import Change
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.errors import (
+    InvalidRequestError,
+    LockedError,
+    LockTimeoutError,
+    ResourceManagerError,
+    StaleStateError,
+    StateUnconfirmedError,
+    StoreFullError,
+)
+from resource_manager.manager.commit.group import Groups, Operation, Reader, Step
+from resource_manager.manager.commit.recovery import Recovery
+from resource_manager.manager.commit.replica import Replica
+from resource_manager.manager.runtime_learner import RuntimeLearner
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies import Policy, nothing_fits
+from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.storage import Store
+from resource_manager.storage.redis.lock import Lock
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRIES_WITHOUT_LOCK = 4
+"""Conflicts after which an operation waits for the lock."""
+
+
+class Observer(Protocol):
+    """A receiver of measurements; must be quick and must not raise."""
+
+    def measured(self, name: str, value: float) -> None:
+        """Receive a value of `lock_wait_s`, `commit_s` or `commit_conflicts` (1 each)."""
+
+
+class Transactions:
+    """Runner of steps against a store; thread-safe.
+
+    `policy` and `order` schedule pending requests whenever leases expire; `first_state` is written if the
+    store holds no state.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        order: QueueDiscipline,
+        first_state: Callable[[], Snapshot],
+        lock_timeout_s: float,
+        observer: Observer | None = None,
+    ) -> None:
+        self.store = store
+        self.learner = RuntimeLearner(store)
+        self.order = replace(order, runtime_of=self.learner.runtime_of)
+        self.observer = observer
+        self.usual_policy = policy
+        self._lock_timeout_s = lock_timeout_s
+        self._recovery = Recovery(store)
+        self._replica = Replica(store, first_state)
+        self._groups = Groups(self._lead)
+
+    # ---- used by steps ----
+
+    @property
+    def policy(self) -> Policy:
+        """The placement policy; nothing fits during the recovery window of a restarted store."""
+        return nothing_fits if self._recovery.suspends_grants else self.usual_policy
+
+    def resumes_in_s(self, now: float) -> float:
+        """Return the seconds until grants resume after a restart of the store; 0 or less if not paused."""
+        return self._recovery.remaining_s(now)
+
+    def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
+        """Return the changes and the grants to pending requests that they allow."""
+        return allocator.with_dispatch(cluster, changes, self.policy, self.order, now)
+
+    # ---- changing and reading ----
+
+    def run(self, step: Step, reader: Reader[T], *, exclusive: bool = False) -> T:
+        """Decide, commit and return the answer of `reader` on the state right after.
+
+        `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). Raises the
+        step's errors, `LockTimeoutError` and `StoreError`.
+        """
+        return self._result(Operation(step, reader), exclusive=exclusive)
+
+    def expire_and_schedule(self) -> list[Change]:
+        """Expire leases that are due and grant pending requests that fit; return the changes."""
+        operation = _Expirations(self)
+        self._result(operation)
+        return operation.changes
+
+    def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
+        """Return the answer of `reader` on the state as of now, or of at most `max_age_s` ago."""
+        with self._groups.mutex, self._replica.dropped_on_interrupt():
+            return reader(self._replica.as_of(max_age_s), self.store.now())
+
+    def peek_replica(self, reader: Reader[T]) -> T:
+        """Return the answer of `reader` on the replica as it is, for values that only an inventory changes.
+
+        After `InvalidRequestError` call it again on a refreshed replica: nodes may have been added.
+        """
+        cluster = self._replica.cluster
+        if cluster is not None:
+            with suppress(InvalidRequestError):
+                return reader(cluster, self.store.now())
+        return self.read(reader)
+
+    def replace(self, snapshot: Snapshot) -> None:
+        """Replace the state by that one, under the lock; raises `LockTimeoutError`."""
+        deadline = time.monotonic() + self._lock_timeout_s
+        with self._groups.mutex, self._locked(deadline) as lock:
+            self.store.replace(snapshot, lock_token=lock.token)
+            self._replica.drop()
+
+    def _result(self, operation: Operation[T], *, exclusive: bool = False) -> T:
+        self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+        if operation.error is not None:
+            raise operation.error
+        return operation.answer  # type: ignore[return-value]
+
+    # ---- one group of operations ----
+
+    def _lead(self, group: list[Operation[Any]], deadline: float) -> None:
+        """Commit the group; where the store is full, each operation for itself."""
+        parts = deque([group])
+        with self._replica.dropped_on_interrupt():
+            while parts:
+                part = parts.popleft()
+                try:
+                    self._commit_group(part, deadline)
+                except StoreFullError as error:
+                    if len(part) > 1:  # some may need no memory
+                        parts.extend([operation] for operation in part)
+                    else:
+                        part[0].fail(error)
+
+    def _commit_group(self, group: list[Operation[Any]], deadline: float) -> None:
+        conflicts = 0
+        while True:
+            try:
+                if conflicts < TRIES_WITHOUT_LOCK:
+                    return self._attempt(group, None)
+                with self._locked(deadline) as lock:
+                    self._replica.refresh()
+                    return self._attempt(group, lock.token)
+            except StateUnconfirmedError as error:
+                self._recovery.begin(error)
+            except StaleStateError as error:
+                self._measured("commit_conflicts", 1)
+                if conflicts >= TRIES_WITHOUT_LOCK:  # the lock ran out while this process was paused
+                    if time.monotonic() >= deadline:
+                        raise
+                elif isinstance(error, LockedError):
+                    conflicts = TRIES_WITHOUT_LOCK
+                else:
+                    conflicts += 1
+                    self._replica.catch_up(error)
+
+    def _attempt(self, group: list[Operation[Any]], lock_token: str | None) -> None:
+        """Decide the group, commit its changes and finish its operations."""
+        cluster = self._replica.cluster
+        is_fresh = lock_token is not None or cluster is None
+        if cluster is None:
+            cluster = self._replica.refresh()
+        if self.order.backfill and cluster.pending:
+            self.learner.catch_up(cluster)
+        decided = self._decide(cluster, group)
+        if not is_fresh and any(not operation.changes for operation in group):
+            # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.
+            cluster = self._replica.refresh()
+            decided = self._decide(cluster, group)
+        changes = [change for operation in decided for change in operation.changes]
+        if changes:
+            started = time.monotonic()
+            self.store.commit(cluster.version, changes, now=self.store.now(), lock_token=lock_token)
+            self._replica.refreshed_at = time.monotonic()
+            self._measured("commit_s", self._replica.refreshed_at - started)
+        now = self.store.now()
+        for operation in decided:
+            operation.finish(cluster, now)
+
+    def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
+        """Decide each operation on top of those before it; return them in that order."""
+        now = self.store.now()
+        decided = self._led_by_expirations(cluster, group, now)
+        with cluster.trial() if len(decided) > 1 else nullcontext():
+            for operation in decided:
+                operation.decide(cluster, now)
+                if operation is not decided[-1]:  # the last needs no trial, and an inventory allows none
+                    for change in operation.changes:
+                        cluster.apply(change)
+        return decided
+
+    def _led_by_expirations(
+        self, cluster: ClusterState, group: list[Operation[Any]], now: float
+    ) -> list[Operation[Any]]:
+        """Return the group, with an operation in front that expires what is due, if anything is."""
+        due = allocator.expire(cluster, now)
+        own = [operation for operation in group if isinstance(operation, _Expirations)]
+        if due:
+            logger.warning("not renewed in time: %s", ", ".join(f"{change.lease_id!r}" for change in due))
+            own = own or [_Expirations(self)]
+        if not own:
+            return group
+        own[0].due = due
+        return [*own, *(operation for operation in group if operation not in own)]
+
+    @contextmanager
+    def _locked(self, deadline: float) -> Iterator[Lock]:
+        """Hold the store's lock; raises `LockTimeoutError` at the deadline."""
+        started = time.monotonic()
+        lock = self.store.lock()
+        if not lock.acquire(max(deadline - started, 0.0)):
+            raise LockTimeoutError(self._lock_timeout_s)
+        self._measured("lock_wait_s", time.monotonic() - started)
+        try:
+            yield lock
+        finally:
+            try:
+                lock.release()
+            except ResourceManagerError as error:  # harmless: the commit is decided
+                logger.warning("the lock could not be released and will expire: %s", error)
+
+    def _measured(self, name: str, value: float) -> None:
+        if self.observer is not None:
+            self.observer.measured(name, value)
+
+
+class _Expirations(Operation[None]):
+    """The operation that ends what is due; the leases are named before a trial, which hides the heap."""
+
+    __slots__ = ("due",)
+
+    def __init__(self, transactions: Transactions) -> None:
+        super().__init__(
+            lambda cluster, now: transactions.with_dispatch(cluster, self.due, now), lambda cluster, now: None
+        )
+        self.due: Sequence[Change] = ()
