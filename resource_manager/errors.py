@@ -96,6 +96,14 @@ class OtherOwnerError(ResourceManagerError):
         self.owner = owner
 
 
+class IdempotencyKeyError(ResourceManagerError):
+    """An idempotency key that another request has used."""
+
+
+class AlreadyDoneError(ResourceManagerError):
+    """A request that was carried out before, under the same idempotency key, and whose lease has ended."""
+
+
 class PolicyError(ResourceManagerError):
     """A placement policy or queue order that is unknown or violated its contract."""
 
@@ -136,6 +144,15 @@ class StaleStateError(StoreError):
         self.expected = expected
         self.found = found
         self.missed = missed
+
+
+class RepeatedError(StoreError):
+    """A commit refused because one of its idempotency keys is known: `stored` is what was kept under it."""
+
+    def __init__(self, key: object, stored: str) -> None:
+        super().__init__("the change was made before, under the same idempotency key")
+        self.key = key
+        self.stored = stored
 
 
 class LockedError(StaleStateError):

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.storage.once import Once
 from resource_manager.storage.redis.lock import Lock
 
 
@@ -27,9 +28,18 @@ class Store(Protocol):
         """
 
     def commit(
-        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
+        self,
+        version: int,
+        changes: Sequence[Change],
+        *,
+        now: float,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         """Write all changes or none; the new version is `version + len(changes)`.
+
+        `once` are idempotency keys that are kept with the changes, each with a reference to what they did;
+        `RepeatedError` if one is known already.
 
         Raises `StaleStateError` unless the stored version is `version`, the lock is free or held under
         `lock_token`, and `now`, the time of the decision, is close to the store's clock. After that error,
@@ -39,10 +49,19 @@ class Store(Protocol):
     def initialise(self, snapshot: Snapshot) -> bool:
         """Write the first state; return False, changing nothing, if there is one."""
 
-    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
+    def recall(self, once: Once) -> str | None:
+        """Return the reference kept with that idempotency key; raises `IdempotencyKeyError`."""
+
+    def replace(
+        self,
+        snapshot: Snapshot,
+        *,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
+    ) -> None:
         """Replace any stored state by `snapshot`; version, fencing token and sequence keep growing.
 
-        `lock_token` names the lock that the caller holds, if any.
+        `lock_token` names the lock that the caller holds, if any; `once` is as in `commit`.
         """
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.errors import LockedError, StaleStateError, StateLostError
+from resource_manager.errors import LockedError, RepeatedError, StaleStateError, StateLostError
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.redis.lock import Lock, ThreadLock, ThreadMutex
 
 
@@ -33,6 +35,7 @@ class MemoryStore:
         self._order = ThreadMutex()
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
+        self._once: dict[str, OrderedDict[str, tuple[float, str]]] = {}
 
     def now(self) -> float:
         return self._clock()
@@ -55,7 +58,13 @@ class MemoryStore:
         return replica
 
     def commit(
-        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
+        self,
+        version: int,
+        changes: Sequence[Change],
+        *,
+        now: float,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._mutex:
             stored = self._version()
@@ -67,6 +76,7 @@ class MemoryStore:
             holder = self._order.holder
             if holder is not None and holder.token != lock_token:
                 raise LockedError(version)
+            self._keep(once)
             self._changes += changes
             if len(self._changes) > 2 * self._history_limit:
                 self._fold(len(self._changes) - self._history_limit)
@@ -78,8 +88,20 @@ class MemoryStore:
             self._base = ClusterState.from_snapshot(snapshot)
             return True
 
-    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
+    def recall(self, once: Once) -> str | None:
         with self._mutex:
+            stored = self._kept(once)
+        return None if stored is None else once.reference_in(stored)
+
+    def replace(
+        self,
+        snapshot: Snapshot,
+        *,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
+    ) -> None:
+        with self._mutex:
+            self._keep(once)
             if self._base is not None:
                 self._fold(len(self._changes))
                 snapshot = replace(
@@ -107,6 +129,23 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
+
+    def _kept(self, once: Once) -> str | None:
+        kept = self._once.get(once.caller)
+        until, stored = kept.get(once.key, (-math.inf, "")) if kept else (-math.inf, "")
+        return stored if until > self._clock() else None
+
+    def _keep(self, once: Sequence[tuple[Once, str]]) -> None:
+        """Keep all keys, or raise `RepeatedError` and keep none."""
+        for key, _ in once:
+            if (stored := self._kept(key)) is not None:
+                raise RepeatedError(key, stored)
+        for key, reference in once:
+            keys = self._once.setdefault(key.caller, OrderedDict())
+            keys.pop(key.key, None)
+            keys[key.key] = (self._clock() + KEEP_S, key.stored(reference))
+            if len(keys) > MAX_KEYS:
+                keys.popitem(last=False)
 
     def _version(self) -> int | None:
         return None if self._base is None else self._base.version + len(self._changes)

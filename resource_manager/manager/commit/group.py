@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import LockTimeoutError
+from resource_manager.storage.once import Once
 
 T = TypeVar("T")
 
@@ -22,14 +24,31 @@ Reader = Callable[[ClusterState, float], T]
 """(state, now) -> an answer; it must not change the state."""
 
 
+@dataclass(frozen=True, slots=True)
+class Repeatable(Generic[T]):
+    """An idempotency key with what a repeat needs: the store keeps `refer(changes)`, a value of JSON.
+
+    `answer` returns the answer to the repeat from that reference and the state as of now.
+    """
+
+    key: Once
+    refer: Callable[[Sequence[Change]], Any]
+    answer: Callable[[ClusterState, float, Any], T]
+
+
 class Operation(Generic[T]):
-    """One caller's step, its changes, and the answer that its reader gave on the state right after them."""
+    """One caller's step, its changes, and the answer that its reader gave on the state right after them.
 
-    __slots__ = ("answer", "changes", "done", "error", "reader", "step")
+    `stored` is what the store had under its idempotency key, if the change had been made before.
+    """
 
-    def __init__(self, step: Step, reader: Reader[T]) -> None:
+    __slots__ = ("answer", "changes", "done", "error", "once", "reader", "step", "stored")
+
+    def __init__(self, step: Step, reader: Reader[T], once: Repeatable[T] | None = None) -> None:
         self.step = step
         self.reader = reader
+        self.once = once
+        self.stored: str | None = None
         self.changes: list[Change] = []
         self.answer: T | None = None
         self.error: Exception | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -16,12 +17,13 @@ from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
     LockTimeoutError,
+    RepeatedError,
     ResourceManagerError,
     StaleStateError,
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.manager.commit.group import Groups, Operation, Reader, Step
+from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable, Step
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.runtime_learner import RuntimeLearner
@@ -29,6 +31,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.storage import Store
+from resource_manager.storage.once import Once
 from resource_manager.storage.redis.lock import Lock
 
 logger = logging.getLogger(__name__)
@@ -89,13 +92,32 @@ class Transactions:
 
     # ---- changing and reading ----
 
-    def run(self, step: Step, reader: Reader[T], *, exclusive: bool = False) -> T:
+    def run(
+        self,
+        step: Step,
+        reader: Reader[T],
+        *,
+        exclusive: bool = False,
+        once: Repeatable[T] | None = None,
+    ) -> T:
         """Decide, commit and return the answer of `reader` on the state right after.
 
-        `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). Raises the
-        step's errors, `LockTimeoutError` and `StoreError`.
+        `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
+        the changes are made only if none were made under that key. Raises the step's errors,
+        `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
-        return self._result(Operation(step, reader), exclusive=exclusive)
+        operation = Operation(step, reader, once)
+        if once is None:
+            return self._result(operation, exclusive=exclusive)
+        if (reference := self.store.recall(once.key)) is not None:
+            return self._answer_again(once, reference)
+        self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+        if operation.stored is not None:
+            return self._answer_again(once, once.key.reference_in(operation.stored))
+        # Without an effect it may have been decided after the same request, sent a moment earlier.
+        if not operation.changes and (reference := self.store.recall(once.key)) is not None:
+            return self._answer_again(once, reference)
+        return _answer(operation)
 
     def expire_and_schedule(self) -> list[Change]:
         """Expire leases that are due and grant pending requests that fit; return the changes."""
@@ -119,18 +141,28 @@ class Transactions:
                 return reader(cluster, self.store.now())
         return self.read(reader)
 
-    def replace(self, snapshot: Snapshot) -> None:
-        """Replace the state by that one, under the lock; raises `LockTimeoutError`."""
+    def replace(self, snapshot: Snapshot, once: Once | None = None) -> None:
+        """Replace the state by that one, under the lock, if it was not done under that idempotency key.
+
+        Raises `LockTimeoutError` and `IdempotencyKeyError`.
+        """
         deadline = time.monotonic() + self._lock_timeout_s
         with self._groups.mutex, self._locked(deadline) as lock:
-            self.store.replace(snapshot, lock_token=lock.token)
+            try:
+                self.store.replace(
+                    snapshot, lock_token=lock.token, once=[] if once is None else [(once, "null")]
+                )
+            except RepeatedError as error:
+                assert once is not None
+                once.reference_in(error.stored)
             self._replica.drop()
 
     def _result(self, operation: Operation[T], *, exclusive: bool = False) -> T:
         self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
-        if operation.error is not None:
-            raise operation.error
-        return operation.answer  # type: ignore[return-value]
+        return _answer(operation)
+
+    def _answer_again(self, once: Repeatable[T], reference: str) -> T:
+        return self.read(lambda cluster, now: once.answer(cluster, now, json.loads(reference)))
 
     # ---- one group of operations ----
 
@@ -159,6 +191,15 @@ class Transactions:
                     return self._attempt(group, lock.token)
             except StateUnconfirmedError as error:
                 self._recovery.begin(error)
+            except RepeatedError as error:
+                for operation in group:
+                    if operation.once is not None and operation.once.key is error.key:
+                        operation.stored = error.stored
+                        operation.changes = []
+                        operation.done = True
+                group = [operation for operation in group if not operation.done]
+                if not group:
+                    return None
             except StaleStateError as error:
                 self._measured("commit_conflicts", 1)
                 if conflicts >= TRIES_WITHOUT_LOCK:  # the lock ran out while this process was paused
@@ -186,7 +227,14 @@ class Transactions:
         changes = [change for operation in decided for change in operation.changes]
         if changes:
             started = time.monotonic()
-            self.store.commit(cluster.version, changes, now=self.store.now(), lock_token=lock_token)
+            once = [
+                (operation.once.key, json.dumps(operation.once.refer(operation.changes)))
+                for operation in decided
+                if operation.once is not None and operation.changes
+            ]
+            self.store.commit(
+                cluster.version, changes, now=self.store.now(), lock_token=lock_token, once=once
+            )
             self._replica.refreshed_at = time.monotonic()
             self._measured("commit_s", self._replica.refreshed_at - started)
         now = self.store.now()
@@ -238,6 +286,12 @@ class Transactions:
     def _measured(self, name: str, value: float) -> None:
         if self.observer is not None:
             self.observer.measured(name, value)
+
+
+def _answer(operation: Operation[T]) -> T:
+    if operation.error is not None:
+        raise operation.error
+    return operation.answer  # type: ignore[return-value]
 
 
 class _Expirations(Operation[None]):

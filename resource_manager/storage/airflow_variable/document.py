@@ -30,7 +30,7 @@ class Document:
 
     `incarnation` identifies a state from its first document on, `commit` the write of this document;
     `operator_reset` is true if an operator's reset started the state. `changes` are the last ones, with their
-    versions.
+    versions, `once` the last idempotency keys: caller, key, what is kept, and until when.
     """
 
     cluster: ClusterState
@@ -38,6 +38,7 @@ class Document:
     commit: str = ""
     operator_reset: bool = False
     changes: tuple[tuple[int, Change], ...] = ()
+    once: tuple[tuple[str, str, str, float], ...] = ()
 
     def missed_since(self, version: int) -> tuple[Change, ...]:
         """Return the changes after `version`, or none if the document no longer has them all."""
@@ -55,11 +56,12 @@ def to_json(document: Document, now: float) -> str:
             "format": FORMAT_VERSION,
             "version": cluster.version,
             "last_fencing_token": cluster.last_fencing_token,
-            "epoch": document.incarnation,
+            "incarnation": document.incarnation,
             "commit": document.commit,
             "operator_reset": document.operator_reset,
             "state": snapshot_to_dict(cluster.snapshot()),
             "changes": [[version, change_to_dict(change)] for version, change in document.changes],
+            **({"once": document.once} if document.once else {}),
         },
         separators=(",", ":"),
     )
@@ -98,8 +100,9 @@ def _current(value: dict[str, Any]) -> Document:
     check_format(value.get("format"), "the document")
     cluster = ClusterState.from_snapshot(snapshot_from_dict(value["state"]))
     changes = tuple((int(version), change_from_dict(change)) for version, change in value["changes"])
+    once = tuple((str(c), str(k), str(text), float(until)) for c, k, text, until in value.get("once", ()))
     return Document(
-        cluster, str(value["epoch"]), str(value["commit"]), bool(value["operator_reset"]), changes
+        cluster, str(value["incarnation"]), str(value["commit"]), bool(value["operator_reset"]), changes, once
     )
 
 

@@ -26,12 +26,14 @@ from resource_manager.errors import (
     LockError,
     LockTimeoutError,
     NewerFormatError,
+    RepeatedError,
     StaleStateError,
     StateLostError,
     StoreUnavailableError,
 )
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.airflow_variable.document import Document
+from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.redis.lock import Lock, RedisLock
 
@@ -48,6 +50,7 @@ WRITE_MARGIN_S = 10.0
 """No write begins within this last part of the lock's time to live."""
 
 CHANGES_KEPT = 100
+KEYS_KEPT = 1000
 WAY_OUT = "restore the newest document, or check which jobs still run and start over with a reset"
 
 
@@ -96,7 +99,13 @@ class VariableStore:
         return stored.cluster
 
     def commit(
-        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
+        self,
+        version: int,
+        changes: Sequence[Change],
+        *,
+        now: float,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._holding(version, lock_token) as lock:
             lock.renew()
@@ -120,12 +129,12 @@ class VariableStore:
                 raise StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"
                 )
+            kept = self._keep(stored, once)
             for change in changes:
                 cluster.apply(change)
             numbered = (*stored.changes, *enumerate(changes, version + 1))
-            self._write(
-                replace(stored, incarnation=stored.incarnation or _name(), changes=numbered), lock, text
-            )
+            new = replace(stored, incarnation=stored.incarnation or _name(), changes=numbered, once=kept)
+            self._write(new, lock, text)
 
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._holding(snapshot.version, None, patient=True) as lock:
@@ -134,7 +143,18 @@ class VariableStore:
             self._write(Document(ClusterState.from_snapshot(snapshot), _name()), lock, None)
             return True
 
-    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
+    def recall(self, once: Once) -> str | None:
+        stored = self._read(self._text())
+        text = None if stored is None else self._kept(stored, once)
+        return None if text is None else once.reference_in(text)
+
+    def replace(
+        self,
+        snapshot: Snapshot,
+        *,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
+    ) -> None:
         with self._holding(snapshot.version, lock_token, patient=True) as lock:
             lock.renew()
             text = self._text()
@@ -156,8 +176,10 @@ class VariableStore:
                 )
             )
             changes = () if stored is None else stored.changes
+            kept = self._keep(stored, once)
             incarnation = stored.incarnation if stored is not None and stored.incarnation else _name()
-            self._write(Document(cluster, incarnation, operator_reset=True, changes=changes), lock, text)
+            new = Document(cluster, incarnation, operator_reset=True, changes=changes, once=kept)
+            self._write(new, lock, text)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())
@@ -195,6 +217,24 @@ class VariableStore:
                 f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
             )
         return stored
+
+    def _kept(self, stored: Document, once: Once) -> str | None:
+        for caller, key, text, until in reversed(stored.once):
+            if (caller, key) == (once.caller, once.key) and until > self.now():
+                return text
+        return None
+
+    def _keep(
+        self, stored: Document | None, once: Sequence[tuple[Once, str]]
+    ) -> tuple[tuple[str, str, str, float], ...]:
+        """Return the idempotency keys of the document and these; raises `RepeatedError`."""
+        if stored is not None:
+            for key, _ in once:
+                if (text := self._kept(stored, key)) is not None:
+                    raise RepeatedError(key, text)
+        until = self.now() + KEEP_S
+        added = tuple((key.caller, key.key, key.stored(reference), until) for key, reference in once)
+        return (*(() if stored is None else stored.once), *added)[-KEYS_KEPT:]
 
     def _remembered_version(self) -> int | None:
         with self._client.reporting():

@@ -21,12 +21,14 @@ from resource_manager.errors import (
     CorruptStateError,
     LockedError,
     NewerFormatError,
+    RepeatedError,
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
     StoreFullError,
 )
 from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format, check_kinds
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis import layout
 from resource_manager.storage.redis.client import MEMORY_FULL, RedisClient, load_script
@@ -69,9 +71,9 @@ class RedisStore:
         self._history_bytes = history_bytes
         self._lease_confirmation_window_s = lease_confirmation_window_s
         self._keys = tuple(client.key(part) for part in PARTS)
-        self._commit = load_script("preflight", "commit")
+        self._commit = load_script("preflight", "once", "commit")
         self._refresh = load_script("preflight", "refresh")
-        self._write = load_script("replace_state")
+        self._write = load_script("once", "replace_state")
         self._incarnation: str = ""
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
@@ -96,7 +98,13 @@ class RedisStore:
             raise self._unreadable(error) from error
 
     def commit(
-        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
+        self,
+        version: int,
+        changes: Sequence[Change],
+        *,
+        now: float,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         operations: list[str] = []
         fencing, last_node, sequence, inventory = "", "", 0, ""
@@ -128,16 +136,32 @@ class RedisStore:
             last_node,
             sequence,
             inventory,
+            KEEP_S,
+            MAX_KEYS,
+            len(once),
+            *(key.stored(reference) for key, reference in once),
             *operations,
+            keys=self._once_keys(once),
         )
         if answer[0] != b"ok":
-            self._refuse(answer, version)
+            self._refuse(answer, version, once)
 
     def initialise(self, snapshot: Snapshot) -> bool:
         return self._write_state("initialise", snapshot)
 
-    def replace(self, snapshot: Snapshot, *, lock_token: str | None = None) -> None:
-        self._write_state("replace", snapshot)
+    def recall(self, once: Once) -> str | None:
+        with self._client.reporting():
+            stored: Any = self._client.driver.get(self._once_keys([(once, "")])[0])
+        return None if stored is None else once.reference_in(stored.decode(errors="replace"))
+
+    def replace(
+        self,
+        snapshot: Snapshot,
+        *,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
+    ) -> None:
+        self._write_state("replace", snapshot, once)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._client.reporting():
@@ -208,7 +232,12 @@ class RedisStore:
         closed = [name.decode() for name in answer[16][::2]]
         return layout.inventory_to_json(snapshot), [name for name in closed if name not in still_closed]
 
-    def _write_state(self, mode: str, snapshot: Snapshot) -> bool:
+    def _once_keys(self, once: Sequence[tuple[Once, str]]) -> list[str]:
+        """Return two keys for each: of what is kept, and of the names of all that is kept for the caller."""
+        parts = ((f"once:{key.caller}:{key.key}", f"once:{key.caller}") for key, _ in once)
+        return [self._client.key(part) for pair in parts for part in pair]
+
+    def _write_state(self, mode: str, snapshot: Snapshot, once: Sequence[tuple[Once, str]] = ()) -> bool:
         incarnation = os.urandom(12).hex()
         answer = self._run(
             self._write,
@@ -220,20 +249,25 @@ class RedisStore:
             snapshot.sequence,
             snapshot.last_node or "",
             layout.inventory_to_json(snapshot),
+            KEEP_S,
+            MAX_KEYS,
+            len(once),
+            *(key.stored(reference) for key, reference in once),
             *layout.parts_of(snapshot),
+            keys=self._once_keys(once),
         )
         if answer[0] == b"ok":
             self._incarnation = answer[5].decode()
             return True
         if answer[0] != b"exists":
-            self._refuse(answer, snapshot.version)
+            self._refuse(answer, snapshot.version, once)
         return bool(answer[5].decode() == incarnation)  # written by an earlier try whose answer was lost
 
     # ---- talking to the server ----
 
-    def _run(self, script: Any, *args: Any) -> list[Any]:
+    def _run(self, script: Any, *args: Any, keys: Sequence[str] = ()) -> list[Any]:
         begin = time.monotonic()
-        answer: list[Any] = self._client.run(script, self._keys, args)
+        answer: list[Any] = self._client.run(script, (*self._keys, *keys), args)
         self._clock.learn(int(answer[1]), int(answer[2]), begin)
         return answer
 
@@ -245,7 +279,7 @@ class RedisStore:
             f"{self._client.address}: {error}; restore its data, or start over with a reset"
         )
 
-    def _refuse(self, answer: list[Any], version: int) -> NoReturn:
+    def _refuse(self, answer: list[Any], version: int, once: Sequence[tuple[Once, str]] = ()) -> NoReturn:
         status, stored = answer[0].decode(), answer[3]
         detail = answer[4].decode()
         where = self._client.address
@@ -258,6 +292,8 @@ class RedisStore:
                     raise self._unreadable(error) from error
             case "full":
                 raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
+            case "repeated":
+                raise RepeatedError(once[int(detail) - 1][0], answer[5].decode(errors="replace"))
             case "locked":
                 raise LockedError(version)
             case "clock":

@@ -47,12 +47,10 @@ class WatchedStore(MemoryStore):
         self.refreshes += 1
         return super().refresh(replica)
 
-    def commit(
-        self, version: int, changes: Sequence[Change], *, now: float, lock_token: str | None = None
-    ) -> None:
+    def commit(self, version: int, changes: Sequence[Change], **options: Any) -> None:
         if self.before_commit:
             self.before_commit.pop(0)()
-        super().commit(version, changes, now=now, lock_token=lock_token)
+        super().commit(version, changes, **options)
         self.commits.append([type(change).__name__ for change in changes])
 
 

@@ -1,14 +1,15 @@
 -- One commit: all changes or none, on the version they were decided on. See store.py for the keys.
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
---       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', then for each
---       change: operation, key, JSON ('forget' is not a change).
+--       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', 15 on:
+--       idempotency keys as in once.lua, then for each change: operation, key, JSON ('forget' is no change).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
---       version, detail, and for 'stale' the missed changes, if few.
+--       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
 local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local begin = 18 + tonumber(ARGV[17])
 
 local status, version, detail = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
@@ -34,6 +35,10 @@ end
 if math.abs(now - tonumber(ARGV[4])) > tonumber(ARGV[5]) then
   return {'clock', time[1], time[2], version, ''}
 end
+local number, kept = find_once(15)
+if number then
+  return {'repeated', time[1], time[2], version, number, kept}
+end
 if ARGV[11] ~= '' and detail ~= '' then
   return {'suspended', time[1], time[2], version, detail}
 end
@@ -45,7 +50,7 @@ end
 
 -- Return true if the changes have a new request, a lease of one that was not pending, or an inventory.
 local function grows()
-  for i = 15, #ARGV, 3 do
+  for i = begin, #ARGV, 3 do
     local operation = ARGV[i]
     if operation == 'queue' or operation == 'inventory'
       or operation == 'grant' and redis.call('HEXISTS', pending, ARGV[i + 1]) == 0 then
@@ -56,7 +61,7 @@ local function grows()
 end
 
 local added, bytes = 0, 0
-for i = 15, #ARGV, 3 do
+for i = begin, #ARGV, 3 do
   if ARGV[i] ~= 'forget' then
     added = added + 1
     bytes = bytes + stream_bytes(ARGV[i + 2])
@@ -84,7 +89,7 @@ if type(written) == 'table' then
   redis.call('HSET', meta, unpack(fields))
 end
 
-for i = 15, #ARGV, 3 do
+for i = begin, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if operation == 'grant' then
     redis.call('HSET', leases, key, json)
@@ -113,6 +118,7 @@ for i = 15, #ARGV, 3 do
     redis.call('SADD', kinds, string.match(json, '"change":"(%w+)"'))
   end
 end
+keep_once(15, time)
 if tonumber(ARGV[13]) > tonumber(redis.call('HGET', meta, 'sequence')) then
   redis.call('HSET', meta, 'sequence', ARGV[13])
 end
@@ -124,7 +130,7 @@ end
 -- The oldest changes are trimmed a hundred at a time; with memory full and above ten thousand, as many as
 -- were added. The last hundred stay, whatever their size: they identify a commit that is sent again.
 -- A lowered limit is reached by a thousand changes a commit, since all clients of Redis wait meanwhile.
-local kept = redis.call('HINCRBY', meta, 'history_bytes', bytes)
+local held = redis.call('HINCRBY', meta, 'history_bytes', bytes)
 local length = redis.call('XLEN', changes)
 local least, left = added + 100, added + 1000
 local most, step = tonumber(ARGV[8]) + 100, 100
@@ -132,13 +138,13 @@ if full then
   step = math.max(added, 1)
   most = math.min(most, math.max(length - added, 10000) + 1)
 end
-while length > least and left > 0 and (length >= most or kept > tonumber(ARGV[9])) do
+while length > least and left > 0 and (length >= most or held > tonumber(ARGV[9])) do
   local oldest = redis.call('XRANGE', changes, '-', '+', 'COUNT', math.min(step, length - least, left))
   for _, entry in ipairs(oldest) do
-    kept = kept - stream_bytes(entry[2][2])
+    held = held - stream_bytes(entry[2][2])
   end
   length, left = length - #oldest, left - #oldest
   redis.call('XTRIM', changes, 'MAXLEN', length)
-  redis.call('HSET', meta, 'history_bytes', kept)
+  redis.call('HSET', meta, 'history_bytes', held)
 end
 return {'ok', time[1], time[2], version, ''}

@@ -1,6 +1,6 @@
 -- Write a whole state: the first one, or a replacement of the stored one.
 -- ARGV: 1 format, 2 incarnation for a first state, 3 'initialise' or 'replace', 4 version, 5 fencing,
---       6 sequence, 7 last node, 8 inventory, then: part, key, JSON.
+--       6 sequence, 7 last node, 8 inventory, 9 on: idempotency keys as in once.lua, then: part, key, JSON.
 -- Returns: status, seconds, microseconds, stored version, detail, incarnation.
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
 local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7]}
@@ -17,6 +17,10 @@ if ARGV[3] == 'initialise' then
     return {'exists', time[1], time[2], tonumber(found[2]), '', found[5]}
   end
 else
+  local number, kept = find_once(9)
+  if number then
+    return {'repeated', time[1], time[2], tonumber(found[2] or 0), number, kept}
+  end
   -- The earlier state may be lost, and with it the numbers it had reached: the time in ms is above them.
   -- With `operator_reset` set, clients that saw another state before accept this one.
   operator_reset = '1'
@@ -37,7 +41,8 @@ if operator_reset then
   redis.call('HSET', meta, 'operator_reset', operator_reset)
 end
 redis.call('SET', inventory, ARGV[8])
-for i = 9, #ARGV, 3 do
+keep_once(9, time)
+for i = 12 + tonumber(ARGV[11]), #ARGV, 3 do
   redis.call('HSET', parts[ARGV[i]], ARGV[i + 1], ARGV[i + 2])
 end
 return {'ok', time[1], time[2], version, '', incarnation}
