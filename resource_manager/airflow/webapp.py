@@ -43,7 +43,7 @@ class AirflowAuthenticator:
 
     login = False
 
-    def identify(self, request: flask.Request) -> Identity | None:
+    def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
         identity: Identity | None = request.environ["asgi.scope"].get(IDENTITY_KEY)
         return identity
 

@@ -15,6 +15,7 @@ from resource_manager.rest.console import pages
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
 from resource_manager.rest.service import EXTENSION, Service
+from resource_manager.rest.sessions import SESSION_LIFE_S
 
 logger = logging.getLogger("resource_manager.rest.access")
 
@@ -33,6 +34,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
         SESSION_COOKIE_SECURE=secure_cookies,
+        PERMANENT_SESSION_LIFETIME=SESSION_LIFE_S,
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]
     problems.install(app)

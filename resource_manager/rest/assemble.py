@@ -16,7 +16,9 @@ from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAu
 from resource_manager.rest.idempotency import IdempotencyCache, MemoryIdempotencyCache
 from resource_manager.rest.limits import DEFAULT_RATE, Limits
 from resource_manager.rest.observability.metrics import Metrics
+from resource_manager.rest.private_file import PrivateFile
 from resource_manager.rest.service import Service
+from resource_manager.rest.sessions import MemorySessions, SessionFile, SessionStore
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import TokenFile, TokenStore
 from resource_manager.settings import Settings
@@ -27,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """Storage of all that is not cluster state: tokens, cached answers, the secret that signs sessions."""
+    """Storage of all that is not cluster state: tokens, sessions, cached answers, the secret that signs."""
 
     tokens: TokenStore
+    sessions: SessionStore
     idempotency_cache: IdempotencyCache
     secret: str = field(repr=False)
 
@@ -43,13 +46,13 @@ def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persi
     if client is not None:
         return Persistence(
             redis_persistence.TokenRedis(client),
+            redis_persistence.RedisSessions(client),
             idempotency_cache(settings),
             redis_persistence.secret(client),
         )
     path = tokens_file or default_tokens_file()
-    return Persistence(
-        TokenFile(path), idempotency_cache(settings), _file_secret(path.with_name("session-secret"))
-    )
+    secret, sessions = _secret_and_sessions(path.parent)
+    return Persistence(TokenFile(path), sessions, idempotency_cache(settings), secret)
 
 
 def idempotency_cache(settings: Settings) -> IdempotencyCache:
@@ -106,7 +109,7 @@ def standalone(
     if open_to:
         authenticator = OpenAuthenticator(loopback_only=open_to == "loopback")
     else:
-        authenticator = TokenAuthenticator(kept.tokens)
+        authenticator = TokenAuthenticator(kept.tokens, kept.sessions)
     return build(
         manager,
         authenticator,
@@ -136,18 +139,12 @@ def build(
     return Service(manager, authenticator, Limits(rate), idempotency_cache, watch, metrics, secret, **more)
 
 
-def _file_secret(path: Path) -> str:
-    """Return the secret in the file, created at first use; one of this process if it cannot be written."""
+def _secret_and_sessions(folder: Path) -> tuple[str, SessionStore]:
+    """Return the secret and the sessions kept in the folder; those of this process where it is read-only."""
     try:
-        return path.read_text(encoding="ascii").strip() or secrets.token_hex(32)
-    except FileNotFoundError:
-        pass
-    secret = secrets.token_hex(32)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        secret = PrivateFile(folder / "session-secret", secret=True).create(secrets.token_hex(32)).strip()
+        if secret:
+            return secret, SessionFile(folder / "sessions.json")
     except OSError:
-        return secret
-    with os.fdopen(handle, "w", encoding="ascii") as stream:
-        stream.write(secret)
-    return secret
+        pass
+    return secrets.token_hex(32), MemorySessions()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from itsdangerous import BadData, URLSafeTimedSerializer
 
 from resource_manager.rest import tokens
 from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.sessions import SessionStore
 from resource_manager.rest.tokens import Role, Token, TokenStore
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
@@ -42,13 +44,30 @@ class Identity:
         return self.role >= Role.OPERATOR
 
 
+def refuse_other_pages(request: flask.Request) -> None:
+    """Raise 403 if a page of another origin sent the request.
+
+    Browsers send `Sec-Fetch-Site` over HTTPS and to this machine only, `Origin` with every change.
+    """
+    origin = request.headers.get("Origin")
+    other_origin = origin is not None and urlsplit(origin).netloc != request.host
+    if other_origin or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        raise ProblemError(
+            403,
+            f"a page of another site may not use this service: it is reached as {request.host} "
+            "(a proxy in front must pass the Host on)",
+        )
+
+
 class Authenticator(Protocol):
     """Interface that identifies the caller of a request."""
 
     login: bool
     """True if the console has a log-in page."""
 
-    def identify(self, request: flask.Request) -> Identity | None: ...
+    def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
+        """Return the caller; `fresh` allows a read of the token store for an unknown token."""
+        ...
 
 
 class OpenAuthenticator:
@@ -63,47 +82,68 @@ class OpenAuthenticator:
     def __init__(self, *, loopback_only: bool = True) -> None:
         self._loopback_only = loopback_only
 
-    def identify(self, request: flask.Request) -> Identity | None:
+    def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
         if self._loopback_only and (urlsplit(f"//{request.host}").hostname or "") not in LOOPBACK_NAMES:
             raise ProblemError(
                 403, f"this service has no tokens and answers only to the host localhost, not {request.host}"
             )
-        origin = request.headers.get("Origin")
-        foreign = origin is not None and urlsplit(origin).netloc != request.host
-        cross_site = request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-        if request.method not in SAFE_METHODS and (foreign or (cross_site and origin is None)):
-            raise ProblemError(403, "a page of another site may not use this service")
-        return Identity("anonymous", Role.OPERATOR, ambient=origin is not None)
+        if request.method not in SAFE_METHODS:
+            refuse_other_pages(request)
+        return Identity("anonymous", Role.OPERATOR, ambient="Origin" in request.headers)
 
 
 class TokenAuthenticator:
-    """Authenticator by bearer token, or by the session cookie of a log-in with one."""
+    """Authenticator by bearer token, or by the session of a log-in with one; the cookie only names it."""
 
     login = True
 
-    def __init__(self, store: TokenStore) -> None:
+    def __init__(self, store: TokenStore, sessions: SessionStore) -> None:
         self._store = store
+        self._sessions = sessions
         self._tokens: dict[str, Token] = {}
         self._read_at = float("-inf")
 
-    def identify(self, request: flask.Request) -> Identity | None:
+    def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
         header = request.headers.get("Authorization")
         if header is not None:
             scheme, _, text = header.partition(" ")
-            token = self.find(text.strip()) if scheme.lower() == "bearer" else None
+            token = self.find(text.strip(), fresh=fresh) if scheme.lower() == "bearer" else None
             return None if token is None else Identity(token.name, Role.named(token.role))
-        token = self.known().get(flask.session.get("token_id", ""))
-        return None if token is None else Identity(token.name, Role.named(token.role), ambient=True)
+        token_id, session_id = _session()
+        token = self.known().get(token_id)
+        if token is None or not self._sessions.is_live(token_id, session_id):
+            return None
+        return Identity(token.name, Role.named(token.role), ambient=True)
 
-    def find(self, text: str) -> Token | None:
-        """Return the token with this text; read the store again before answering None."""
-        return tokens.find(self.known(), text) or tokens.find(self.known(fresh=True), text)
+    def begin_session(self, token: Token) -> None:
+        """Log this browser in as the token's holder, with a new session in the place of its old one."""
+        self.end_session()
+        session_id = secrets.token_urlsafe(16)
+        self._sessions.begin(token.token_id, session_id)
+        flask.session.update(token_id=token.token_id, session_id=session_id)
+
+    def end_session(self) -> None:
+        """Log this browser out: copies of its cookie are worth nothing from now on."""
+        token_id, session_id = _session()
+        if token_id:
+            self._sessions.end(token_id, session_id)
+        flask.session.clear()
+
+    def find(self, text: str, *, fresh: bool = True) -> Token | None:
+        """Return the token with this text; if `fresh`, read the store again before answering None."""
+        found = tokens.find(self.known(), text)
+        return tokens.find(self.known(fresh=True), text) if found is None and fresh else found
 
     def known(self, *, fresh: bool = False) -> dict[str, Token]:
         if fresh or time.monotonic() - self._read_at > TOKEN_CACHE_S:
             self._tokens = self._store.read()
             self._read_at = time.monotonic()
         return self._tokens
+
+
+def _session() -> tuple[str, str]:
+    """Return the token id and the session id in this browser's cookie, empty without one."""
+    return str(flask.session.get("token_id", "")), str(flask.session.get("session_id", ""))
 
 
 def authorise(identity: Identity | None, role: Role | None) -> Identity | None:

@@ -46,13 +46,11 @@ class FixedWindow:
         if count > self._most:
             raise self._too_many()
 
-    def check(self, key: str) -> None:
-        """Raise 429 if the rate of the key is used up; count nothing."""
+    def is_used_up(self, key: str) -> bool:
+        """Return whether another hit of the key would raise 429; count nothing."""
         with self._lock:
             self._turn()
-            count = self._counts.get(key, 0)
-        if count >= self._most:
-            raise self._too_many()
+            return self._counts.get(key, 0) >= self._most
 
     def _turn(self) -> None:
         window = int(self._clock() // self._period_s)
@@ -84,6 +82,6 @@ class Limits:
         """Count a wrong token; raise 429 for an address with too many."""
         self._failures.hit(address)
 
-    def check_failures(self, address: str) -> None:
-        """Raise 429 for an address with too many wrong tokens; count nothing."""
-        self._failures.check(address)
+    def is_locked_out(self, address: str) -> bool:
+        """Return whether an address has sent too many wrong tokens; count nothing."""
+        return self._failures.is_used_up(address)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from dataclasses import asdict
 from typing import Any
 
 from resource_manager.rest.idempotency import KEEP_S, MAX_KEPT
+from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
 from resource_manager.rest.tokens import Token
 from resource_manager.storage.redis.client import RedisClient, load_script
 
@@ -43,6 +45,31 @@ class TokenRedis:
     def delete(self, token_id: str) -> bool:
         with self._client.reporting():
             return bool(self._client.driver.hdel(self._key, token_id))
+
+
+class RedisSessions:
+    """`SessionStore` in Redis, a sorted set for each token; its methods raise `StoreUnavailableError`."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    def begin(self, token_id: str, session_id: str) -> None:
+        script = load_script("begin_session")
+        self._client.run(
+            script, [self._key(token_id)], (session_id, time.time(), SESSION_LIFE_S, MAX_SESSIONS)
+        )
+
+    def is_live(self, token_id: str, session_id: str) -> bool:
+        with self._client.reporting():
+            end = self._client.driver.zscore(self._key(token_id), session_id)
+        return end is not None and end > time.time()
+
+    def end(self, token_id: str, session_id: str) -> None:
+        with self._client.reporting():
+            self._client.driver.zrem(self._key(token_id), session_id)
+
+    def _key(self, token_id: str) -> str:
+        return self._client.key(f"sessions:{token_id}")
 
 
 class RedisIdempotencyCache:

@@ -125,19 +125,18 @@ def _error_page(problem: ProblemError) -> flask.Response:
 
 
 def admit(service: Service, role: Role | None) -> Identity | None:
-    """Count the call against the caller's limit and return the caller, None if unknown on an open route."""
+    """Count the call against the caller's limit and return the caller, None if unknown on an open route.
+
+    Too many wrong tokens shut out wrong tokens of that address only: others behind it go on.
+    """
     request = flask.request
     address = request.remote_addr or "?"
-    service.limits.check_failures(address)
-    identity = service.authenticator.identify(request)
+    identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
     flask.g.identity = identity
-    service.limits.count(identity.name if identity else address)
-    try:
-        return auth.authorise(identity, role)
-    except ProblemError as problem:
-        if problem.status == 401 and "Authorization" in request.headers:
-            service.limits.count_failure(address)
-        raise
+    service.limits.count(f"caller {identity.name}" if identity else f"address {address}")
+    if identity is None and role is not None and "Authorization" in request.headers:
+        service.limits.count_failure(address)
+    return auth.authorise(identity, role)
 
 
 def _raw_body() -> bytes:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
 from resource_manager.errors import ResourceManagerError
+from resource_manager.rest.private_file import PrivateFile
 
 PREFIX = "gpm"
 
@@ -65,54 +63,37 @@ class TokenStore(Protocol):
 
 
 class TokenFile:
-    """`TokenStore` in a JSON file that only its owner may read."""
+    """`TokenStore` in a JSON file that only its owner may change."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._file = PrivateFile(path)
 
     def read(self) -> dict[str, Token]:
         try:
-            rows = json.loads(self.path.read_text(encoding="utf-8"))
-            return {row["token_id"]: Token(**row) for row in rows}
-        except FileNotFoundError:
-            return {}
+            text = self._file.read()
+            return {row["token_id"]: Token(**row) for row in json.loads(text or "[]")}
+        except ResourceManagerError:
+            raise
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise TokenError(f"{self.path}: not a token file: {error}") from error
+            raise TokenError(f"{self._file.path}: not a token file: {error}") from error
 
     def put(self, token: Token) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        self._file.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.exclusive():
             self._write({**self.read(), token.token_id: token})
 
     def delete(self, token_id: str) -> bool:
-        if not self.path.exists():
+        if not self._file.path.exists():
             return False
-        with self._alone():
+        with self._file.exclusive():
             tokens = self.read()
             found = tokens.pop(token_id, None) is not None
             if found:
                 self._write(tokens)
             return found
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Exclude other writers, so that a concurrent write cannot restore a revoked token."""
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
-
     def _write(self, tokens: dict[str, Token]) -> None:
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump([asdict(token) for token in tokens.values()], stream, indent=1)
-            draft.replace(self.path)
-        finally:
-            draft.unlink(missing_ok=True)
+        self._file.write(json.dumps([asdict(token) for token in tokens.values()], indent=1))
 
 
 def create(store: TokenStore, name: str, role: Role, *, now: Callable[[], float] = time.time) -> str:

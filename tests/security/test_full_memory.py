@@ -24,6 +24,7 @@ from resource_manager.errors import InvalidRequestError, StoreFullError
 from resource_manager.rest import idempotency, redis_persistence, tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
+from resource_manager.rest.sessions import MAX_SESSIONS
 from resource_manager.rest.tokens import Role
 from resource_manager.storage import RedisStore
 from resource_manager.storage.redis.client import RedisClient
@@ -97,6 +98,18 @@ def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> 
             admin.config_set("maxmemory", 0)
         assert manager.allocate_resources("new", 8, 1) is not None
         assert {lease["task_id"] for lease in manager.leases()} == {"t0", "t3", "w1", "new"}
+
+
+def test_a_browser_logs_in_and_out_with_full_memory(server: RedisServer) -> None:
+    """Someone must be able to cancel what fills it."""
+    sessions = persistence_of(Settings(store=server.url)).sessions
+    fill(server)
+    for number in range(2 * MAX_SESSIONS):
+        sessions.begin("token", str(number))
+        assert sessions.is_live("token", str(number))
+    assert not sessions.is_live("token", "0")
+    sessions.end("token", str(2 * MAX_SESSIONS - 1))
+    assert not sessions.is_live("token", str(2 * MAX_SESSIONS - 1))
 
 
 def test_a_lock_hand_off_and_a_restart_work_with_full_memory(server: RedisServer) -> None:

@@ -100,6 +100,42 @@ def test_files_with_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> 
     assert len(TokenFile(tmp_path / "sub" / "tokens.json").read()) == 2
 
 
+@pytest.mark.parametrize("name", ["tokens.json", "session-secret", "sessions.json"])
+def test_a_file_planted_by_another_user_is_not_trusted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A known secret signs anybody's session, and a row among the tokens makes an operator."""
+    made = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
+    token_id = tokens.create(made.tokens, "ada", Role.OPERATOR).split("_")[1]
+    made.sessions.begin(token_id, "s")
+
+    def use() -> None:
+        again = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
+        assert set(again.tokens.read()) == {token_id}
+        assert again.sessions.is_live(token_id, "s")
+
+    use()
+    path = tmp_path / name
+    path.chmod(0o622)
+    with pytest.raises(ResourceManagerError, match=f"{name} may be changed by others"):
+        use()
+    path.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ResourceManagerError, match="belongs to another user") as caught:
+        use()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_secret_that_others_may_read_signs_nothing(tmp_path: Path) -> None:
+    persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
+    (tmp_path / "session-secret").chmod(0o644)
+    with pytest.raises(ResourceManagerError, match="may be read by others"):
+        persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
+
+
 def test_the_client_does_not_reveal_the_credentials_in_its_url() -> None:
     client = ServiceClient(f"http://ada:{SECRET}@127.0.0.1:1", f"gpm_1_{SECRET}")
     with pytest.raises(ResourceManagerError) as caught:

@@ -217,7 +217,8 @@ def act_cancel(service: Service, caller: Identity) -> Any:
 
 @routes.add("GET", "/login", None, "The page to log in", page=True)
 def login(service: Service, caller: Identity | None) -> Any:
-    return flask.render_template("login.html", service=service, caller=caller, error="")
+    csrf = auth.csrf_token(service.secret, caller) if caller else ""
+    return flask.render_template("login.html", service=service, caller=caller, csrf=csrf, error="")
 
 
 @routes.add("POST", "/login", None, "Log in with a token", page=True)
@@ -225,21 +226,22 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     authenticator = service.authenticator
     if not isinstance(authenticator, TokenAuthenticator):
         raise ProblemError(404, "this service has no log-in of its own")
-    if flask.request.headers.get("Sec-Fetch-Site") == "cross-site":
-        raise ProblemError(403, "a page of another site may not log in")
-    token = authenticator.find(flask.request.form.get("token", "").strip())
+    auth.refuse_other_pages(flask.request)
+    address = flask.request.remote_addr or "?"
+    text = flask.request.form.get("token", "").strip()
+    token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
     if token is None:
-        service.limits.count_failure(flask.request.remote_addr or "?")
+        service.limits.count_failure(address)
         page = flask.render_template("login.html", service=service, caller=None, error="Unknown token.")
         return flask.Response(page, status=401)
-    flask.session.clear()
-    flask.session["token_id"] = token.token_id
+    authenticator.begin_session(token)
     return flask.redirect(flask.url_for("gpu.page_servers"), 303)
 
 
 @routes.add("POST", "/logout", Role.READER, "Log out", page=True)
 def logout(service: Service, caller: Identity) -> Any:
-    flask.session.clear()
+    if isinstance(service.authenticator, TokenAuthenticator):
+        service.authenticator.end_session()
     return flask.redirect(flask.url_for("gpu.page_login"), 303)
 
 

@@ -1,0 +1,79 @@
+"""Files of the service that only its own user may change: tokens, sessions, the secret that signs them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from resource_manager.errors import SettingsError
+
+WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+READABLE = stat.S_IRGRP | stat.S_IROTH
+
+
+class PrivateFile:
+    """Text file of the user of this process, which others may not change; nor read, if it is `secret`.
+
+    Another file in its place would make its author any caller, so its owner must be this user or root (who
+    mounts it in a container).
+    """
+
+    def __init__(self, path: Path, *, secret: bool = False) -> None:
+        self.path = path
+        self._refused = WRITABLE | READABLE if secret else WRITABLE
+
+    def read(self) -> str | None:
+        """Return the text, or None without the file; raises `SettingsError` if others may have written it."""
+        try:
+            stream = self.path.open(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        with stream:
+            found = os.fstat(stream.fileno())
+            if found.st_uid not in (0, os.geteuid()):
+                raise SettingsError(
+                    f"{self.path} belongs to another user (uid {found.st_uid}): "
+                    f"if you trust what is in it, chown it to uid {os.geteuid()}, else remove it"
+                )
+            if found.st_mode & self._refused:
+                verb = "changed" if found.st_mode & WRITABLE else "read"
+                raise SettingsError(
+                    f"{self.path} may be {verb} by others (mode {stat.S_IMODE(found.st_mode):o}): "
+                    "if you trust what is in it, chmod 600, else remove it"
+                )
+            return stream.read()
+
+    def create(self, text: str) -> str:
+        """Write the text if there is no file yet; return what is in the file then."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.exclusive():
+            found = self.read()
+            if found is None:
+                self.write(text)
+            return text if found is None else found
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Exclude other writers of the folder, so that none writes back what another has removed."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def write(self, text: str) -> None:
+        """Replace the file, completely or not at all."""
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        try:
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            draft.replace(self.path)
+        finally:
+            draft.unlink(missing_ok=True)

@@ -1,0 +1,185 @@
+"""Log-in and sessions: who may begin one, who may shut others out, and when one is over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager
+from resource_manager.rest import limits, sessions, tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Persistence, persistence_of, standalone
+from resource_manager.rest.service import Service
+from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S, MemorySessions, SessionFile
+from resource_manager.rest.tokens import Role
+from resource_manager.settings import Settings
+from tests.redis_server import embedded_redis
+
+__all__ = ["embedded_redis"]
+
+AsRole = Callable[..., FlaskClient]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},  # over plain HTTP browsers send no Sec-Fetch-Site
+        {"Origin": "null"},
+        {"Origin": "http://localhost:8080"},
+        {"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://localhost", "Sec-Fetch-Site": "same-site"},
+    ],
+    ids=str,
+)
+def test_a_page_elsewhere_cannot_log_a_browser_in(
+    headers: dict[str, str], as_role: AsRole, kept: Persistence
+) -> None:
+    text = tokens.create(kept.tokens, "mallory", Role.READER)
+    browser = as_role(None)
+    assert browser.post("/login", data={"token": text}, headers=headers).status_code == 403
+    assert browser.get("/").status_code == 303
+    own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+    assert browser.post("/login", data={"token": text}, headers=own).status_code == 303
+    assert browser.get("/").status_code == 200
+
+
+def test_wrong_tokens_from_one_browser_shut_nobody_out(
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One address is often that of many: of an office, or of the proxy in front."""
+    monkeypatch.setattr(limits, "FAILURES", limits.FAILURES.replace("minute", "hour"))
+    service = standalone(manager, kept)
+    app = create_app(service)
+    text = tokens.create(kept.tokens, "ada", Role.USER)
+    browser = app.test_client()
+    assert browser.post("/login", data={"token": text}).status_code == 303
+    victim = app.test_client()
+    elsewhere = {"Origin": "http://evil.example"}
+    statuses = [victim.post("/login", data={"token": "x"}, headers=elsewhere).status_code for _ in range(25)]
+    assert statuses == [403] * 25  # not even counted
+    statuses = [victim.post("/login", data={"token": "x"}).status_code for _ in range(25)]
+    assert statuses == [401] * 20 + [429] * 5
+    assert victim.get("/healthz").status_code == 200
+    assert victim.get("/login").status_code == 200
+    bearer = {"Authorization": f"Bearer {text}"}
+    assert app.test_client().get("/api/status", headers=bearer).status_code == 200
+    assert browser.get("/").status_code == 200
+    assert victim.get("/api/status", headers={"Authorization": "Bearer x"}).status_code == 429
+    assert victim.post("/login", data={"token": text}).status_code == 303
+    service.watch.close()
+
+
+def test_a_locked_out_address_does_not_reach_the_token_store(
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FAILURES", limits.FAILURES.replace("minute", "hour"))
+    monkeypatch.setattr("resource_manager.rest.auth.TOKEN_CACHE_S", 3600.0)
+    reads = []
+    read = kept.tokens.read
+    monkeypatch.setattr(kept.tokens, "read", lambda: reads.append(1) or read())
+    service = standalone(manager, kept)
+    client = create_app(service).test_client()
+    for _ in range(20):
+        client.get("/api/status", headers={"Authorization": "Bearer gpm_1_2"})
+    before = len(reads)
+    for _ in range(20):
+        client.get("/api/status", headers={"Authorization": "Bearer gpm_1_2"})
+    service.watch.close()
+    assert len(reads) == before
+
+
+def test_a_name_that_is_an_address_shares_no_limit_with_it(
+    manager: GPUResourceManager, kept: Persistence
+) -> None:
+    service = standalone(manager, kept, rate="5/hour")
+    app = create_app(service)
+    text = tokens.create(kept.tokens, "127.0.0.1", Role.READER)
+    stranger = app.test_client()
+    assert [stranger.get("/healthz").status_code for _ in range(6)] == [200] * 5 + [429]
+    assert (
+        app.test_client().get("/api/status", headers={"Authorization": f"Bearer {text}"}).status_code == 200
+    )
+    service.watch.close()
+
+
+def cookie_of(browser: FlaskClient) -> str:
+    cookie = browser.get_cookie("gpu_manager_session")
+    assert cookie is not None
+    return str(cookie.value)
+
+
+def log_out(browser: FlaskClient) -> None:
+    csrf = re.search(r'data-csrf="([^"]+)"', browser.get("/").get_data(as_text=True))
+    assert csrf is not None
+    assert browser.post("/logout", data={"csrf_token": csrf[1]}).status_code == 303
+
+
+def test_a_stolen_cookie_is_worth_nothing_after_the_log_out(service: Service, kept: Persistence) -> None:
+    app = create_app(service)
+    text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
+    browser, other, thief = (app.test_client() for _ in range(3))
+    assert browser.post("/login", data={"token": text}).status_code == 303
+    assert other.post("/login", data={"token": text}).status_code == 303
+    thief.set_cookie("gpu_manager_session", cookie_of(browser))
+    assert thief.get("/api/status").status_code == 200
+    log_out(browser)
+    assert thief.get("/api/status").status_code == 401
+    assert other.get("/api/status").status_code == 200  # another session of the same token
+
+
+def test_a_second_log_in_ends_the_session_before(service: Service, kept: Persistence) -> None:
+    app = create_app(service)
+    text = tokens.create(kept.tokens, "ada", Role.READER)
+    browser, thief = app.test_client(), app.test_client()
+    browser.post("/login", data={"token": text})
+    thief.set_cookie("gpu_manager_session", cookie_of(browser))
+    assert browser.post("/login", data={"token": text}).status_code == 403  # a change by cookie
+    csrf = re.search(r'name="csrf_token" value="([^"]+)"', browser.get("/login").get_data(as_text=True))
+    assert csrf is not None
+    again = browser.post("/login", data={"token": text, "csrf_token": csrf[1]})
+    assert again.status_code == 303
+    assert browser.get("/api/status").status_code == 200
+    assert thief.get("/api/status").status_code == 401
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a store of sessions and a clock to move."""
+    now = [1_000_000.0]
+    if request.param == "memory":
+        return MemorySessions(lambda: now[0]), now
+    if request.param == "file":
+        return SessionFile(tmp_path / "sessions.json", lambda: now[0]), now
+    url = request.getfixturevalue("embedded_redis").url
+    monkeypatch.setattr("resource_manager.rest.redis_persistence.time.time", lambda: now[0])
+    return persistence_of(Settings(store=f"{url}?namespace=sessions")).sessions, now
+
+
+def test_sessions_end_by_time_and_are_bounded(store: Any) -> None:
+    kept, now = store
+    assert not kept.is_live("t", "0")
+    assert not kept.is_live("", "")
+    for number in range(MAX_SESSIONS + 1):
+        kept.begin("t", str(number))
+        now[0] += 1
+    kept.begin("other", "x")
+    live = [number for number in range(MAX_SESSIONS + 1) if kept.is_live("t", str(number))]
+    assert live == list(range(1, MAX_SESSIONS + 1))
+    kept.end("t", "5")
+    kept.end("t", "5")
+    assert not kept.is_live("t", "5")
+    assert kept.is_live("t", "6")
+    now[0] += SESSION_LIFE_S
+    assert not kept.is_live("t", str(MAX_SESSIONS))
+    kept.begin("t", "new")
+    assert kept.is_live("t", "new")
+
+
+def test_a_cookie_expires_with_its_session(service: Service) -> None:
+    assert create_app(service).permanent_session_lifetime.total_seconds() == sessions.SESSION_LIFE_S
