@@ -47,6 +47,13 @@ tokens_file_option = click.option(
 @click.option(
     "--max-streams", type=click.IntRange(0, 1000), default=64, show_default=True, help="Most live pages."
 )
+@click.option(
+    "--max-connections-per-address",
+    type=click.IntRange(1, 10_000),
+    default=128,
+    show_default=True,
+    help="Most connections of one address, but for the trusted proxy.",
+)
 @click.option("--rate-limit", envvar="GPU_MANAGER_RATE_LIMIT", default=DEFAULT_RATE, show_default=True)
 @click.option(
     "--airflow-url", envvar="GPU_MANAGER_AIRFLOW_URL", help="Airflow's address, for links to tasks."
@@ -75,6 +82,7 @@ def serve(
     port: int,
     threads: int,
     max_streams: int,
+    max_connections_per_address: int,
     rate_limit: str,
     airflow_url: str | None,
     insecure: bool,
@@ -104,7 +112,9 @@ def serve(
         manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
     )
     app = create_app(service, secure_cookies=behind_https)
-    _serve(app, service, host, port, threads + max_streams, trusted_proxy, archive)
+    _serve(
+        app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
+    )
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:
@@ -138,27 +148,15 @@ def _serve(
     host: str,
     port: int,
     threads: int,
+    max_per_address: int,
     trusted_proxy: str | None,
     archive: Path | None,
 ) -> None:
-    from waitress.server import create_server
-
-    from resource_manager.rest.limits import MAX_BODY_BYTES
+    from resource_manager.rest.http_server import bounded_server
     from resource_manager.storage.archive import extend
 
-    server = create_server(
-        app,
-        host=host,
-        port=port,
-        threads=threads,
-        ident="gpu-manager",
-        connection_limit=threads + 256,
-        channel_request_lookahead=1,
-        # The app itself refuses bodies above its smaller limit; waitress does not read far larger ones.
-        max_request_body_size=8 * MAX_BODY_BYTES,
-        clear_untrusted_proxy_headers=True,
-        trusted_proxy=trusted_proxy,
-        trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),
+    server = bounded_server(
+        app, host, port, threads=threads, max_per_address=max_per_address, trusted_proxy=trusted_proxy
     )
     for address in addresses(server):
         logger.info("serving at %s", address, extra={"address": address})

@@ -17,25 +17,37 @@ HEARTBEAT_S = 10.0
 STREAM_LIFE_S = 300.0
 """Longest life of a stream. The browser then opens a new one, which is refused if the token was revoked."""
 
+MAX_STREAMS_PER_CALLER = 8
+"""Streams of one caller; each takes a thread for as long as its page is open."""
+
 _places = threading.Lock()
 
 
 class EventStream:
-    """Stream of events for one page; it counts against `max_streams` until it is closed.
+    """Stream of events for one page; it counts against both limits on streams until it is closed.
 
-    `gone` returns True once the client has disconnected. Raises `ProblemError` if too many streams are open.
+    `gone` returns True once the client has disconnected. Raises `ProblemError` if the caller, or all
+    together, have too many streams open.
     """
 
-    def __init__(self, service: Service, after: int, gone: Callable[[], bool]) -> None:
+    def __init__(self, service: Service, caller: str, after: int, gone: Callable[[], bool]) -> None:
+        streams = service.metrics.open_streams
         with _places:
-            if service.metrics.open_streams >= service.max_streams:
+            if streams.get(caller, 0) >= MAX_STREAMS_PER_CALLER:
+                raise ProblemError(
+                    429,
+                    f"{MAX_STREAMS_PER_CALLER} of your pages follow events already: close one",
+                    headers={"Retry-After": "30"},
+                )
+            if sum(streams.values()) >= service.max_streams:
                 raise ProblemError(
                     503,
                     "too many pages follow events: close one, or try again later",
                     headers={"Retry-After": "30"},
                 )
-            service.metrics.open_streams += 1
+            streams[caller] = streams.get(caller, 0) + 1
         self._here = service
+        self._caller = caller
         self._lines = self._follow(after, gone)
         self._closed = False
 
@@ -46,8 +58,11 @@ class EventStream:
         """Stop counting the stream as open; the WSGI server calls this at the end of the answer."""
         if not self._closed:
             self._closed = True
+            streams = self._here.metrics.open_streams
             with _places:
-                self._here.metrics.open_streams -= 1
+                streams[self._caller] -= 1
+                if not streams[self._caller]:
+                    del streams[self._caller]
 
     def _follow(self, after: int, gone: Callable[[], bool]) -> Iterator[str]:
         watch = self._here.watch

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import threading
 import time
 from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from resource_manager.errors import SettingsError
 from resource_manager.rest.problems import ProblemError
@@ -15,6 +17,18 @@ MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_RATE = "1000/second"
 FAILURES = "20/minute"
 PERIODS_S = {"second": 1, "minute": 60, "hour": 3600}
+
+
+@functools.lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """Return what counts as one address: of IPv4 itself, of IPv6 the network (/64) that one host has."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address):
+        found = found.ipv4_mapped or found
+    return str(found) if isinstance(found, IPv4Address) else str(ip_network((int(found), 64), strict=False))
 
 
 class FixedWindow:

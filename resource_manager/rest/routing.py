@@ -15,6 +15,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from resource_manager.errors import ResourceManagerError
 from resource_manager.rest import auth, problems
 from resource_manager.rest.auth import Identity
+from resource_manager.rest.limits import network_of
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service, current_service
 from resource_manager.rest.tokens import Role
@@ -130,10 +131,12 @@ def admit(service: Service, role: Role | None) -> Identity | None:
     Too many wrong tokens shut out wrong tokens of that address only: others behind it go on.
     """
     request = flask.request
-    address = request.remote_addr or "?"
+    address = network_of(request.remote_addr or "?")
     identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
     flask.g.identity = identity
-    service.limits.count(f"caller {identity.name}" if identity else f"address {address}")
+    by_name = identity is not None and not isinstance(service.authenticator, auth.OpenAuthenticator)
+    flask.g.counted_as = f"caller {identity.name}" if identity and by_name else f"address {address}"
+    service.limits.count(flask.g.counted_as)
     if identity is None and role is not None and "Authorization" in request.headers:
         service.limits.count_failure(address)
     return auth.authorise(identity, role)

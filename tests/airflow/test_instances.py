@@ -282,6 +282,7 @@ def test_the_console_links_only_to_tasks_of_its_own_airflow():
 
 
 INSTANCES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,5}", fullmatch=True)
+IDS = st.from_regex(r"[\w.-]{0,5}\w", fullmatch=True)
 NAMES = st.text("a/%2F:5-", min_size=1, max_size=8)
 
 
@@ -293,6 +294,11 @@ def test_no_two_tasks_have_the_same_lease_id(instance, dag_id, run_id, task_id, 
     dag, run, task, *index = path.split("/")
     names = (text.replace("%2F", "/").replace("%25", "%") for text in (dag, run, task))
     assert TaskIdentity(name, *names, *map(int, index)) == identity
+
+
+@given(INSTANCES, IDS, NAMES, IDS, st.integers(-1, 99))
+def test_an_identity_survives_its_labels(instance, dag_id, run_id, task_id, map_index):
+    identity = TaskIdentity(instance, dag_id, run_id, task_id, map_index)
     assert TaskIdentity.from_labels(identity.labels) == identity
 
 

@@ -114,6 +114,6 @@ def test_leases_without_an_airflow_task_are_kept(manager):
 
 
 def test_identities_survive_their_labels():
-    for task in (identity("a"), identity("a/b c", 0), identity("a", 12)):
+    for task in (identity("a"), identity("a.b-c", 0), identity("a", 12)):
         assert TaskIdentity.from_labels(task.labels) == task
     assert TaskIdentity.from_labels({}) is None

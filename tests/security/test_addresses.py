@@ -7,14 +7,19 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, ResourceManagerError
+from resource_manager.core.models import Request
 from resource_manager.jobs.launchers import LauncherError, open_launcher
 from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.console.cells import task_link
 from resource_manager.rest.tokens import Role
 
 AsRole = Callable[..., FlaskClient]
@@ -153,3 +158,40 @@ def test_only_http_urls_are_accepted_as_a_service(url: str) -> None:
 def test_only_known_kinds_of_store_are_opened(url: str) -> None:
     with pytest.raises(ResourceManagerError):
         GPUResourceManager.from_url(url).get_resource_summary()
+
+
+CLIMBING = [
+    {"dag_id": "..", "run_id": "..", "task_id": "x"},
+    {"dag_id": "d", "run_id": "..", "task_id": ".."},
+    {"dag_id": "d", "run_id": ".", "task_id": "t"},
+    {"dag_id": "d/../../../auth", "run_id": "r", "task_id": "t"},
+    {"dag_id": "d", "run_id": "r", "task_id": "../../../logout?x="},
+    {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": "/../../../../../auth/logout"},
+    {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": "1/../../../x"},
+    {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": ".."},
+    {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": "\uff11"},
+]
+
+
+@pytest.mark.parametrize("labels", CLIMBING, ids=str)
+def test_labels_lead_to_no_other_page_of_airflow(labels: dict[str, str]) -> None:
+    """Neither a person, by the link in the console, nor the reconciler, with its Airflow user."""
+    service: Any = SimpleNamespace(airflow_url="https://airflow.example/base", instance=None)
+    assert task_link(Request("t", labels=labels), service) is None
+    whole = {"map_index": "-1", **labels, "instance": "production"}
+    assert TaskIdentity.from_labels(whole) is None
+
+
+def test_a_run_with_a_slash_stays_one_part_of_the_link() -> None:
+    service: Any = SimpleNamespace(airflow_url="https://airflow.example", instance=None)
+    labels = {"dag_id": "d\u00e9j\u00e0", "run_id": "a/../b%2e", "task_id": "g.t", "map_index": "12"}
+    link = task_link(Request("t", labels=labels), service)
+    assert link == "https://airflow.example/dags/d%C3%A9j%C3%A0/runs/a%2F..%2Fb%252e/tasks/g.t/mapped/12"
+
+
+@pytest.mark.parametrize("scheme", ["javascript", "https"])
+def test_a_link_to_the_next_page_goes_nowhere_else(scheme: str, as_role: AsRole) -> None:
+    reader = as_role(Role.READER)
+    for path in ("/leases", "/queue", "/"):
+        for query in (f"_scheme={scheme}&_external=1", "_anchor=x", "_method=POST"):
+            assert reader.get(f"{path}?{query}").status_code == 400

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
+from resource_manager.jobs.task_identity import task_of
 from resource_manager.manager.serializers import Usage, cpu_usage, gpu_usage, server_state, short_name
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
@@ -179,14 +180,15 @@ def lease_row(lease: Lease, colour: Colour, caller: Identity, service: Service) 
 def task_link(request: Request, service: Service) -> str | None:
     """Return the URL of the request's task in Airflow; None if it is unknown."""
     labels = request.labels
-    if service.airflow_url is None or not all(labels.get(key) for key in ("dag_id", "run_id", "task_id")):
+    parts = task_of(labels)
+    if service.airflow_url is None or parts is None:
         return None
     if service.instance is not None and labels.get("instance", service.instance) != service.instance:
         return None  # the task of another Airflow, whose address is unknown
-    dag, run, task = (quote(labels[key], safe="") for key in ("dag_id", "run_id", "task_id"))
-    mapped = labels.get("map_index", "-1")
-    suffix = f"/mapped/{quote(mapped)}" if mapped not in ("", "-1") else ""
-    return f"{service.airflow_url.rstrip('/')}/dags/{dag}/runs/{run}/tasks/{task}{suffix}"
+    dag, run, task = (quote(part, safe="") for part in parts[:3])
+    suffix = f"/mapped/{parts[3]}" if parts[3] >= 0 else ""
+    path = f"/dags/{dag}/runs/{run}/tasks/{task}{suffix}"
+    return service.airflow_url.rstrip("/") + path
 
 
 def totals(cluster: ClusterState) -> dict[str, Any]:

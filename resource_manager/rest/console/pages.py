@@ -17,6 +17,7 @@ from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.what_if import what_if as answer_what_if
 from resource_manager.rest.events import CLIENT_GONE, EventStream
+from resource_manager.rest.limits import network_of
 from resource_manager.rest.openapi import document
 from resource_manager.rest.problems import ProblemError, from_validation
 from resource_manager.rest.routing import Routes
@@ -181,7 +182,9 @@ def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
     gone = environ.get("waitress.client_disconnected") or environ.get("asgi.scope", {}).get(
         CLIENT_GONE, lambda: False
     )
-    response = flask.Response(EventStream(service, after, gone), content_type="text/event-stream")
+    response = flask.Response(
+        EventStream(service, flask.g.counted_as, after, gone), content_type="text/event-stream"
+    )
     response.headers["X-Accel-Buffering"] = "no"
     return response
 
@@ -227,7 +230,7 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     if not isinstance(authenticator, TokenAuthenticator):
         raise ProblemError(404, "this service has no log-in of its own")
     auth.refuse_other_pages(flask.request)
-    address = flask.request.remote_addr or "?"
+    address = network_of(flask.request.remote_addr or "?")
     text = flask.request.form.get("token", "").strip()
     token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
     if token is None:

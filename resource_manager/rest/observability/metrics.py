@@ -70,9 +70,9 @@ class Metrics:
             "Requests being answered, without event streams.",
             registry=registry,
         )
-        self.open_streams = 0
+        self.open_streams: dict[str, int] = {}
         Gauge("gpu_manager_http_streams", "Open pages that follow events.", registry=registry).set_function(
-            lambda: self.open_streams
+            lambda: sum(tuple(self.open_streams.values()))
         )
         self.refusals = Counter(
             "gpu_manager_refusals", "Requests to allocate that were refused.", ("kind",), registry=registry

@@ -1,0 +1,103 @@
+"""HTTP server of the standalone service: waitress, with bounds on what one address can hold."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer, create_server
+
+from resource_manager.rest.limits import MAX_BODY_BYTES, network_of
+
+HEADER_S = 10.0
+"""Longest time until the header of a request is there, from its first byte or from the connection."""
+
+REQUEST_S = 60.0
+"""Longest time until the body of a request is there too."""
+
+MAX_CONNECTIONS = 512
+"""Connections that no thread works on."""
+
+MAX_PER_ADDRESS = 128
+
+REFUSAL = (
+    b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+
+class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
+    """Connection that ends if its request takes too long to arrive, or its address has too many of them.
+
+    waitress itself ends only connections that are silent, and counts them all together: a few hundred that
+    send a byte now and then would keep everybody out.
+    """
+
+    max_per_address = MAX_PER_ADDRESS
+    trusted_proxy: str | None = None
+
+    def __init__(self, server: Any, sock: Any, addr: Any, adj: Any, map: dict[int, Any]) -> None:
+        self._begun_at: float | None = time.monotonic()
+        self._network = network_of(addr[0])
+        super().__init__(server, sock, addr, adj, map=map)
+        if self.trusted_proxy not in ("*", addr[0]) and self._neighbours(map) > self.max_per_address:
+            with suppress(OSError):
+                sock.send(REFUSAL)
+            self.will_close = True
+
+    def received(self, data: bytes) -> bool:
+        before = self.request
+        taken: bool = super().received(data)
+        if self.request is not before:
+            self._begun_at = None if self.request is None else time.monotonic()
+        elif self.request is None:  # a whole request at once
+            self._begun_at = None
+        return taken
+
+    def readable(self) -> bool:
+        # waitress asks for each connection, once a second at least.
+        if self._begun_at is not None and time.monotonic() > self._begun_at + self._allowed_s():
+            self.will_close = True
+        return bool(super().readable())
+
+    def _allowed_s(self) -> float:
+        return REQUEST_S if self.request is not None and self.request.headers_finished else HEADER_S
+
+    def _neighbours(self, map: dict[int, Any]) -> int:
+        """Return the number of connections of this one's address, itself included."""
+        return sum(isinstance(c, BoundedChannel) and c._network == self._network for c in map.values())
+
+
+def bounded_server(
+    app: object,
+    host: str,
+    port: int,
+    *,
+    threads: int,
+    max_per_address: int = MAX_PER_ADDRESS,
+    trusted_proxy: str | None = None,
+) -> Any:
+    """Return a waitress server that listens; connections of the `trusted_proxy` are not counted."""
+    server = create_server(
+        app,
+        host=host,
+        port=port,
+        threads=threads,
+        ident="gpu-manager",
+        connection_limit=threads + MAX_CONNECTIONS,
+        asyncore_use_poll=True,  # select() fails from the 1,024th open file on
+        channel_request_lookahead=1,
+        # The app itself refuses bodies above its smaller limit; waitress does not read far larger ones.
+        max_request_body_size=8 * MAX_BODY_BYTES,
+        clear_untrusted_proxy_headers=True,
+        trusted_proxy=trusted_proxy,
+        trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),
+    )
+    bounds = {"max_per_address": max_per_address, "trusted_proxy": trusted_proxy}
+    channel_class = type("Channel", (BoundedChannel,), bounds)
+    listeners = [server] if isinstance(server, TcpWSGIServer) else list(server.map.values())
+    for listener in listeners:
+        if isinstance(listener, TcpWSGIServer):
+            listener.channel_class = channel_class
+    return server

@@ -1,0 +1,163 @@
+"""Connections that are held, not used: half-open requests, many of one address, streams of events."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager.rest import events, http_server
+from resource_manager.rest.app import create_app
+from resource_manager.rest.http_server import bounded_server
+from resource_manager.rest.limits import network_of
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
+from tests.eventually import wait_for
+
+AsRole = Callable[..., FlaskClient]
+HALF = b"POST /api/allocate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+
+
+@pytest.fixture
+def serve(service: Service) -> Iterator[Callable[..., tuple[str, int]]]:
+    """Return serve(**bounds): start a server in a thread and return its address."""
+    stack = ExitStack()
+
+    def start(**bounds: Any) -> tuple[str, int]:
+        server = bounded_server(create_app(service), "127.0.0.1", 0, threads=4, **bounds)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            server.task_dispatcher.shutdown()
+            waiting = list(server._map.values())
+            for item in waiting:
+                item.del_channel()
+            thread.join(10)  # the loop ends with an empty map
+            for item in waiting:
+                item.close()
+
+        stack.callback(stop)
+        return "127.0.0.1", int(server.effective_port)
+
+    with stack:
+        yield start
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1000) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HALF, HALF + b"\r\n{"], ids=["nothing", "half a header", "half a body"]
+)
+def test_a_half_open_request_is_ended_though_it_goes_on_slowly(
+    sent: bytes, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEADER_S", 0.5)
+    monkeypatch.setattr(http_server, "REQUEST_S", 1.0)
+    address = serve()
+    with socket.create_connection(address) as slow:
+        slow.sendall(sent)
+
+        def dripping() -> bool:
+            if sent:
+                try:
+                    slow.send(b"x")
+                except ConnectionError:
+                    return True
+            return is_closed(slow)
+
+        wait_for(dripping, timeout_s=30)
+
+
+def test_a_request_in_time_and_the_pause_after_it_are_left_alone(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEADER_S", 2.0)
+    address = serve()
+    with socket.create_connection(address) as client:
+        for _ in range(2):
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            client.settimeout(30)
+            assert client.recv(10_000).startswith(b"HTTP/1.1 200")
+            pause = time.monotonic() + 2.5
+            while time.monotonic() < pause:
+                assert not is_closed(client)
+
+
+def test_one_address_cannot_hold_all_connections(serve: Any) -> None:
+    """More than it may have are turned away, and the others go on as soon as one ends."""
+    address = serve(max_per_address=5)
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(address)) for _ in range(5)]
+        for connection in held:
+            connection.sendall(HALF)
+        with socket.create_connection(address) as more:
+            more.settimeout(30)
+            assert more.recv(1000).startswith(b"HTTP/1.1 429")
+            wait_for(lambda: is_closed(more))
+        # Another address: only loopback has several on every machine.
+        with socket.create_connection(address, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            other.settimeout(30)
+            assert other.recv(1000).startswith(b"HTTP/1.0 200")
+        held[0].close()
+        wait_for(lambda: httpx.get(f"http://127.0.0.1:{address[1]}/healthz").status_code == 200)
+
+
+def test_the_connections_of_the_trusted_proxy_are_not_counted(serve: Any) -> None:
+    address = serve(max_per_address=2, trusted_proxy="127.0.0.1")
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(socket.create_connection(address)).sendall(HALF)
+        assert httpx.get(f"http://127.0.0.1:{address[1]}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:2", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("?", "?"),
+    ],
+)
+def test_a_host_with_a_whole_network_counts_as_one_address(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_the_streams_of_one_reader_leave_places_to_others(as_role: AsRole, service: Service) -> None:
+    mallory, ada = as_role(Role.READER, "mallory"), as_role(Role.READER, "ada")
+    with ExitStack() as stack:
+        for _ in range(events.MAX_STREAMS_PER_CALLER):
+            stream = mallory.get("/events")
+            stack.callback(stream.close)
+            assert stream.status_code == 200
+        again = as_role(Role.READER, "mallory")  # another token of the same name
+        for client in (mallory, again):
+            refused = client.get("/events")
+            assert refused.status_code == 429
+            assert refused.headers["Retry-After"]
+        stream = ada.get("/events")
+        stack.callback(stream.close)
+        assert stream.status_code == 200
+    assert service.metrics.open_streams == {}
+    stream = mallory.get("/events")
+    assert stream.status_code == 200
+    stream.close()
