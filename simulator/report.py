@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path beside `path`, then rename it into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+        # Not `mkstemp`, whose mode no umask decides.
+        temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     os.close(handle)
-    temporary = Path(name)
     try:
         write(temporary)
-        temporary.chmod(0o644)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resource_manager.errors import SettingsError
+from resource_manager.storage.draft_file import create_draft
 
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 READABLE = stat.S_IRGRP | stat.S_IROTH
@@ -68,10 +69,8 @@ class PrivateFile:
 
     def write(self, text: str) -> None:
         """Replace the file, completely or not at all."""
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        draft.unlink(missing_ok=True)
+        handle, draft = create_draft(self.path, 0o600)
         try:
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
                 stream.write(text)
             draft.replace(self.path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
+from resource_manager.storage.draft_file import create_draft
 
 PAGE = 1000
 
@@ -193,14 +193,13 @@ def to_lines(history: History) -> Iterator[str]:
 
 def write_file(history: History, path: Path) -> None:
     """Write the lines to a file, completely or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    handle, draft = create_draft(path)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in to_lines(history))
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        draft.replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def snapshot_of(first: Mapping[str, Any]) -> Snapshot:

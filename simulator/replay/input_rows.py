@@ -110,8 +110,11 @@ def read_json_lines(path: Path) -> Iterator[Row]:
         yield Row(value, path, line)
 
 
-MAX_UNPACKED_BYTES = 2**30
-"""Limit of unpacked data: a gzip file of a megabyte can unpack to a gigabyte."""
+MAX_UNPACKED_BYTES = 64 * 2**20
+"""Limit of unpacked data: a gzip file can unpack to a thousand times its size."""
+
+MAX_UNPACKED_VALUES = 2_000_000
+"""Limit of the values in it, each of which takes up to a hundred bytes of memory for two of the text."""
 
 
 def _unpacked(path: Path) -> bytes:
@@ -119,6 +122,8 @@ def _unpacked(path: Path) -> bytes:
         data = file.read(MAX_UNPACKED_BYTES + 1)
     if len(data) > MAX_UNPACKED_BYTES:
         raise InputError(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path)
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_UNPACKED_VALUES:
+        raise InputError(f"unpacks to more than {MAX_UNPACKED_VALUES:,} values", path=path)
     return data
 
 

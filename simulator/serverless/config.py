@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -78,7 +78,7 @@ class ClusterConfig(_Strict):
 
         path = Path(path)
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = _load_yaml(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             reason = getattr(error, "problem", None) or str(error) or "not a text file"
@@ -110,6 +110,28 @@ class ClusterConfig(_Strict):
                 for size, nodes, cpu, memory, rate, latency in C5_TYPES
             )
         )
+
+
+def _load_yaml(text: str) -> Any:
+    """Return the value in a YAML text without aliases; raises `yaml.YAMLError`.
+
+    Aliases multiply: merged into each other, 500 bytes of them take half a minute.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()  # type: ignore[no-untyped-call]
+                reason = f"*{event.anchor[:100]} is an alias; write out what it stands for"
+                raise yaml.MarkedYAMLError(problem=reason, problem_mark=event.start_mark)
+            return super().compose_node(parent, index)
+
+    loader = Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 C5_TYPES = (

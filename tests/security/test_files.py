@@ -6,7 +6,9 @@ import ast
 import gzip
 import json
 import os
+import stat
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,14 +18,15 @@ from click.testing import CliRunner
 from resource_manager import GPUResourceManager
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.storage.archive import extend
 from resource_manager.storage.history_file import collect, write_file
 from simulator.cli import main
 from simulator.errors import InputError
 from simulator.oasis.instance_file import read_instance
-from simulator.replay import input_rows
 from simulator.replay.history import read_history
 from simulator.replay.input_rows import read_json
 from simulator.replay.workload import read_workload
+from simulator.report import write_text
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.dax import read_dax
 from simulator.serverless.wfcommons import read_wfcommons
@@ -73,6 +76,22 @@ def test_a_yaml_bomb_is_refused(tmp_path: Path) -> None:
     assert not Path("pwned").exists()
 
 
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize("merge", ["<<: [*a{0}, *a{0}]", "<<: *a{0}\n  b{0}: *a{0}", "k: [*a{0}, *a{0}]"])
+def test_yaml_that_multiplies_itself_is_refused(merge: str, tmp_path: Path) -> None:
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i}\n  {merge.format(i - 1)}" for i in range(1, 26)]
+    message = refused(ClusterConfig.from_yaml, tmp_path / "c.yaml", "\n".join([*lines, "servers: []"]))
+    assert "*a0 is an alias" in message
+
+
+def test_an_anchor_that_nothing_refers_to_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    rest = "count: 1, hourly_rate: 1, cold_start_latency: 1, numa_nodes: {count: 1, cpu: 2, memory: 4096}"
+    path.write_text(f"servers:\n- &a {{name: '*b', {rest}}}\n")
+    assert ClusterConfig.from_yaml(path).servers[0].name == "*b"
+
+
 NESTED = [
     (load_inventory, "i.toml", "a = " + "[" * 100_000),
     (load_inventory, "i.toml", "a = " + "{a=" * 50_000),
@@ -95,12 +114,31 @@ def test_deep_nesting_is_refused(
     refused(read, tmp_path / name, content)
 
 
-@pytest.mark.usefixtures("quickly")
-def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_rows, "MAX_UNPACKED_BYTES", 10_000_000)
-    assert "unpacks to more than" in refused(
-        read_json, tmp_path / "w.json.gz", gzip.compress(b" " * 40_000_000)
-    )
+BOMBS = [
+    b" " * 70_000_000,
+    b"[" + b"[]," * 16_000_000 + b"[]]",
+    b"[" + b"{}," * 16_000_000 + b"{}]",
+    b"[" + b"1.5," * 12_000_000 + b"1]",
+    b'{"a":' * 900 + b"[" + b"1e9," * 12_000_000 + b"1]" + b"}" * 900,
+]
+
+
+@pytest.mark.parametrize("unpacked", BOMBS, ids=lambda unpacked: unpacked[:8].decode())
+def test_a_gzip_bomb_is_not_unpacked(unpacked: bytes, tmp_path: Path) -> None:
+    """Neither bytes nor values: 49 kB of packed empty lists take 1.3 GB of memory."""
+    packed = gzip.compress(unpacked)
+    assert len(packed) < 110_000
+    (tmp_path / "w.json.gz").write_bytes(packed)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="unpacks to more than"):
+            read_json(tmp_path / "w.json.gz")
+        assert tracemalloc.get_traced_memory()[1] < 200_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_packed_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "w.json.gz").write_bytes(gzip.compress(b'{"a": 1}'))
     assert read_json(tmp_path / "w.json.gz") == {"a": 1}
 
@@ -160,6 +198,22 @@ def test_a_history_is_written_only_to_the_given_path(tmp_path: Path) -> None:
     assert target.read_text() == "kept"  # the link is replaced, not followed
     assert sorted(os.listdir(folder)) == ["h.jsonl", "link.jsonl"]
     assert (folder / "h.jsonl").read_bytes() == (folder / "link.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027, 0o022])
+def test_files_are_readable_by_whom_the_umask_allows(umask: int, tmp_path: Path) -> None:
+    """The history tells who ran what: the archive, an export, a report of it."""
+    before = os.umask(umask)
+    try:
+        with GPUResourceManager.from_url("memory://") as manager:
+            manager.allocate_resources("t", 2, 1)
+            write_file(collect(manager), tmp_path / "export.jsonl")
+            extend(tmp_path / "archive.jsonl", manager)
+        write_text(tmp_path / "report.html", "x")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("export.jsonl", "archive.jsonl", "report.html"), 0o666 & ~umask)
 
 
 def test_names_in_an_instance_do_not_become_file_names(tmp_path: Path) -> None:
