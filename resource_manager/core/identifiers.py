@@ -3,37 +3,81 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 
 from resource_manager.errors import InvalidRequestError
 
 MAX_TEXT = 250
 """The most characters of a reason or an outcome, which stay in the history."""
 
-UNPRINTABLE = "\\x00-\\x1f\\x7f-\\x9f\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060\\u2066-\\u2069\\ufeff"
+_REFUSED = (
+    "00-1f 7f-a0 ad-ad 34f-34f 600-605 61c-61c 6dd-6dd 70f-70f 890-891 8e2-8e2 115f-1160 1680-1680 17b4-17b5 "
+    "180b-180f 2000-200b 200e-200f 2028-202f 205f-206f 3000-3000 3164-3164 e000-f8ff fe00-fe0f feff-feff "
+    "ffa0-ffa0 fff0-fffb 110bd-110bd 110cd-110cd 13430-1343f 1bca0-1bca3 1d173-1d17a e0000-10ffff"
+)
+"""Characters of the categories Cc, Cf, Co, Zl, Zp and Zs, and Default_Ignorable_Code_Points (Unicode 16), but
+for the space and for `JOINERS`."""
+
+JOINERS = "\u200c\u200d"
+"""ZWNJ and ZWJ, invisible too, without which some scripts cannot be written."""
+
+_JOINED = (
+    "\u0620-\u08ff"  # Arabic, Syriac, N'Ko, Mandaic
+    "\u0900-\u0dff"  # from Devanagari to Sinhala
+    "\u1000-\u109f\u1780-\u17ff\u1800-\u18af"  # Myanmar, Khmer, Mongolian
+)
+
+
+def _escaped(code: str) -> str:
+    return f"\\u{code:0>4}" if len(code) < 5 else chr(int(code, 16))
+
+
+UNPRINTABLE = re.sub("[0-9a-f]+", lambda code: _escaped(code[0]), _REFUSED).replace(" ", "")
 """Characters that names must not contain, for a regular expression's character class: line ends, terminal
-control characters, changes of text direction and invisible characters."""
+control characters, changes of text direction, invisible characters, and spaces but the common one."""
 
 _UNPRINTABLE = re.compile(f"[{UNPRINTABLE}\ud800-\udfff]")
+_JOINER = re.compile(f"[{JOINERS}]")
+_WITH_JOINER = re.compile(f"[{_JOINED}]+")
+_BLANK = " \u2800"
+"""Characters that show nothing: the space, and the empty pattern of Braille."""
 
 
-def check_printable(texts: Mapping[str, str]) -> None:
-    """Raise `InvalidRequestError`, naming the field, for a text with an `UNPRINTABLE` character.
+def check_names(names: Mapping[str, Iterable[str]]) -> None:
+    """Raise `InvalidRequestError`, naming the field, for a blank name or an `UNPRINTABLE` character.
 
-    `texts` maps field names to texts. Names and reasons appear in logs, terminals and pages, where such
-    characters could forge other output.
+    `names` maps fields to their names. They appear in logs, terminals and pages, where such characters could
+    forge other output, or make two names look the same.
     """
-    for field_name, text in texts.items():
-        if _UNPRINTABLE.search(text):
-            raise InvalidRequestError(
-                f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name
-            )
+    for field_name, texts in names.items():
+        for text in texts:
+            _check_printable(field_name, text)
+            if text and not text.strip(_BLANK):
+                reason = f"{field_name} has nothing but spaces: {text[:200]!a}"
+                raise InvalidRequestError(reason, field=field_name)
+
+
+def _check_printable(field_name: str, text: str) -> None:
+    if _UNPRINTABLE.search(text) or not all(_joins(text, found.start()) for found in _JOINER.finditer(text)):
+        raise InvalidRequestError(
+            f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name
+        )
+
+
+def _joins(text: str, place: int) -> bool:
+    """Return whether the joiner at this place stands between letters of a script that needs it."""
+    around = text[place - 1 : place] + text[place + 1 : place + 2]
+    if len(around) < 2 or _WITH_JOINER.fullmatch(around) is None:
+        return False
+    before, after = map(unicodedata.category, around)
+    return before[0] in "LM" and after[0] == "L"
 
 
 def check_text(**texts: str) -> None:
     """Raise `InvalidRequestError` for a reason or an outcome that is too long or cannot be printed."""
-    check_printable(texts)
     for field_name, text in texts.items():
+        _check_printable(field_name, text)
         if len(text) > MAX_TEXT:
             raise InvalidRequestError(
                 f"{field_name} may have {MAX_TEXT} characters, got {len(text):,}", field=field_name

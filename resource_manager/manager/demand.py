@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, TypedDict
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.identifiers import check_printable
+from resource_manager.core.identifiers import check_names
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Amount, Request, Utility
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
 from resource_manager.manager.inventory_file import default_inventory
@@ -213,13 +213,13 @@ def checked(request: Request) -> Request:
     A request that other processes could not read would lock all of them out of the state, and a name must
     not be able to forge a log line.
     """
-    names = {name: getattr(request, name) for name in ("lease_id", "team", "owner", "vendor")}
+    single = {name: (getattr(request, name),) for name in ("lease_id", "team", "owner", "vendor")}
     several = {
         "gpu_types": request.gpu_types,
         "resources": request.resources,
         "labels": chain.from_iterable(request.labels.items()),
     }
-    check_printable({**names, **{name: "".join(texts) for name, texts in several.items()}})
+    check_names({**single, **several})
     runtime_s = request.expected_runtime_s
     if runtime_s is not None and not 0 < runtime_s < math.inf:
         raise InvalidRequestError(

@@ -13,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
+from resource_manager.core.identifiers import check_names
 from resource_manager.errors import ResourceManagerError
 from resource_manager.rest.private_file import PrivateFile
 
@@ -98,8 +99,9 @@ class TokenFile:
 
 def create(store: TokenStore, name: str, role: Role, *, now: Callable[[], float] = time.time) -> str:
     """Create a token for a holder and return its text, which is not stored."""
-    if not name or len(name) > 100 or not name.isprintable():
-        raise TokenError(f"a token's name must have 1 to 100 printable characters, got {name!r}")
+    if not name or len(name) > 100:
+        raise TokenError(f"a token's name must have 1 to 100 characters, got {name[:200]!a}")
+    check_names({"a token's name": (name,)})
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     store.put(Token(token_id, name, str(role), _digest(secret), now()))
     return f"{PREFIX}_{token_id}_{secret}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+import sys
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,10 @@ from rich.console import Console
 from resource_manager import GPUResourceManager, Request
 from resource_manager.cli import tables
 from resource_manager.cli.commands import main
-from resource_manager.errors import InvalidRequestError
+from resource_manager.core.identifiers import JOINERS, UNPRINTABLE
+from resource_manager.errors import InvalidRequestError, ResourceManagerError
+from resource_manager.rest import tokens
+from resource_manager.rest.assemble import Persistence
 from resource_manager.rest.observability import logs
 from resource_manager.rest.tokens import Role
 from tests.security import hostile
@@ -57,8 +63,47 @@ def test_an_unprintable_name_is_refused_everywhere(
     assert manager.get_resource_summary()["version"] == before
 
 
+@pytest.mark.parametrize("name", [" ", "   ", "\u2800", " \u2800 "])
+def test_a_blank_name_is_refused(name: str, manager: GPUResourceManager, open_client: FlaskClient) -> None:
+    for field in ("task_id", "team", "owner"):
+        body = {"task_id": "t", "required_gpus": 2, "required_cpus": 1, field: name}
+        assert open_client.post("/api/submit", json=body).status_code == 400
+        with pytest.raises(InvalidRequestError, match="nothing but spaces"):
+            manager.submit(**body)
+    assert manager.get_resource_summary()["version"] == 0
+
+
+def test_a_token_has_a_name_that_can_be_told(kept: Persistence) -> None:
+    for name in (*hostile.UNPRINTABLE, " ", "", "x" * 101):
+        with pytest.raises(ResourceManagerError) as caught:
+            tokens.create(kept.tokens, name, Role.USER)
+        assert str(caught.value).isprintable()
+    assert kept.tokens.read() == {}
+
+
+def test_every_invisible_character_that_this_python_knows_is_refused() -> None:
+    """The table is of Unicode 16: a character that later versions add is unassigned here."""
+    refused = re.compile(f"[{UNPRINTABLE}{JOINERS}]")
+    found = (chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF)
+    kinds = {"Cc", "Cf", "Co", "Zl", "Zp", "Zs"}
+    missed = [c for c in found if unicodedata.category(c) in kinds and c != " " and not refused.match(c)]
+    assert missed == []
+
+
 def test_names_in_every_script_are_accepted(open_client: FlaskClient) -> None:
-    for name in ("模型-训练", "Ελλάδα", "обучение", "naïve café", "🚀", "نموذج"):
+    for name in (
+        "模型-训练",
+        "Ελλάδα",
+        "обучение",
+        "naïve café",
+        "🚀",
+        "نموذج",
+        "می\u200cخواهم",
+        "क्\u200dष",
+        "ශ්\u200dරී",
+        "한국어",
+        "Tiếng",
+    ):
         body = {"task_id": name, "required_gpus": 2, "required_cpus": 1}
         assert open_client.post("/api/allocate", json=body).status_code == 200
         assert open_client.post("/api/release", json={"task_id": name}).status_code == 200
