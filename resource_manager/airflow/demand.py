@@ -66,7 +66,7 @@ class Demand:
             except (DuplicateTaskError, ServiceError) as error:
                 if isinstance(error, ServiceError) and error.status != 409:
                     raise
-                end_lease(manager, identity.lease_id)
+                end_lease(manager, identity, self.owner)
                 status = manager.submit(identity.lease_id, **arguments)
             if not isinstance(manager, ServiceClient) and status.get("owner", "") != self.owner:
                 # Its owner could end it while this task's job runs under it.
@@ -106,23 +106,45 @@ class Demand:
         }
 
 
-def end_lease(manager: Manager, lease_id: str, outcome: Outcome | None = Outcome.CANCELLED) -> None:
+def end_lease(
+    manager: Manager, identity: TaskIdentity, owner: str, outcome: Outcome | None = Outcome.CANCELLED
+) -> None:
     """End the task's lease or pending request, with outcome None if it is unknown.
 
-    Raises `AirflowException` if its job may still run.
+    Raises `AirflowException` if it is not the task's own, or if its job may still run.
     """
-    entry = manager.status_of(lease_id)
+    entry = manager.status_of(identity.lease_id)
     if entry is None:
         return
-    done = reconcile.end(manager, entry, outcome)
+    if not is_of(entry, identity) or not (isinstance(manager, ServiceClient) or entry["owner"] == owner):
+        raise AirflowException(
+            f"lease {identity.lease_id!r} of owner {entry['owner']!r} was not requested by this task of "
+            f"owner {owner!r}, so it is left alone: release it"
+        )
+    end_entry(manager, entry, outcome)
+
+
+def is_of(entry: Mapping[str, Any], identity: TaskIdentity) -> bool:
+    """Return whether the lease or pending request says that it is of this task instance."""
+    return all(entry["labels"].get(name) == value for name, value in identity.labels.items())
+
+
+def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None) -> None:
+    """End a lease or pending request; raises `AirflowException` if it is another's or its job may run."""
+    try:
+        done = reconcile.end(manager, entry, outcome)
+    except ResourceManagerError as error:
+        raise AirflowException(str(error)) from error
     if done.action is ActionKind.KEPT:
         raise AirflowException(f"{done.task_id}: {done.detail}; its GPUs stay allocated until it is gone")
 
 
-def team_of(operator: Any, team: str | None) -> str:
-    """Return the given team, else the task's pool; empty for Airflow's default pool."""
+def team_of(operator: Any, team: str | None, context: Mapping[str, Any]) -> str:
+    """Return the given team, else Airflow's, else the task's pool; empty for Airflow's default pool."""
     if team is not None:
         return str(team)
+    if of_airflow := getattr(context.get("dag_run"), "team_name", None):
+        return str(of_airflow)
     return "" if operator.pool == DEFAULT_POOL else str(operator.pool)
 
 

@@ -58,8 +58,11 @@ def _task_ended(task_instance: Any) -> None:
     identity = TaskIdentity.of(task_instance, "")
 
     def end(manager: Manager) -> None:
-        entry = manager.status_of(replace(identity, instance=instance_id()).lease_id)
-        if entry is not None and entry["labels"].get("scope") != reconcile.RUN_SCOPE:
+        ended = replace(identity, instance=instance_id())
+        entry = manager.status_of(ended.lease_id)
+        if entry is None or TaskIdentity.from_labels(entry["labels"]) != ended:
+            return
+        if entry["labels"].get("scope") != reconcile.RUN_SCOPE:
             _end(manager, entry)
 
     _thread().submit(_safely, end)

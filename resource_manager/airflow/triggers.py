@@ -334,7 +334,7 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
         return
     watch = SharedManager.of(trigger.gpu_conn_id)
     entry = await watch.call(lambda manager: manager.status_of(identity.lease_id))
-    if entry is not None:
+    if entry is not None and TaskIdentity.from_labels(entry["labels"]) == identity:
         manager = await watch.call(lambda manager: manager)
         done = await asyncio.to_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
         trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)

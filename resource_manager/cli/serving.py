@@ -223,14 +223,23 @@ def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
 @token.command("create")
 @click.argument("name")
 @click.option("--role", type=click.Choice([str(role) for role in Role]), default="user", show_default=True)
+@click.option(
+    "--team",
+    "teams",
+    multiple=True,
+    help="Team that its holder may name, repeatable, the first the default; without one: any team.",
+)
 @tokens_file_option
 @json_option
 @click.pass_obj
 @exit_codes
-def token_create(target: Target, name: str, role: str, tokens_file: Path | None, as_json: bool) -> None:
+def token_create(
+    target: Target, name: str, role: str, teams: tuple[str, ...], tokens_file: Path | None, as_json: bool
+) -> None:
     """Create a token; it is shown once and stored only as a hash."""
-    text = tokens.create(_token_store(target, tokens_file), name, Role.named(role))
-    print_json({"name": name, "role": role, "token": text}) if as_json else click.echo(text)
+    text = tokens.create(_token_store(target, tokens_file), name, Role.named(role), teams=teams)
+    made = {"name": name, "role": role, "teams": teams, "token": text}
+    print_json(made) if as_json else click.echo(text)
 
 
 @token.command("list")
@@ -248,6 +257,7 @@ def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
                     "token_id": item.token_id,
                     "name": item.name,
                     "role": item.role,
+                    "teams": item.teams,
                     "created_at": item.created_at,
                 }
                 for item in found
@@ -258,10 +268,10 @@ def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
 
     from resource_manager.cli import tables
 
-    table = Table("id", "name", "role", "created")
+    table = Table("id", "name", "role", "teams", "created")
     for item in found:
         created = datetime.fromtimestamp(item.created_at, UTC).strftime("%Y-%m-%d %H:%M")
-        table.add_row(item.token_id, item.name, item.role, created)
+        table.add_row(item.token_id, item.name, item.role, ", ".join(item.teams), created)
     tables.console().print(table)
 
 

@@ -28,7 +28,10 @@ class Manager(Protocol):
 
     def leases(self) -> list[dict[str, Any]]: ...
     def queue(self) -> list[dict[str, Any]]: ...
-    def cancel(self, lease_id: str) -> bool: ...
+    def require_owner(self, entry: Mapping[str, Any]) -> None:
+        """Raise `ResourceManagerError` if this caller may not end the lease or pending request."""
+
+    def cancel(self, lease_id: str, *, sequence: int | None = None) -> bool: ...
     def release_resources(
         self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
     ) -> bool: ...
@@ -99,11 +102,15 @@ class Action:
 def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Outcome.CANCELLED) -> Action:
     """End one lease (its job first) or pending request, given as an entry of `leases()` or `queue()`.
 
-    The lease is kept if the job cannot be stopped: GPUs that a job may still use must not become free.
+    Whose it is comes first: the owner never changes within a fencing token or a sequence, so the job
+    stopped, the lease released and the entry cancelled are those that were asked about, or gone. Raises
+    `ResourceManagerError` for those of others. The lease is kept if the job cannot be stopped: GPUs that a
+    job may still use must not become free.
     """
     task_id = entry["task_id"]
+    manager.require_owner(entry)
     if entry["state"] == "WAITING":
-        done = manager.cancel(task_id)
+        done = manager.cancel(task_id, sequence=entry["sequence"])
         kind = ActionKind.CANCELLED if done else ActionKind.GONE_BEFORE
         return Action(task_id, kind, "it was pending")
     if (

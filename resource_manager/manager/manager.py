@@ -330,6 +330,12 @@ class GPUResourceManager:
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
         )
 
+    def require_owner(self, entry: Mapping[str, Any]) -> None:
+        """Let this caller end the lease or pending request: with the store itself, any.
+
+        A `ServiceClient` raises where the service would refuse it.
+        """
+
     def status_of(self, lease_id: str) -> dict[str, Any] | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
         return self._commits.read(lambda cluster, now: self._status(cluster, lease_id, now))

@@ -74,6 +74,7 @@ def pending(standing: Standing, now: float) -> dict[str, Any]:
         "position": standing.position,
         "kind": str(standing.refusal.kind),
         "reason": standing.refusal.detail,
+        "sequence": entry.sequence,
         "queued_at": entry.queued_at,
         "waited_s": max(now - entry.queued_at, 0.0),
         "required_gpus": request.gpus,

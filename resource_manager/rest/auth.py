@@ -28,7 +28,7 @@ LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Caller of a request: the name that owns leases, and the role.
+    """Caller of a request: the name that owns leases, the role, and the teams they may name; none: any team.
 
     `ambient` is true if the browser sends the credentials by itself: for cookies, and for a service open to
     everyone on this machine. A page of another site could use either, so every change then needs a CSRF
@@ -38,6 +38,7 @@ class Identity:
     name: str
     role: Role
     ambient: bool = False
+    teams: tuple[str, ...] = ()
 
     @property
     def is_operator(self) -> bool:
@@ -108,12 +109,12 @@ class TokenAuthenticator:
         if header is not None:
             scheme, _, text = header.partition(" ")
             token = self.find(text.strip(), fresh=fresh) if scheme.lower() == "bearer" else None
-            return None if token is None else Identity(token.name, Role.named(token.role))
+            return None if token is None else _holder(token)
         token_id, session_id = _session()
         token = self.known().get(token_id)
         if token is None or not self._sessions.is_live(token_id, session_id):
             return None
-        return Identity(token.name, Role.named(token.role), ambient=True)
+        return _holder(token, ambient=True)
 
     def begin_session(self, token: Token) -> None:
         """Log this browser in as the token's holder, with a new session in the place of its old one."""
@@ -139,6 +140,10 @@ class TokenAuthenticator:
             self._tokens = self._store.read()
             self._read_at = time.monotonic()
         return self._tokens
+
+
+def _holder(token: Token, *, ambient: bool = False) -> Identity:
+    return Identity(token.name, Role.named(token.role), ambient, token.teams)
 
 
 def _session() -> tuple[str, str]:

@@ -143,9 +143,18 @@ class ServiceClient:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
         return self._post("/api/renew", {"task_id": lease_id, "fencing_token": fencing_token})
 
-    def cancel(self, lease_id: str, *, reason: str = "") -> bool:
-        """Remove a pending request; return False if the task has none."""
-        return self._found("/api/cancel", {"task_id": lease_id, "reason": reason})
+    def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
+        """Remove a pending request; return False if the task has none (of that `sequence`)."""
+        return self._found("/api/cancel", {"task_id": lease_id, "sequence": sequence, "reason": reason})
+
+    def require_owner(self, entry: Mapping[str, Any]) -> None:
+        """Raise `ServiceError` (403) for a lease or pending request that the service would not let us end."""
+        caller = self._get("/api/caller")
+        owner = entry.get("owner") or ""
+        if caller["role"] != "operator" and owner != caller["name"]:
+            raise ServiceError(
+                403, f"task {entry['task_id']!r} belongs to {owner or 'no owner'}, not to {caller['name']}"
+            )
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
         body = {"reason": reason, "failed": failed}

@@ -14,13 +14,22 @@ from resource_manager.rest.service import Service, owner_of
 
 
 def arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
-    """Return the manager's arguments; the caller is the owner unless an operator names another."""
+    """Return the manager's arguments; the caller is the owner unless an operator names another.
+
+    A caller of some teams asks for one of them: without a `team`, for the first.
+    """
     arguments = body.model_dump(exclude_none=True)
     if body.owner not in ("", caller.name) and not caller.is_operator:
         raise ProblemError(
             403, f"owner must be {caller.name}, got {body.owner}: only an operator may name another"
         )
     arguments["owner"] = body.owner or caller.name
+    if caller.teams and not caller.is_operator:
+        if body.team not in ("", *caller.teams):
+            raise ProblemError(
+                403, f"team must be one of {caller.name}'s ({', '.join(caller.teams)}), got {body.team}"
+            )
+        arguments["team"] = body.team or caller.teams[0]
     return arguments
 
 

@@ -36,7 +36,7 @@ class TokenRedis:
     def read(self) -> dict[str, Token]:
         with self._client.reporting():
             rows = [json.loads(value) for value in self._client.driver.hvals(self._key)]
-        return {row["token_id"]: Token(**row) for row in rows}
+        return {row["token_id"]: Token.from_row(row) for row in rows}
 
     def put(self, token: Token) -> None:
         with self._client.reporting():

@@ -27,6 +27,7 @@ from resource_manager.rest.schemas import (
     Allocation,
     BatchAnswer,
     BatchBody,
+    CallerAnswer,
     CancelBody,
     Done,
     DrainBody,
@@ -162,7 +163,9 @@ def cancel(service: Service, caller: Identity, body: CancelBody) -> Any:
     if status is None or status["state"] != "WAITING":
         raise ProblemError(404, f"task {body.task_id!r} has no pending request", kind=NO_LEASE)
     require_owner(status, caller)
-    if not service.manager.cancel(body.task_id, reason=body.reason):
+    # The caller's own entry may have gone, and another's come under this id, since the status was read.
+    sequence = status["sequence"] if body.sequence is None else body.sequence
+    if not service.manager.cancel(body.task_id, sequence=sequence, reason=body.reason):
         raise ProblemError(404, f"task {body.task_id!r} is no longer in the queue", kind=NO_LEASE)
     return {"success": True, "task_id": body.task_id}
 
@@ -317,6 +320,11 @@ def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
 )
 def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Any:
     return service.watch.look(lambda cluster, now: service.watch.usage_history.series(query.hours, now))
+
+
+@routes.add("GET", "/api/caller", Role.READER, "Name, role and teams of the caller", answer=CallerAnswer)
+def who(service: Service, caller: Identity) -> Any:
+    return {"name": caller.name, "role": str(caller.role), "teams": caller.teams}
 
 
 @routes.add("GET", "/healthz", None, "Check that the service reaches its store", answer=Health)

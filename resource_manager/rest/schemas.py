@@ -180,6 +180,7 @@ class CancelBody(Body):
     """`POST /api/cancel`."""
 
     task_id: TaskId
+    sequence: int | None = Field(default=None, description="The queue entry to remove; omitted: the current.")
     reason: Text = Field(default="", description="Reason, for the history.")
 
 
@@ -327,6 +328,14 @@ class BatchAnswer(Answer):
 
     results: list[Allocation | None]
     refusals: list[RefusedRequest | None]
+
+
+class CallerAnswer(Answer):
+    """The caller as the service knows them, and the teams they may name; none: any team."""
+
+    name: str
+    role: str
+    teams: list[str]
 
 
 class Done(Answer):

@@ -7,17 +7,18 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from resource_manager.core.identifiers import check_names
+from resource_manager.core.identifiers import MAX_TEXT, check_names
 from resource_manager.errors import ResourceManagerError
 from resource_manager.rest.private_file import PrivateFile
 
 PREFIX = "gpm"
+MAX_TEAMS = 50
 
 
 class Role(IntEnum):
@@ -41,9 +42,10 @@ class TokenError(ResourceManagerError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Stored part of a token: the name of its holder, the role, and the SHA-256 of its secret.
+    """Stored part of a token: the name of its holder, the role, their teams, and the SHA-256 of its secret.
 
-    The secret has 256 random bits, so a plain hash is as hard to invert as a slow one.
+    Without teams its holder may name any, or none. The secret has 256 random bits, so a plain hash is as hard
+    to invert as a slow one.
     """
 
     token_id: str
@@ -51,6 +53,12 @@ class Token:
     role: str
     digest: str
     created_at: float
+    teams: tuple[str, ...] = ()
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Token:
+        """Return the token of a stored row; raises `TypeError` and `KeyError` for another value."""
+        return cls(**{**row, "teams": tuple(row.get("teams", ()))})
 
 
 class TokenStore(Protocol):
@@ -72,7 +80,7 @@ class TokenFile:
     def read(self) -> dict[str, Token]:
         try:
             text = self._file.read()
-            return {row["token_id"]: Token(**row) for row in json.loads(text or "[]")}
+            return {row["token_id"]: Token.from_row(row) for row in json.loads(text or "[]")}
         except ResourceManagerError:
             raise
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -97,13 +105,25 @@ class TokenFile:
         self._file.write(json.dumps([asdict(token) for token in tokens.values()], indent=1))
 
 
-def create(store: TokenStore, name: str, role: Role, *, now: Callable[[], float] = time.time) -> str:
-    """Create a token for a holder and return its text, which is not stored."""
+def create(
+    store: TokenStore,
+    name: str,
+    role: Role,
+    *,
+    teams: Sequence[str] = (),
+    now: Callable[[], float] = time.time,
+) -> str:
+    """Create a token for a holder and return its text, which is not stored.
+
+    With `teams` its holder may name these only. Raises `TokenError` and `InvalidRequestError`.
+    """
     if not name or len(name) > 100:
         raise TokenError(f"a token's name must have 1 to 100 characters, got {name[:200]!a}")
-    check_names({"a token's name": (name,)})
+    if len(teams) > MAX_TEAMS or any(not 0 < len(team) <= MAX_TEXT for team in teams):
+        raise TokenError(f"a token has at most {MAX_TEAMS} teams, each of 1 to {MAX_TEXT} characters")
+    check_names({"a token's name": (name,), "team": teams})
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    store.put(Token(token_id, name, str(role), _digest(secret), now()))
+    store.put(Token(token_id, name, str(role), _digest(secret), now(), tuple(teams)))
     return f"{PREFIX}_{token_id}_{secret}"
 
 

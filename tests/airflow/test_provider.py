@@ -270,7 +270,7 @@ def test_strings_of_templates_are_parsed(manager):
 
 
 def test_numbers_and_none_of_native_templates_are_accepted(manager):
-    status = Demand(2, gpu_type=None, team=team_of(None, 5)).submit(manager, TASK)
+    status = Demand(2, gpu_type=None, team=team_of(None, 5, {})).submit(manager, TASK)
     train = GPUTrainingOperator(task_id="t", gpus=2, command=["train", "--epochs", 3])
     assert train._job("k", status).command == ("train", "--epochs", "3")
     train.command = None
@@ -295,7 +295,7 @@ def test_a_quarantined_lease_is_renewed_by_the_request_of_its_task(manager):
 def test_a_lease_with_an_unreachable_job_is_not_ended(manager):
     Demand(2, labels={"launcher": "local", "host": "elsewhere"}).submit(manager, TASK)
     with pytest.raises(AirflowException, match=r"is on elsewhere.*stay allocated until it is gone"):
-        end_lease(manager, TASK.lease_id)
+        end_lease(manager, TASK, "")
     assert len(manager.leases()) == 1
 
 

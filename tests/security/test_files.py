@@ -6,6 +6,7 @@ import ast
 import gzip
 import json
 import os
+import re
 import stat
 import time
 import tracemalloc
@@ -255,3 +256,11 @@ def test_an_error_about_a_file_is_one_printable_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_workload(nodes, path)
     assert str(caught.value).isprintable()
+
+
+def test_every_test_that_the_documentation_names_exists() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    written = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "security").glob("*.py"))
+    assert named
+    assert {name for name in named if f"def {name}(" not in written} == set()

@@ -9,12 +9,13 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from resource_manager.airflow.demand import Demand, team_of
+from resource_manager.airflow.demand import Demand, is_of, team_of
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.jobs.task_identity import TaskIdentity
 
 
 class GPUOperator(BaseOperator):
@@ -28,7 +29,8 @@ class GPUOperator(BaseOperator):
     :param gpu_milli: GPU fraction in thousandths of one GPU, instead of whole GPUs.
     :param priority: higher values start first if the queue order uses priorities; the task's
         `priority_weight` if None.
-    :param team: team whose share of the cluster is charged; the task's pool if None.
+    :param team: team whose share of the cluster is charged; if None, Airflow's team of the DAG, else the
+        task's pool.
     :param max_wait: longest wait for the grant before the task fails; unlimited if None.
     :param expected_runtime: used to estimate when pending requests start, and to let this task fill gaps if
         the queue order backfills; if None, the runtimes of earlier runs of the task are used.
@@ -93,7 +95,7 @@ class GPUOperator(BaseOperator):
             self.gpu_type,
             self.gpu_milli,
             self.priority_weight if self.priority is None else self.priority,
-            team_of(self, self.team),
+            team_of(self, self.team, context),
             self.owner,
             self.ttl,
             self.expected_runtime,
@@ -120,6 +122,14 @@ class GPUOperator(BaseOperator):
         """Log the wait; cancel the request and raise `AirflowException` if it exceeded `max_wait`."""
         identity, _ = identity_of(context)
         self.log.info("%s", describe_wait(event["waited_s"], event["reasons"]))
-        if event["state"] == TriggerState.MAX_WAIT_EXCEEDED and self.manager.cancel(identity.lease_id):
+        if event["state"] == TriggerState.MAX_WAIT_EXCEEDED and self._cancel(identity):
             why = f": {event['reasons'][-1]}" if event["reasons"] else ""
             raise AirflowException(f"no GPUs within max_wait = {self.max_wait}{why}")
+
+    def _cancel(self, identity: TaskIdentity) -> bool:
+        """Cancel this task's own pending request; return False if it is gone."""
+        manager = self.manager
+        entry = manager.status_of(identity.lease_id)
+        if entry is None or entry["state"] != "WAITING" or not is_of(entry, identity):
+            return False
+        return manager.cancel(identity.lease_id, sequence=entry["sequence"])

@@ -11,7 +11,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, TaskGroup
 from airflow.sdk.exceptions import AirflowFailException
 
-from resource_manager.airflow.demand import end_lease
+from resource_manager.airflow.demand import end_entry
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import identity_of
@@ -66,13 +66,8 @@ class GPUReleaseOperator(BaseOperator):
             self.log.info("the lease had already ended")
             return
         identity, _ = identity_of(context)
-        instance = entry["labels"].get("instance", identity.instance)
-        if instance != identity.instance:
-            raise AirflowFailException(
-                f"lease {entry['task_id']!r} belongs to the Airflow instance {instance!r}, not to this one, "
-                f"{identity.instance!r}: release it there"
-            )
-        end_lease(manager, self.lease["task_id"], self._outcome(context, entry, identity))
+        _require_dag(entry, identity)
+        end_entry(manager, entry, self._outcome(context, entry, identity))
 
     def _outcome(self, context: Any, entry: Mapping[str, Any], identity: TaskIdentity) -> Outcome | None:
         """Return SUCCESS if all tasks between the allocation and this release succeeded, else None."""
@@ -90,6 +85,20 @@ class GPUReleaseOperator(BaseOperator):
             self.log.warning("it is unknown how the tasks of the lease ended: %s", error)
             return None
         return Outcome.SUCCESS if between and succeeded else None
+
+
+def _require_dag(entry: Mapping[str, Any], identity: TaskIdentity) -> None:
+    """Raise `AirflowFailException` for a lease of another DAG or Airflow, which an XCom may name."""
+    labels = entry["labels"]
+    for name, what, own in (
+        ("instance", "Airflow instance", identity.instance),
+        ("dag_id", "DAG", identity.dag_id),
+    ):
+        if labels.get(name) != own:
+            raise AirflowFailException(
+                f"lease {entry['task_id']!r} belongs to the {what} {labels.get(name)!r}, not to this one, "
+                f"{own!r}: release it there"
+            )
 
 
 def _succeeded(task_instance: Any, task_id: str) -> bool:

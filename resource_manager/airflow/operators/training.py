@@ -82,7 +82,7 @@ class GPUTrainingOperator(GPUOperator):
         self._run_job(context, manager, self.lease(context, manager, labels=labels))
 
     def _run_job(self, context: Any, manager: Manager, allocation: dict[str, Any]) -> NoReturn:
-        _, plain_identity = identity_of(context)
+        identity, plain_identity = identity_of(context)
         job = RunningJob.of(allocation)
         if job is None:
             raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
@@ -106,7 +106,7 @@ class GPUTrainingOperator(GPUOperator):
         except LauncherUnreachableError as error:
             raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
         except LauncherError as error:
-            end_lease(manager, allocation["task_id"], Outcome.FAILED)
+            end_lease(manager, identity, self.owner, Outcome.FAILED)
             raise AirflowException(str(error)) from error
         timeout = self.execution_timeout
         self.defer(
@@ -153,7 +153,7 @@ class GPUTrainingOperator(GPUOperator):
             raise AirflowException("the lease was ended by another client, so the job was stopped")
         succeeded = event.get("exit_code") == 0
         identity, _ = identity_of(context)
-        end_lease(self.manager, identity.lease_id, Outcome.SUCCESS if succeeded else Outcome.FAILED)
+        end_lease(self.manager, identity, self.owner, Outcome.SUCCESS if succeeded else Outcome.FAILED)
         if event["state"] == TriggerState.TIMED_OUT:
             raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
         if event["exit_code"] is None:
@@ -171,7 +171,7 @@ class GPUTrainingOperator(GPUOperator):
         `execute` does not continue and start a job on free GPUs.
         """
         if self._identity is not None and not is_wanted(self._identity):
-            end_lease(self.manager, self._identity.lease_id)
+            end_lease(self.manager, self._identity, self.owner)
             raise AirflowTaskTerminated("the task was ended in Airflow")
 
 

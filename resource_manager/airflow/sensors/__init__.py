@@ -102,5 +102,5 @@ class GPUAvailableSensor(BaseSensorOperator):
             "lease_id": f"{identity.lease_id} (sensor)",
             **demand.shape(),
             "priority": self.priority_weight,
-            "team": team_of(self, None),
+            "team": team_of(self, None, context),
         }

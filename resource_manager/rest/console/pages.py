@@ -72,6 +72,7 @@ class TaskForm(Body):
 
     task_id: TaskId
     fencing_token: int | None = None
+    sequence: int | None = None
 
 
 @routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
@@ -214,7 +215,7 @@ def act_release(service: Service, caller: Identity) -> Any:
 @routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
 def act_cancel(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
-    rest.cancel(service, caller, CancelBody(task_id=form.task_id))
+    rest.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
     return _back("gpu.page_queue", f"{form.task_id} is no longer in the queue.")
 
 

@@ -1,0 +1,362 @@
+"""Whose it is: nobody ends another's job, lease or queue entry, also not between a check and the act."""
+
+from __future__ import annotations
+
+import json
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from flask.testing import FlaskClient
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow warns on import
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    from resource_manager.airflow import listener
+    from resource_manager.airflow.demand import Demand, end_lease, team_of
+    from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
+    from resource_manager.airflow.triggers import TriggerState
+
+from resource_manager import GPUResourceManager
+from resource_manager.cli.commands import main
+from resource_manager.jobs.airflow_instance import instance_id
+from resource_manager.jobs.launchers import Job, JobState
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.reconcile import ActionKind, RunningJob, end, reconcile
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.rest import tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Persistence
+from resource_manager.rest.client import ServiceClient, ServiceError
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
+
+AsRole = Callable[..., FlaskClient]
+TASK = TaskIdentity("production", "etl", "nightly", "train")
+RUNNING = SimpleNamespace(dag_id="etl", run_id="nightly", task_id="train", map_index=-1, state="failed")
+BODY = {"required_gpus": 8, "required_cpus": 1}
+
+
+@pytest.fixture(autouse=True)
+def airflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("GPU_MANAGER_INSTANCE", TASK.instance)
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
+    instance_id.cache_clear()
+    yield
+    instance_id.cache_clear()
+
+
+@pytest.fixture
+def client_of(service: Service, kept: Persistence) -> Iterator[Callable[..., ServiceClient]]:
+    """Return client_of(name, role): a client of the service with that person's token."""
+    app = create_app(service)
+    made: list[ServiceClient] = []
+
+    def client(name: str, role: Role = Role.USER) -> ServiceClient:
+        found = ServiceClient("http://localhost")
+        text = tokens.create(kept.tokens, name, role)
+        headers = {"Authorization": f"Bearer {text}"}
+        found._http.close()
+        transport = httpx.WSGITransport(app)
+        found._http = httpx.Client(base_url=found.url, headers=headers, transport=transport)
+        made.append(found)
+        return found
+
+    yield client
+    for found in made:
+        found.close()
+
+
+@pytest.fixture
+def start_job() -> Iterator[Callable[[dict[str, Any]], str]]:
+    """Return start_job(lease): start the lease's job, a real process, and return its key."""
+    started: list[str] = []
+
+    def start(lease: dict[str, Any]) -> str:
+        job = RunningJob.of(lease)
+        assert job is not None
+        LocalLauncher().start(Job(job.key, ("sleep", "600")))
+        started.append(job.key)
+        return job.key
+
+    yield start
+    for key in started:
+        LocalLauncher().stop(key, 0)
+
+
+def labels(**more: str) -> dict[str, str]:
+    return {**TASK.labels, "launcher": "local", "host": socket.gethostname(), **more}
+
+
+def runs(key: str) -> bool:
+    return LocalLauncher().status(key).state is JobState.RUNNING
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, manager: Any) -> None:
+    """Make this manager the one behind every connection of Airflow."""
+    monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+
+
+# ---- leases ----
+
+
+def test_a_job_lives_on_if_its_lease_may_not_be_released(client_of: Any, start_job: Any) -> None:
+    """Stopping comes before releasing: the check must come before both."""
+    bob, ada, operator = client_of("bob"), client_of("ada"), client_of("olga", Role.OPERATOR)
+    lease = bob.submit("bobs", 2, 1, labels=labels())
+    key = start_job(lease)
+    (seen,) = ada.leases()
+    with pytest.raises(ServiceError, match="belongs to bob, not to ada") as caught:
+        end(ada, seen)
+    assert caught.value.status == 403
+    assert runs(key)
+    assert ada.status_of("bobs")["fencing_token"] == lease["fencing_token"]
+    assert end(operator, seen).action is ActionKind.RELEASED  # exempt by role
+    assert not runs(key)
+
+
+def test_a_user_ends_their_own_lease_and_its_job(client_of: Any, start_job: Any) -> None:
+    ada = client_of("ada")
+    key = start_job(ada.submit("adas", 2, 1, labels=labels()))
+    assert end(ada, ada.status_of("adas")).action is ActionKind.RELEASED
+    assert not runs(key)
+
+
+def test_a_reconciler_with_a_users_token_stops_no_job_of_others(client_of: Any, start_job: Any) -> None:
+    class NothingGoesOn:
+        def unfinished(self, identities: Any) -> set[Any]:
+            return set()
+
+        def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
+            return False
+
+    key = start_job(client_of("bob").submit(TASK.lease_id, 2, 1, labels=labels()))
+    (action,) = reconcile(client_of("ada"), NothingGoesOn(), TASK.instance).actions
+    assert action.action is ActionKind.KEPT
+    assert "belongs to bob" in action.detail
+    assert runs(key)
+    (action,) = reconcile(client_of("olga", Role.OPERATOR), NothingGoesOn(), TASK.instance).actions
+    assert action.action is ActionKind.RELEASED
+
+
+def test_the_release_operator_stops_no_job_of_another_user(
+    client_of: Any, start_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = client_of("bob").submit("bobs", 2, 1, labels=labels())
+    key = start_job(lease)
+    connect(monkeypatch, client_of("ada"))
+    with pytest.raises(AirflowException, match="belongs to bob"):
+        GPUReleaseOperator(task_id="release", lease=lease).execute({"ti": RUNNING})
+    assert runs(key)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dag_id": "other"}, "belongs to the DAG 'other'"),
+        ({"instance": "staging"}, "belongs to the Airflow instance 'staging'"),
+        ({"instance": None, "dag_id": None}, "belongs to the Airflow instance None"),
+    ],
+    ids=str,
+)
+def test_the_release_operator_ends_only_leases_of_its_dag(
+    changed: dict[str, Any],
+    words: str,
+    manager: GPUResourceManager,
+    start_job: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also with the store itself, where nobody asks for the caller's name."""
+    given = {name: value for name, value in {**labels(), **changed}.items() if value is not None}
+    lease = manager.submit("theirs", 2, 1, labels=given)
+    key = start_job(lease)
+    connect(monkeypatch, manager)
+    with pytest.raises(AirflowFailException, match=words):
+        GPUReleaseOperator(task_id="release", lease=lease).execute({"ti": RUNNING})
+    assert runs(key)
+    assert manager.status_of("theirs") is not None
+
+
+@pytest.mark.parametrize("by", ["service", "store"])
+@pytest.mark.parametrize("gpus", [2, 4], ids=["same shape", "another shape"])
+def test_a_task_ends_no_lease_that_another_made_under_its_id(
+    by: str, gpus: int, manager: GPUResourceManager, client_of: Any, start_job: Any
+) -> None:
+    lease = client_of("mallory").submit(TASK.lease_id, 2, 1, labels=labels())
+    key = start_job(lease)
+    mine = client_of("ada") if by == "service" else manager
+    with pytest.raises(AirflowException, match=r"belongs to|was not requested by this task"):
+        Demand(gpus, owner="ada").submit(mine, TASK)
+    with pytest.raises(AirflowException, match=r"belongs to|was not requested by this task"):
+        end_lease(mine, TASK, "ada")
+    assert runs(key)
+    assert manager.status_of(TASK.lease_id)["fencing_token"] == lease["fencing_token"]  # type: ignore[index]
+
+
+def test_a_task_still_ends_its_own_lease_of_another_shape(
+    manager: GPUResourceManager, client_of: Any, start_job: Any
+) -> None:
+    for mine in (manager, client_of("ada")):
+        first = Demand(2, owner="ada", labels=labels()).submit(mine, TASK)
+        key = start_job(first)
+        second = Demand(4, owner="ada", labels=labels()).submit(mine, TASK)
+        assert second["fencing_token"] > first["fencing_token"]
+        assert not runs(key)
+        end_lease(mine, TASK, "ada")
+
+
+def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
+    manager: GPUResourceManager, start_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = start_job(manager.submit(TASK.lease_id, 2, 1, labels=labels(dag_id="other")))
+    monkeypatch.setattr(listener, "_manager", lambda: manager)
+    listener.on_task_instance_failed(None, RUNNING, "ended by a user")
+    listener._thread().submit(lambda: None).result(30)
+    assert runs(key)
+    assert manager.status_of(TASK.lease_id) is not None
+
+
+# ---- the queue ----
+
+
+def swapped(service: Service, monkeypatch: pytest.MonkeyPatch, swap: Callable[[], object]) -> None:
+    """Let `swap` happen right after the service has read whose entry it is."""
+    read = service.manager.status_of
+
+    def status_of(lease_id: str) -> dict[str, Any] | None:
+        found = read(lease_id)
+        if found is not None and found["owner"] == "ada":
+            swap()
+        return found
+
+    monkeypatch.setattr(service.manager, "status_of", status_of)
+
+
+@pytest.mark.parametrize("path", ["/api/cancel", "/act/cancel"])
+def test_a_cancel_between_check_and_act_removes_no_entry_of_another(
+    path: str, service: Service, as_role: AsRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, manager = as_role(Role.USER, "ada"), service.manager
+    for server in range(4):
+        manager.submit(f"fill-{server}", 8, 1)
+    manager.submit("w", 8, 1, owner="ada")
+
+    def swap() -> None:
+        manager.cancel("w")
+        manager.submit("w", 8, 1, owner="bob")
+
+    swapped(service, monkeypatch, swap)
+    content: dict[str, Any] = {"json" if path.startswith("/api") else "data": {"task_id": "w"}}
+    assert ada.post(path, **content).status_code == 404
+    assert [entry["owner"] for entry in manager.queue()] == ["bob"]
+
+
+def test_a_cancel_names_the_entry_it_was_decided_on(as_role: AsRole, manager: GPUResourceManager) -> None:
+    """A page shown an hour ago, a reconciler's list: the task has asked again since."""
+    ada = as_role(Role.USER, "ada")
+    for server in range(4):
+        manager.submit(f"fill-{server}", 8, 1)
+    old = ada.post("/api/submit", json={"task_id": "w", **BODY}).json["sequence"]  # type: ignore[index]
+    assert ada.post("/api/cancel", json={"task_id": "w", "sequence": old}).status_code == 200
+    new = ada.post("/api/submit", json={"task_id": "w", **BODY}).json["sequence"]  # type: ignore[index]
+    assert new > old
+    assert ada.post("/api/cancel", json={"task_id": "w", "sequence": old}).status_code == 404
+    assert f'name="sequence" value="{new}"' in ada.get("/queue").get_data(as_text=True)
+    assert not manager.cancel("w", sequence=old)
+    assert manager.cancel("w", sequence=new)
+
+
+def test_max_wait_cancels_only_the_tasks_own_entry(
+    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, manager)
+    for server in range(4):
+        manager.submit(f"fill-{server}", 8, 1)
+    event = {"state": TriggerState.MAX_WAIT_EXCEEDED, "waited_s": 1.0, "reasons": []}
+    operator = GPUAllocateOperator(task_id="train", gpus=8)
+    manager.submit(TASK.lease_id, 8, 1, labels={**TASK.labels, "dag_id": "other"})
+    operator.fail_if_overdue({"ti": RUNNING}, event)
+    assert len(manager.queue()) == 1
+    manager.cancel(TASK.lease_id)
+    manager.submit(TASK.lease_id, 8, 1, labels=TASK.labels)
+    with pytest.raises(AirflowException, match="no GPUs within max_wait"):
+        operator.fail_if_overdue({"ti": RUNNING}, event)
+    assert manager.queue() == []
+
+
+# ---- teams ----
+
+
+@pytest.fixture
+def bound(service: Service, kept: Persistence) -> Callable[..., FlaskClient]:
+    """Return bound(*teams, role=…): a client with ada's token, bound to these teams."""
+
+    def client(*teams: str, role: Role = Role.USER) -> FlaskClient:
+        made = create_app(service).test_client()
+        text = tokens.create(kept.tokens, "ada", role, teams=teams)
+        made.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"
+        return made
+
+    return client
+
+
+def test_a_token_of_some_teams_names_no_other(bound: Any, manager: GPUResourceManager) -> None:
+    ada = bound("vision", "nlp")
+    for path in ("/api/allocate", "/api/submit"):
+        body = {"task_id": "t", **BODY, "team": "speech"}
+        refused = ada.post(path, json=body)
+        assert refused.status_code == 403
+        assert "team must be one of ada's (vision, nlp), got speech" in refused.json["detail"]
+    batch = {"requests": [{"task_id": "a", **BODY}, {"task_id": "b", **BODY, "team": "speech"}]}
+    assert ada.post("/api/allocate/batch", json=batch).status_code == 403
+    assert manager.get_resource_summary()["version"] == 0
+    teams = [
+        ada.post("/api/allocate", json={"task_id": f"t{number}", **BODY, **team}).json["team"]
+        for number, team in enumerate(({"team": "nlp"}, {"team": ""}, {}))
+    ]
+    assert teams == ["nlp", "vision", "vision"]
+    assert ada.get("/api/caller").json == {"name": "ada", "role": "user", "teams": ["vision", "nlp"]}
+
+
+def test_operators_and_unbound_tokens_name_any_team(bound: Any) -> None:
+    for number, client in enumerate((bound(), bound("vision", role=Role.OPERATOR))):
+        body = {"task_id": f"t{number}", **BODY, "team": "speech"}
+        assert client.post("/api/allocate", json=body).json["team"] == "speech"
+
+
+def test_a_session_has_the_teams_of_its_token(service: Service, kept: Persistence) -> None:
+    text = tokens.create(kept.tokens, "ada", Role.USER, teams=["vision"])
+    browser = create_app(service).test_client()
+    browser.post("/login", data={"token": text})
+    assert browser.get("/api/caller").json["teams"] == ["vision"]  # type: ignore[index]
+
+
+def test_the_command_binds_a_token_to_teams(tmp_path: Path) -> None:
+    base = ["--store", "memory://", "token"]
+    options = ["--tokens", str(tmp_path / "tokens.json"), "--json"]
+    made = CliRunner().invoke(main, [*base, "create", "ada", "--team", "vision", "--team", "nlp", *options])
+    assert made.exit_code == 0, made.output
+    (listed,) = json.loads(CliRunner().invoke(main, [*base, "list", *options]).stdout)
+    assert listed["teams"] == ["vision", "nlp"]
+    for team in ("", " ", "a\u00adb", "x" * 251):
+        refused = CliRunner().invoke(main, [*base, "create", "eve", "--team", team, *options])
+        assert refused.exit_code == 2
+        assert len(refused.stderr.splitlines()) == 1
+
+
+def test_in_airflow_the_team_is_airflows_own_then_the_pool() -> None:
+    task = SimpleNamespace(pool="gpus")
+    of_airflow = {"dag_run": SimpleNamespace(team_name="vision")}
+    assert team_of(task, None, of_airflow) == "vision"
+    assert team_of(task, None, {"dag_run": SimpleNamespace(team_name=None)}) == "gpus"
+    assert team_of(task, None, {}) == "gpus"
+    assert team_of(task, "nlp", of_airflow) == "nlp"
+    assert team_of(SimpleNamespace(pool="default_pool"), None, {}) == ""
