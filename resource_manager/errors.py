@@ -10,6 +10,7 @@ from resource_manager import __version__
 
 NO_LEASE = "urn:gpu-manager:no-lease"
 TASK_TAKEN = "urn:gpu-manager:task-taken"
+ALREADY_DONE = "urn:gpu-manager:already-done"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
 STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
@@ -88,7 +89,7 @@ class LeaseNotFoundError(ResourceManagerError):
 class OtherOwnerError(ResourceManagerError):
     """A lease or pending request that belongs to another owner than the caller acts for."""
 
-    def __init__(self, lease_id: str, owner: str, asked_by: str) -> None:
+    def __init__(self, lease_id: str, owner: str, asked_by: str | None) -> None:
         super().__init__(
             f"task {lease_id!r} belongs to {owner or 'no owner'}, not to {asked_by or 'no owner'}"
         )

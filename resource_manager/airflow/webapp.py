@@ -25,7 +25,7 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import build, idempotency_cache
+from resource_manager.rest.assemble import build
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.events import CLIENT_GONE
 from resource_manager.rest.problems import TITLES
@@ -110,7 +110,6 @@ class Gate:
                 service = build(
                     manager,
                     AirflowAuthenticator(),
-                    idempotency_cache(manager.settings),
                     secret,
                     airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
                     instance=instance,

@@ -9,7 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Unpack
 
-from resource_manager.core.changes import Change, Drained, InventoryChanged, ReleaseResult, Restored
+from resource_manager.core.changes import (
+    Change,
+    Drained,
+    InventoryChanged,
+    ReleaseResult,
+    Restored,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import Lease, Node, Request
@@ -23,7 +29,7 @@ from resource_manager.errors import (
     StateLostError,
     StateUnconfirmedError,
 )
-from resource_manager.manager import serializers
+from resource_manager.manager import repeats, serializers
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import (
     AliasedOptions,
@@ -43,6 +49,7 @@ from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
 from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec, open_store
+from resource_manager.storage.once import Once
 
 logger = logging.getLogger(__name__)
 
@@ -188,13 +195,13 @@ class GPUResourceManager:
             lambda cluster, now: serializers.summary(cluster), self.settings.cache_ttl_s
         )
 
-    def reset_resources(self) -> bool:
+    def reset_resources(self, *, once: Once | None = None) -> bool:
         """Drop all leases and the queue, keep the inventory; return False if the lock is not free.
 
         Dangerous while jobs run. Fencing tokens keep growing, so an old holder cannot pass as a new one.
         """
         try:
-            self._commits.replace(ClusterState(self.inventory).snapshot())
+            self._commits.replace(ClusterState(self.inventory).snapshot(), once)
         except LockTimeoutError as error:
             logger.error("not reset: %s", error)
             return False
@@ -232,20 +239,26 @@ class GPUResourceManager:
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
+        *,
+        once: Once | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any] | Refusal:
-        """Allocate as `allocate`, with the lease as the dict of `allocate_resources`."""
+        """Allocate as `allocate`, with the lease as the dict of `allocate_resources`.
+
+        With the idempotency key `once`, as every method that takes one: a repeat changes nothing and gets
+        the lease of the first call, or `AlreadyDoneError` if that has ended.
+        """
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
-        return self._allocate([request], serializers.allocation)[0]
+        return self._allocate([request], serializers.allocation, once)[0]
 
     def try_allocate_batch(
-        self, requests: Iterable[Mapping[str, Any] | Request]
+        self, requests: Iterable[Mapping[str, Any] | Request], *, once: Once | None = None
     ) -> list[dict[str, Any] | Refusal]:
         """Answer as `allocate_batch`, with a refusal in the place of each None."""
         asked = [
             checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests
         ]
-        return self._allocate(asked, serializers.allocation)
+        return self._allocate(asked, serializers.allocation, once)
 
     def submit(
         self,
@@ -253,6 +266,8 @@ class GPUResourceManager:
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
+        *,
+        once: Once | None = None,
         **options: Unpack[AliasedOptions],
     ) -> dict[str, Any]:
         """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
@@ -267,12 +282,21 @@ class GPUResourceManager:
                 return []
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
-        status = self._commits.run(step, lambda cluster, now: self._status(cluster, request.lease_id, now))
-        assert status is not None  # read from the state that the step led to
-        return status
+        def status(cluster: ClusterState, now: float) -> dict[str, Any]:
+            found = self._status(cluster, request.lease_id, now)
+            assert found is not None  # read from the state that the step led to
+            return found
+
+        return self._commits.run(step, status, once=repeats.of_submission(once, request.lease_id, status))
 
     def release(
-        self, lease_id: str, *, fencing_token: int | None = None, owner: str | None = None, outcome: str = ""
+        self,
+        lease_id: str,
+        *,
+        fencing_token: int | None = None,
+        owner: str | None = None,
+        outcome: str = "",
+        once: Once | None = None,
     ) -> ReleaseResult:
         """End the lease if it has that fencing token and owner, as far as they are given.
 
@@ -290,7 +314,7 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, released, now)
 
         try:
-            self._commits.run(step, _nothing)
+            self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
             return ReleaseResult.OTHER_HOLDER if is_live else ReleaseResult.NOT_HELD
@@ -298,7 +322,13 @@ class GPUResourceManager:
         return ReleaseResult.RELEASED
 
     def cancel(
-        self, lease_id: str, *, owner: str | None = None, sequence: int | None = None, reason: str = ""
+        self,
+        lease_id: str,
+        *,
+        owner: str | None = None,
+        sequence: int | None = None,
+        reason: str = "",
+        once: Once | None = None,
     ) -> bool:
         """Remove a pending request from the queue; return False if there is none (of that `sequence`).
 
@@ -311,13 +341,18 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, cancelled, now)
 
         try:
-            self._commits.run(step, _nothing)
+            self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
         except LeaseNotFoundError:
             return False
         return True
 
     def renew(
-        self, lease_id: str, *, fencing_token: int | None = None, owner: str | None = None
+        self,
+        lease_id: str,
+        *,
+        fencing_token: int | None = None,
+        owner: str | None = None,
+        once: Once | None = None,
     ) -> dict[str, Any]:
         """Restart the lease's time to live.
 
@@ -328,6 +363,7 @@ class GPUResourceManager:
                 cluster, lease_id, now, fencing_token=fencing_token, owner=owner
             ),
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
+            once=repeats.of_renewal(once, lease_id, serializers.allocation),
         )
 
     def require_owner(self, entry: Mapping[str, Any]) -> None:
@@ -423,14 +459,16 @@ class GPUResourceManager:
 
     # ---- servers ----
 
-    def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
+    def drain(
+        self, server: int | str, *, reason: str = "", failed: bool = False, once: Once | None = None
+    ) -> dict[str, Any]:
         """Drain the server: no new leases, its current ones stay. `failed` marks it as broken."""
         check_text(reason=reason)
-        return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)))
+        return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)), once)
 
-    def restore(self, server: int | str) -> dict[str, Any]:
+    def restore(self, server: int | str, *, once: Once | None = None) -> dict[str, Any]:
         """Reopen a drained server, and grant the pending requests that now fit."""
-        return self._server_change(server, Restored)
+        return self._server_change(server, Restored, once)
 
     def apply_inventory(self, nodes: Iterable[Node]) -> None:
         """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""
@@ -478,7 +516,10 @@ class GPUResourceManager:
     # ---- shared by all operations ----
 
     def _allocate(
-        self, requests: Sequence[Request], view: Callable[[ClusterState, Lease], T]
+        self,
+        requests: Sequence[Request],
+        view: Callable[[ClusterState, Lease], T],
+        once: Once | None = None,
     ) -> list[T | Refusal]:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             fresh = [request for request in requests if not is_repeat(cluster, request)]
@@ -495,9 +536,9 @@ class GPUResourceManager:
                 for request, lease in zip(requests, leases, strict=True)
             ]
 
-        results: Sequence[tuple[Lease, T] | Refusal]
+        results: list[tuple[Lease, T] | Refusal]
         try:
-            results = self._commits.run(step, answers_in)
+            results = self._commits.run(step, answers_in, once=repeats.of_grants(once, requests, view))
         except LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except StateUnconfirmedError as error:
@@ -525,11 +566,18 @@ class GPUResourceManager:
         window = self.recovery_window(now)
         return serializers.status(cluster, lease_id, self.policy, self.order, now, window)
 
-    def _server_change(self, server: int | str, make: Callable[[str, float], Change]) -> dict[str, Any]:
+    def _server_change(
+        self, server: int | str, make: Callable[[str, float], Change], once: Once | None
+    ) -> dict[str, Any]:
         name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+
+        def view(cluster: ClusterState, now: float) -> dict[str, Any]:
+            return serializers.server(cluster.node(name))
+
         return self._commits.run(
             lambda cluster, now: self._commits.with_dispatch(cluster, [make(name, now)], now),
-            lambda cluster, now: serializers.server(cluster.node(name)),
+            view,
+            once=repeats.of_reading(once, view),
         )
 
     def _initialise(self) -> None:

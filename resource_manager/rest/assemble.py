@@ -1,4 +1,4 @@
-"""Assembly of a service from a manager, and the storage of its tokens, cached answers and secret."""
+"""Assembly of a service from a manager, and the storage of its tokens, sessions and secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
-from resource_manager.rest.idempotency import IdempotencyCache, MemoryIdempotencyCache
 from resource_manager.rest.limits import DEFAULT_RATE, Limits
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.private_file import PrivateFile
@@ -29,11 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """Storage of all that is not cluster state: tokens, sessions, cached answers, the secret that signs."""
+    """Storage of all that is not cluster state: tokens, sessions, the secret that signs."""
 
     tokens: TokenStore
     sessions: SessionStore
-    idempotency_cache: IdempotencyCache
     secret: str = field(repr=False)
 
 
@@ -47,19 +45,11 @@ def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persi
         return Persistence(
             redis_persistence.TokenRedis(client),
             redis_persistence.RedisSessions(client),
-            idempotency_cache(settings),
             redis_persistence.secret(client),
         )
     path = tokens_file or default_tokens_file()
     secret, sessions = _secret_and_sessions(path.parent)
-    return Persistence(TokenFile(path), sessions, idempotency_cache(settings), secret)
-
-
-def idempotency_cache(settings: Settings) -> IdempotencyCache:
-    """Return the cache of answers to idempotency keys: in the store's Redis if it has one, else in memory."""
-    client = _redis_of(settings)
-    store = MemoryIdempotencyCache() if client is None else redis_persistence.RedisIdempotencyCache(client)
-    return IdempotencyCache(store, settings.lock_timeout_s)
+    return Persistence(TokenFile(path), sessions, secret)
 
 
 def _redis_of(settings: Settings) -> RedisClient | None:
@@ -113,7 +103,6 @@ def standalone(
     return build(
         manager,
         authenticator,
-        kept.idempotency_cache,
         kept.secret,
         rate=rate,
         airflow_url=airflow_url,
@@ -125,7 +114,6 @@ def standalone(
 def build(
     manager: GPUResourceManager,
     authenticator: Authenticator,
-    idempotency_cache: IdempotencyCache,
     secret: str,
     *,
     rate: str = DEFAULT_RATE,
@@ -136,7 +124,7 @@ def build(
     watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager
-    return Service(manager, authenticator, Limits(rate), idempotency_cache, watch, metrics, secret, **more)
+    return Service(manager, authenticator, Limits(rate), watch, metrics, secret, **more)
 
 
 def _secret_and_sessions(folder: Path) -> tuple[str, SessionStore]:

@@ -11,9 +11,11 @@ import httpx
 
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.errors import (
+    ALREADY_DONE,
     NO_LEASE,
     TASK_TAKEN,
     UNKNOWN_SERVER,
+    AlreadyDoneError,
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
@@ -304,6 +306,8 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         error = UnknownNodeError(problem.get("server"), 0, field=field)
     elif kind == TASK_TAKEN:
         error = DuplicateTaskError(problem.get("task_id", ""), "")
+    elif kind == ALREADY_DONE:
+        error = AlreadyDoneError()
     elif kind == NO_LEASE:
         error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
     elif problem.get("kind") == RefusalKind.NEVER_FITS:

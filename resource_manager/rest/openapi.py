@@ -68,8 +68,8 @@ def _operation(route: Route) -> dict[str, Any]:
                 "name": "Idempotency-Key",
                 "in": "header",
                 "required": False,
-                "description": "A request sent again with the same key and body changes nothing and gets the "
-                "first answer; of an answer above 4 KiB only the status.",
+                "description": "A request sent again with the same key and body within a day changes "
+                "nothing; its answer shows what the first one led to, or is 409 if that has ended.",
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             }
         )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from resource_manager.core.cluster import ClusterState
-from resource_manager.errors import LeaseNotFoundError
+from resource_manager.errors import LeaseNotFoundError, OtherOwnerError, ResourceManagerError
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.schemas import AllocateBody
-from resource_manager.rest.service import Service, owner_of
+from resource_manager.rest.service import Service
 
 
 def arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
@@ -33,43 +31,17 @@ def arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
     return arguments
 
 
-def own(view: dict[str, Any], caller: Identity) -> dict[str, Any]:
-    """Return the view; raise 409 if the task id belongs to another owner."""
-    if not caller.is_operator and owner_of(view) != caller.name:
-        raise _taken(view["task_id"])
-    return view
+def owner_required(caller: Identity) -> str | None:
+    """Return the owner that a lease must have for this caller to change it; an operator may change any."""
+    return None if caller.is_operator else caller.name
 
 
-def refuse_taken(service: Service, caller: Identity, task_ids: Sequence[str]) -> None:
-    """Raise 409 if a task id of a batch has another owner's lease, before any of its requests is granted."""
-    if caller.is_operator:
-        return
-
-    def taken(cluster: ClusterState, now: float) -> list[str]:
-        leases = filter(None, map(cluster.leases.get, task_ids))
-        return [lease.lease_id for lease in leases if lease.request.owner != caller.name]
-
-    for task_id in service.watch.look(taken):
-        raise _taken(task_id)
-
-
-def _taken(task_id: str) -> ProblemError:
-    return ProblemError(409, f"task {task_id!r} belongs to another owner: use another task_id")
-
-
-def require_owner(view: dict[str, Any], caller: Identity) -> None:
-    if not caller.is_operator and owner_of(view) != caller.name:
-        raise ProblemError(
-            403, f"task {view['task_id']!r} belongs to {owner_of(view) or 'no owner'}, not to {caller.name}"
-        )
-
-
-def owned_lease(service: Service, caller: Identity, task_id: str, fencing_token: int | None) -> int:
-    """Return the fencing token of the caller's lease, so that a change cannot hit a later lease."""
+def not_released(
+    service: Service, caller: Identity, task_id: str, fencing_token: int | None
+) -> ResourceManagerError:
+    """Return the error for a release that found no lease of that fencing token, or another's."""
     view = service.manager.status_of(task_id)
-    if view is None or view["state"] == "WAITING":
-        raise LeaseNotFoundError(task_id, fencing_token)
-    require_owner(view, caller)
-    if fencing_token not in (None, view["fencing_token"]):
-        raise LeaseNotFoundError(task_id, fencing_token)
-    return int(view["fencing_token"])
+    owner = owner_required(caller)
+    if view is not None and owner not in (None, view["owner"]):
+        return OtherOwnerError(task_id, view["owner"], owner)
+    return LeaseNotFoundError(task_id, fencing_token)

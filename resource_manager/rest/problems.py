@@ -12,15 +12,19 @@ from werkzeug.exceptions import HTTPException
 
 from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
+    ALREADY_DONE,
     NO_LEASE,
     STORE_FULL,
     TASK_TAKEN,
     UNKNOWN_SERVER,
+    AlreadyDoneError,
     DuplicateTaskError,
+    IdempotencyKeyError,
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
     NeverFitsError,
+    OtherOwnerError,
     ResourceManagerError,
     StaleStateError,
     StateUnconfirmedError,
@@ -141,6 +145,12 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(400, detail, kind=UNKNOWN_SERVER, errors=errors, server=error.node)
         case DuplicateTaskError():
             return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.lease_id)
+        case AlreadyDoneError():
+            return ProblemError(409, detail, kind=ALREADY_DONE)
+        case IdempotencyKeyError():
+            return ProblemError(422, detail)
+        case OtherOwnerError():
+            return ProblemError(403, detail)
         case NeverFitsError():
             errors = [{"field": error.field or "", "message": detail}]
             return ProblemError(400, detail, refused=RefusalKind.NEVER_FITS, errors=errors)

@@ -1,4 +1,4 @@
-"""Tokens, cached answers and the session secret in Redis, shared by all services of one store."""
+"""Tokens and the session secret in Redis, shared by all services of one store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from resource_manager.rest.idempotency import KEEP_S, MAX_KEPT
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
 from resource_manager.rest.tokens import Token
 from resource_manager.storage.redis.client import RedisClient, load_script
@@ -70,32 +69,6 @@ class RedisSessions:
 
     def _key(self, token_id: str) -> str:
         return self._client.key(f"sessions:{token_id}")
-
-
-class RedisIdempotencyCache:
-    """`ReplyStore` in Redis; its methods raise `StoreUnavailableError`."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
-
-    def claim(self, caller: str, key: str, value: str, keep_s: int) -> str | None:
-        keys = (self._name(caller, key), self._names(caller, "short"))
-        return _text(self._client.run(load_script("claim_reply"), keys, (value, keep_s, MAX_KEPT)))
-
-    def put(self, caller: str, key: str, claimed: str, value: str, keep_s: int) -> None:
-        kept = self._names(caller, "long" if keep_s == KEEP_S else "short")
-        keys = (self._name(caller, key), self._names(caller, "short"), kept)
-        self._client.run(load_script("keep_reply"), keys, (claimed, value, keep_s, MAX_KEPT))
-
-    def drop(self, caller: str, key: str, claimed: str) -> None:
-        keys = (self._name(caller, key), self._names(caller, "short"))
-        self._client.run(load_script("drop_reply"), keys, (claimed,))
-
-    def _names(self, caller: str, life: str) -> str:
-        return self._client.key(f"replies:{caller}:{life}")
-
-    def _name(self, caller: str, key: str) -> str:
-        return self._client.key(f"reply:{caller}:{key}")
 
 
 def _text(value: Any) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import flask
 
+from resource_manager.core.changes import ReleaseResult
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import (
     NO_LEASE,
@@ -19,7 +20,7 @@ from resource_manager.errors import (
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
-from resource_manager.rest.ownership import arguments, own, owned_lease, refuse_taken, require_owner
+from resource_manager.rest.ownership import arguments, not_released, owner_required
 from resource_manager.rest.problems import ProblemError, from_refusal
 from resource_manager.rest.routing import Routes
 from resource_manager.rest.schemas import (
@@ -50,6 +51,7 @@ from resource_manager.rest.schemas import (
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from resource_manager.storage.once import Once
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +69,12 @@ routes = Routes()
     answer=Allocation,
     tags=("leases",),
 )
-def allocate(service: Service, caller: Identity, body: AllocateBody) -> Any:
-    result = service.manager.try_allocate(**arguments(body, caller))
+def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
+    result = service.manager.try_allocate(once=once, **arguments(body, caller))
     if isinstance(result, Refusal):
         service.metrics.refusals.labels(result.kind).inc()
         raise from_refusal(result)
-    return own(result, caller)
+    return result
 
 
 @routes.add(
@@ -84,18 +86,17 @@ def allocate(service: Service, caller: Identity, body: AllocateBody) -> Any:
     answer=BatchAnswer,
     tags=("leases",),
 )
-def allocate_batch(service: Service, caller: Identity, body: BatchBody) -> Any:
+def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: Once | None = None) -> Any:
     requests = [arguments(item, caller) for item in body.requests]
-    refuse_taken(service, caller, [item.task_id for item in body.requests])
     results: list[Any] = []
     refusals: list[Any] = []
-    for result in service.manager.try_allocate_batch(requests):
+    for result in service.manager.try_allocate_batch(requests, once=once):
         if isinstance(result, Refusal):
             service.metrics.refusals.labels(result.kind).inc()
             results.append(None)
             refusals.append({"kind": str(result.kind), "detail": result.detail})
         else:
-            results.append(own(result, caller))
+            results.append(result)
             refusals.append(None)
     return {"results": results, "refusals": refusals}
 
@@ -109,8 +110,8 @@ def allocate_batch(service: Service, caller: Identity, body: BatchBody) -> Any:
     answer=Submission,
     tags=("queue",),
 )
-def submit(service: Service, caller: Identity, body: AllocateBody) -> Any:
-    return own(service.manager.submit(**arguments(body, caller)), caller)
+def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
+    return service.manager.submit(once=once, **arguments(body, caller))
 
 
 @routes.add(
@@ -123,13 +124,16 @@ def submit(service: Service, caller: Identity, body: AllocateBody) -> Any:
     failures=(404,),
     tags=("leases",),
 )
-def release(service: Service, caller: Identity, body: ReleaseBody) -> Any:
-    token = owned_lease(service, caller, body.task_id, body.fencing_token)
-    if not service.manager.release_resources(body.task_id, fencing_token=token, outcome=body.outcome):
-        owned_lease(
-            service, caller, body.task_id, token
-        )  # raises if the lease is over; else the lock was not free
-        raise LockTimeoutError(service.manager.settings.lock_timeout_s)
+def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> Any:
+    result = service.manager.release(
+        body.task_id,
+        fencing_token=body.fencing_token,
+        owner=owner_required(caller),
+        outcome=body.outcome,
+        once=once,
+    )
+    if result is not ReleaseResult.RELEASED:
+        raise not_released(service, caller, body.task_id, body.fencing_token)
     return {"success": True, "task_id": body.task_id}
 
 
@@ -143,9 +147,10 @@ def release(service: Service, caller: Identity, body: ReleaseBody) -> Any:
     failures=(404,),
     tags=("leases",),
 )
-def renew(service: Service, caller: Identity, body: LeaseBody) -> Any:
-    token = owned_lease(service, caller, body.task_id, body.fencing_token)
-    return service.manager.renew(body.task_id, fencing_token=token)
+def renew(service: Service, caller: Identity, body: LeaseBody, once: Once | None = None) -> Any:
+    return service.manager.renew(
+        body.task_id, fencing_token=body.fencing_token, owner=owner_required(caller), once=once
+    )
 
 
 @routes.add(
@@ -158,15 +163,16 @@ def renew(service: Service, caller: Identity, body: LeaseBody) -> Any:
     failures=(404,),
     tags=("queue",),
 )
-def cancel(service: Service, caller: Identity, body: CancelBody) -> Any:
-    status = service.manager.status_of(body.task_id)
-    if status is None or status["state"] != "WAITING":
+def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Any:
+    is_cancelled = service.manager.cancel(
+        body.task_id,
+        owner=owner_required(caller),
+        sequence=body.sequence,
+        reason=body.reason,
+        once=once,
+    )
+    if not is_cancelled:
         raise ProblemError(404, f"task {body.task_id!r} has no pending request", kind=NO_LEASE)
-    require_owner(status, caller)
-    # The caller's own entry may have gone, and another's come under this id, since the status was read.
-    sequence = status["sequence"] if body.sequence is None else body.sequence
-    if not service.manager.cancel(body.task_id, sequence=sequence, reason=body.reason):
-        raise ProblemError(404, f"task {body.task_id!r} is no longer in the queue", kind=NO_LEASE)
     return {"success": True, "task_id": body.task_id}
 
 
@@ -180,8 +186,12 @@ def cancel(service: Service, caller: Identity, body: CancelBody) -> Any:
     failures=(404,),
     tags=("servers",),
 )
-def drain(service: Service, caller: Identity, body: DrainBody, server_id: int) -> Any:
-    return _server(lambda: service.manager.drain(server_id, reason=body.reason, failed=body.failed))
+def drain(
+    service: Service, caller: Identity, body: DrainBody, server_id: int, once: Once | None = None
+) -> Any:
+    return _server(
+        lambda: service.manager.drain(server_id, reason=body.reason, failed=body.failed, once=once)
+    )
 
 
 @routes.add(
@@ -194,8 +204,10 @@ def drain(service: Service, caller: Identity, body: DrainBody, server_id: int) -
     failures=(404,),
     tags=("servers",),
 )
-def restore(service: Service, caller: Identity, body: NoBody, server_id: int) -> Any:
-    return _server(lambda: service.manager.restore(server_id))
+def restore(
+    service: Service, caller: Identity, body: NoBody, server_id: int, once: Once | None = None
+) -> Any:
+    return _server(lambda: service.manager.restore(server_id, once=once))
 
 
 @routes.add(
@@ -207,8 +219,8 @@ def restore(service: Service, caller: Identity, body: NoBody, server_id: int) ->
     answer=Done,
     tags=("servers",),
 )
-def reset(service: Service, caller: Identity, body: ResetBody) -> Any:
-    if not service.manager.reset_resources():
+def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None = None) -> Any:
+    if not service.manager.reset_resources(once=once):
         raise LockTimeoutError(service.manager.settings.lock_timeout_s)
     return {"success": True}
 

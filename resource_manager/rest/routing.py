@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -19,6 +20,9 @@ from resource_manager.rest.limits import network_of
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service, current_service
 from resource_manager.rest.tokens import Role
+from resource_manager.storage.once import Once
+
+MAX_KEY_LENGTH = 255
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
@@ -73,7 +77,7 @@ class Routes:
 
 
 def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
-    """Return the view of a route: role, rate limit, CSRF, validation and idempotency, then the handler."""
+    """Return the view of a route: role, rate limit, CSRF, validation, idempotency key, then the handler."""
 
     def answer(**path: Any) -> flask.Response:
         service = current_service()
@@ -86,15 +90,11 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         if route.body is not None:
             raw = _raw_body()
             arguments["body"] = route.body.model_validate_json(raw or b"{}")
-            key = flask.request.headers.get("Idempotency-Key")
-            if key is not None and identity is not None:
-                return service.idempotency_cache.once(
-                    identity.name,
-                    key,
-                    f"{route.method} {flask.request.path}",
-                    raw,
-                    lambda: _respond(route.handler(service, identity, **arguments)),
-                )
+            once = arguments["once"] = _once(identity, raw)
+            response = _respond(route.handler(service, identity, **arguments))
+            if once is not None and once.repeated:
+                response.headers["Idempotent-Replay"] = "true"
+            return response
         return _respond(route.handler(service, identity, **arguments))
 
     @functools.wraps(route.handler)
@@ -140,6 +140,17 @@ def admit(service: Service, role: Role | None) -> Identity | None:
     if identity is None and role is not None and "Authorization" in request.headers:
         service.limits.count_failure(address)
     return auth.authorise(identity, role)
+
+
+def _once(identity: Identity | None, raw: bytes) -> Once | None:
+    """Return the request's `Idempotency-Key`, for this caller and exactly this request."""
+    key = flask.request.headers.get("Idempotency-Key")
+    if key is None or identity is None:
+        return None
+    if not 0 < len(key) <= MAX_KEY_LENGTH:
+        raise ProblemError(400, f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters")
+    request = f"{flask.request.method} {flask.request.path}".encode() + b"\0" + raw
+    return Once(identity.name, key, hashlib.sha256(request).hexdigest()[:32])
 
 
 def _raw_body() -> bytes:

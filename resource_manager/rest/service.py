@@ -9,7 +9,6 @@ import flask
 
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.auth import Authenticator
-from resource_manager.rest.idempotency import IdempotencyCache
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.state_follower import StateFollower
@@ -29,7 +28,6 @@ class Service:
     manager: GPUResourceManager
     authenticator: Authenticator
     limits: Limits
-    idempotency_cache: IdempotencyCache
     watch: StateFollower
     metrics: Metrics
     secret: str = field(repr=False)

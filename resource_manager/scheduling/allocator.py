@@ -153,10 +153,10 @@ def _require_lease(
     cluster: ClusterState, lease_id: str, fencing_token: int | None, owner: str | None
 ) -> Lease:
     lease = cluster.leases.get(lease_id)
-    if lease is None or (fencing_token is not None and lease.fencing_token != fencing_token):
-        raise LeaseNotFoundError(lease_id, fencing_token)
-    if owner is not None and lease.request.owner != owner:
+    if lease is not None and owner not in (None, lease.request.owner):
         raise OtherOwnerError(lease_id, lease.request.owner, owner)
+    if lease is None or fencing_token not in (None, lease.fencing_token):
+        raise LeaseNotFoundError(lease_id, fencing_token)
     return lease
 
 
@@ -183,10 +183,10 @@ def cancel(
     `OtherOwnerError` if it is not that owner's.
     """
     pending = cluster.pending.get(lease_id)
-    if pending is None or (sequence is not None and pending.sequence != sequence):
-        raise LeaseNotFoundError(lease_id)
-    if owner is not None and pending.request.owner != owner:
+    if pending is not None and owner not in (None, pending.request.owner):
         raise OtherOwnerError(lease_id, pending.request.owner, owner)
+    if pending is None or sequence not in (None, pending.sequence):
+        raise LeaseNotFoundError(lease_id)
     return [Cancelled(lease_id, now, reason)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -21,12 +20,14 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.core.changes import Cancelled, Change, Drained, Queued, Restored
 from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError, StoreFullError
-from resource_manager.rest import idempotency, redis_persistence, tokens
+from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.sessions import MAX_SESSIONS
 from resource_manager.rest.tokens import Role
-from resource_manager.storage import RedisStore
+from resource_manager.storage import RedisStore, memory, open_store
+from resource_manager.storage.once import Once
+from resource_manager.storage.redis import store as redis_store
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 from tests.eventually import wait_for
@@ -323,97 +324,29 @@ def test_a_refusal_neither_repeats_the_request_nor_fills_redis(
         assert len(answer.data) < 10_000
     assert used(server) - before < 200_000
     with server.client() as admin:
-        lives = [admin.ttl(key) for key in admin.scan_iter("*:reply:*")]
-    assert len(lives) in (0, 21), "a body that is not a request is refused before it gets a key"
-    assert all(0 < life <= 60 for life in lives)
-
-
-def test_a_large_answer_is_kept_as_its_status(server: RedisServer, service: Callable[[str], Any]) -> None:
-    ada = service("ada")
-    labels = {str(number): "x" * 240 for number in range(20)}
-    batch = {"requests": [{**WISH, "task_id": f"t{n}", "labels": labels} for n in range(2)]}
-    first = keyed(ada, "k", batch, "/api/allocate/batch")
-    assert len(first.data) > 4096
-    assert ada.post("/api/release", json={"task_id": "t0"}).status_code == 200
-    again = keyed(ada, "k", batch, "/api/allocate/batch")
-    assert first.status_code == again.status_code == 200
-    assert again.headers["Idempotent-Replay"] == "true"
-    assert again.json["replayed"] == "status"
-    assert again.json["sha256"] == hashlib.sha256(first.data).hexdigest()
-    assert f"its answer of {len(first.data):,} bytes was not kept" in again.json["detail"]
-    assert len(again.data) < 500
-    assert ada.get("/api/task?task_id=t0").status_code == 404, "it did not act again"
-    long = {"task_id": "長" * 1000}
-    first, again = (keyed(ada, "m", long, "/api/release") for _ in range(2))
-    assert first.status_code == again.status_code == 404
-    assert len(first.data) > 4096
-    assert again.content_type == "application/problem+json"
-    assert "was refused" in again.json["detail"]
-    batch["requests"].pop()
-    assert keyed(ada, "k", batch, "/api/allocate/batch").status_code == 422
-    with server.client() as admin:
-        assert all(admin.strlen(key) < 500 for key in admin.scan_iter("*:reply:*"))
-
-
-def replies_in(place: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> idempotency.ReplyStore:
-    """Return a store of answers that keeps 50 of each caller."""
-    for module in (idempotency, redis_persistence):
-        monkeypatch.setattr(module, "MAX_KEPT", 50)
-    if place == "memory":
-        return idempotency.MemoryIdempotencyCache()
-    return redis_persistence.RedisIdempotencyCache(RedisClient.from_url(server.url))
+        assert not list(admin.scan_iter("*:once:*")), "what changed nothing is not kept"
 
 
 @pytest.mark.parametrize("place", ["memory", "redis"])
-def test_a_caller_displaces_only_its_own_answers(
+def test_a_caller_displaces_only_its_own_keys(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    idempotency_cache = replies_in(place, server, monkeypatch)
-    assert idempotency_cache.claim("bob", "k", "bob's", 100) is None
-    for number in range(200):
-        assert idempotency_cache.claim("ada", f"k{number}", str(number), 100) is None
-    for number in range(150, 200):
-        assert idempotency_cache.claim("ada", f"k{number}", "again", 100) == str(number)
-    assert idempotency_cache.claim("bob", "k", "again", 100) == "bob's"
-    assert idempotency_cache.claim("ada", "k149", "again", 100) is None
-    idempotency_cache.put("ada", "k150", "150", "too late", idempotency.KEEP_S)
-    assert idempotency_cache.claim("ada", "k150", "free", 100) is None
-    if place == "redis":
-        with server.client() as admin:
-            assert sum(1 for _ in admin.scan_iter("*:reply:*")) == 51
+    for module in (memory, redis_store):
+        monkeypatch.setattr(module, "MAX_KEYS", 50)
+    store = open_store("memory://" if place == "memory" else server.url)
+    with GPUResourceManager(store=store) as manager:
+        manager.drain(0, once=Once("bob", "k", "f"))
+        for number in range(200):
+            manager.drain(0, once=Once("ada", f"k{number}", "f"))
+        assert store.recall(Once("bob", "k", "f")) == "null"
+        kept = [number for number in range(200) if store.recall(Once("ada", f"k{number}", "f"))]
+        assert kept == list(range(150, 200))
+        if place == "redis":
+            with server.client() as admin:
+                assert sum(1 for _ in admin.scan_iter("*:once:*:*")) == 51
 
 
-@pytest.mark.parametrize("place", ["memory", "redis"])
-def test_failures_and_refusals_displace_no_answer(
-    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    idempotency_cache = replies_in(place, server, monkeypatch)
-    idempotency_cache.claim("ada", "paid", "claim", 100)
-    idempotency_cache.put("ada", "paid", "claim", "answer", idempotency.KEEP_S)
-    for number in range(200):
-        idempotency_cache.claim("ada", f"f{number}", "failed", 100)
-        idempotency_cache.drop("ada", f"f{number}", "failed")
-        idempotency_cache.claim("ada", f"r{number}", "refused", 100)
-        idempotency_cache.put("ada", f"r{number}", "refused", "no", idempotency.KEEP_REFUSAL_S)
-    assert idempotency_cache.claim("ada", "paid", "again", 100) == "answer"
-    assert idempotency_cache.claim("ada", "r199", "again", 100) == "no"
-    assert idempotency_cache.claim("ada", "r100", "again", 100) is None
-
-
-@pytest.mark.parametrize("place", ["memory", "redis"])
-def test_a_late_answer_does_not_replace_the_claim_of_a_later_request(
-    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    idempotency_cache = replies_in(place, server, monkeypatch)
-    idempotency_cache.claim("ada", "k", "first", 100)
-    idempotency_cache.drop("ada", "k", "first")  # as if it had expired
-    assert idempotency_cache.claim("ada", "k", "second", 100) is None
-    idempotency_cache.put("ada", "k", "first", "late", idempotency.KEEP_S)
-    idempotency_cache.drop("ada", "k", "first")
-    assert idempotency_cache.claim("ada", "k", "third", 100) == "second"
-
-
-def test_answers_are_kept_and_changes_made_with_full_memory(
+def test_keys_are_kept_and_changes_made_with_full_memory(
     server: RedisServer, service: Callable[[str], Any]
 ) -> None:
     ada, bob = service("ada"), service("bob")

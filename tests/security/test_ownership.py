@@ -227,17 +227,18 @@ def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
 # ---- the queue ----
 
 
-def swapped(service: Service, monkeypatch: pytest.MonkeyPatch, swap: Callable[[], object]) -> None:
-    """Let `swap` happen right after the service has read whose entry it is."""
-    read = service.manager.status_of
+def swapped(service: Service, monkeypatch: pytest.MonkeyPatch, swap: Callable[[Any], object]) -> None:
+    """Let `swap` happen between the service's decision, which compares the owner, and its commit."""
+    commit = service.manager.store.commit
+    swaps = [swap]
 
-    def status_of(lease_id: str) -> dict[str, Any] | None:
-        found = read(lease_id)
-        if found is not None and found["owner"] == "ada":
-            swap()
-        return found
+    def commit_after_swap(version: int, changes: Any, **options: Any) -> None:
+        if swaps:
+            with GPUResourceManager(store=service.manager.store) as meanwhile:
+                swaps.pop()(meanwhile)
+        commit(version, changes, **options)
 
-    monkeypatch.setattr(service.manager, "status_of", status_of)
+    monkeypatch.setattr(service.manager.store, "commit", commit_after_swap)
 
 
 @pytest.mark.parametrize("path", ["/api/cancel", "/act/cancel"])
@@ -249,13 +250,13 @@ def test_a_cancel_between_check_and_act_removes_no_entry_of_another(
         manager.submit(f"fill-{server}", 8, 1)
     manager.submit("w", 8, 1, owner="ada")
 
-    def swap() -> None:
-        manager.cancel("w")
-        manager.submit("w", 8, 1, owner="bob")
+    def swap(meanwhile: GPUResourceManager) -> None:
+        meanwhile.cancel("w")
+        meanwhile.submit("w", 8, 1, owner="bob")
 
     swapped(service, monkeypatch, swap)
     content: dict[str, Any] = {"json" if path.startswith("/api") else "data": {"task_id": "w"}}
-    assert ada.post(path, **content).status_code == 404
+    assert ada.post(path, **content).status_code == 403
     assert [entry["owner"] for entry in manager.queue()] == ["bob"]
 
 

@@ -21,14 +21,21 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Request
-from resource_manager.errors import LockedError, StaleStateError, StateLostError
+from resource_manager.errors import (
+    IdempotencyKeyError,
+    LockedError,
+    RepeatedError,
+    StaleStateError,
+    StateLostError,
+)
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.runtime_history import Confidence
 from resource_manager.storage import Store
+from resource_manager.storage.once import Once
 from tests.storage.conftest import OpenStore
-from tests.storage.walk import Walk, first_state, granted, started
+from tests.storage.walk import Walk, add, first_state, granted, started
 
 
 def fresh(store: Store) -> Snapshot:
@@ -435,3 +442,61 @@ def test_grants_are_not_suspended_without_a_restart(open_client: OpenStore) -> N
     store = open_client()
     started(store)
     assert store.suspended_until < store.now()
+
+
+# ---- idempotency keys ----
+
+
+def test_a_key_is_kept_with_its_changes_and_refuses_a_second_commit(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    cluster = started(store)
+    assert store.recall(Once("ada", "k", "f")) is None
+    once = [(Once("ada", "k", "f"), '{"a": 1}'), (Once("ada", "l", "f"), "null")]
+    store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), once=once)
+    theirs = other.refresh(None)
+    assert theirs is not None
+    again = Once("ada", "k", "f")
+    with pytest.raises(RepeatedError) as caught:
+        other.commit(1, [granted(theirs, "b", other.now())], now=other.now(), once=[(again, "{}")])
+    assert caught.value.key is again
+    assert again.reference_in(caught.value.stored) == '{"a": 1}'
+    assert again.repeated
+    assert [lease.lease_id for lease in fresh(store).leases] == ["a"], "all or none"
+    assert other.recall(Once("ada", "l", "f")) == "null"
+
+
+def test_a_key_belongs_to_one_request_of_one_caller(open_client: OpenStore) -> None:
+    store = open_client()
+    cluster = started(store)
+    store.commit(
+        0, [granted(cluster, "a", store.now())], now=store.now(), once=[(Once("ada", "k", "f"), "1")]
+    )
+    assert store.recall(Once("bob", "k", "f")) is None
+    with pytest.raises(IdempotencyKeyError, match="used for another request: use a new key"):
+        store.recall(Once("ada", "k", "other"))
+
+
+def test_a_commit_that_was_refused_keeps_no_key(open_client: OpenStore) -> None:
+    store = open_client()
+    started(store)
+    with pytest.raises(StaleStateError):
+        store.commit(
+            7, [Drained("gpu-server-0", store.now())], now=store.now(), once=[(Once("a", "k", ""), "1")]
+        )
+    assert store.recall(Once("a", "k", "")) is None
+
+
+def test_a_reset_is_made_once_and_forgets_no_key(open_client: OpenStore) -> None:
+    store = open_client()
+    cluster = started(store)
+    store.commit(
+        0, [granted(cluster, "a", store.now())], now=store.now(), once=[(Once("ada", "k", "f"), "1")]
+    )
+    store.replace(first_state(), once=[(Once("ada", "reset", "f"), "null")])
+    replica = store.refresh(None)
+    assert replica is not None
+    add(store, replica, "b")
+    with pytest.raises(RepeatedError):
+        store.replace(first_state(), once=[(Once("ada", "reset", "f"), "null")])
+    assert [lease.lease_id for lease in fresh(store).leases] == ["b"]
+    assert store.recall(Once("ada", "k", "f")) == "1"
