@@ -1,4 +1,4 @@
-"""Fit of a request to a node: kind of GPU, vendor and totals."""
+"""Fit of a request to a node: kind of GPU, vendor, labels and totals."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ def accepts_node(node: Node, request: Request) -> bool:
     return bool(accepted_gpu_ids(node, request))
 
 
+def has_labels(node: Node, request: Request) -> bool:
+    """Return True if the node has every label that the request requires."""
+    return all(node.labels.get(name) == value for name, value in request.labels_required.items())
+
+
 def could_ever_fit(node: Node, request: Request) -> bool:
     """Return True if the request fits the node when it is empty."""
     for name, amount in request.resources.items():
         if node.resources.get(name, 0) < amount:
             return False
     if request.required_node is not None and request.required_node != node.name:
+        return False
+    if not has_labels(node, request):
         return False
     if not (request.gpu_types or request.vendor):
         return len(node.gpus) >= request.gpus

@@ -81,6 +81,7 @@ class Request:
 
     `gpus` GPUs of `gpu_milli` thousandths each; a GPU fraction (below 1000) asks for exactly one GPU.
     Empty `gpu_types` means any type. `preferred_node` is tried first, `required_node` is the only choice.
+    The node's labels must equal those of `labels_required`; `labels` are the request's own.
     `ttl_s` is the lifetime of the lease without renewal; infinite by default, which suits a simulation.
     `quarantine` keeps the capacity allocated after expiry until an operator or the reconciler confirms that
     the job is gone. `utility` matters only under admission by price.
@@ -102,6 +103,7 @@ class Request:
     quarantine: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     utility: Utility | None = None
+    labels_required: Mapping[str, str] = field(default_factory=dict)
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
 
@@ -133,7 +135,15 @@ class Request:
         object.__setattr__(
             self,
             "shape",
-            (self.gpus, self.gpu_milli, amounts, self.gpu_types, self.vendor, self.required_node),
+            (
+                self.gpus,
+                self.gpu_milli,
+                amounts,
+                self.gpu_types,
+                self.vendor,
+                self.required_node,
+                tuple(sorted(self.labels_required.items())),
+            ),
         )
 
     def for_task(self, lease_id: str) -> Request:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from resource_manager.core.changes import Drained
-from resource_manager.core.fit import accepted_gpu_ids, accepts_node
+from resource_manager.core.fit import accepted_gpu_ids, accepts_node, has_labels
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Request
 from resource_manager.errors import CapacityError
 
@@ -66,6 +66,8 @@ class NodeState:
         if self.drained is not None or self.retired:
             return False
         if request.required_node is not None and request.required_node != self.name:
+            return False
+        if request.labels_required and not has_labels(self.node, request):
             return False
         particular = request.gpu_types or request.vendor
         if not gpus:

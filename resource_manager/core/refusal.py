@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit
+from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit, has_labels
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState, allocate
 from resource_manager.errors import LockTimeoutError
@@ -82,7 +82,12 @@ def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:
     if any(could_ever_fit(state.node, request) for state in states):
         return None
     allowed = [state for state in states if request.required_node in (None, state.name)]
-    return Refusal(RefusalKind.NEVER_FITS, _never(allowed, request))
+    labelled = [state for state in allowed if has_labels(state.node, request)]
+    if allowed and not labelled:
+        required, what = request.required_node, "label" if len(request.labels_required) == 1 else "labels"
+        who = "no server has" if required is None else f"{short(required)} has not"
+        return Refusal(RefusalKind.NEVER_FITS, f"{who} {label_words(request)} as its {what}")
+    return Refusal(RefusalKind.NEVER_FITS, _among_labelled(request) + _never(labelled, request))
 
 
 def _never(allowed: list[NodeState], request: Request) -> str:
@@ -113,7 +118,7 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     is_open = [state for state in usable if state.is_open]
     if not is_open:
         return Refusal(RefusalKind.MAINTENANCE, _closed(usable, request))
-    detail = _nearest(is_open, request)
+    detail = _among_labelled(request) + _nearest(is_open, request)
     if unreleased := unreleased_lease(is_open, request):
         return Refusal(RefusalKind.AWAITING_RELEASE, f"{detail}; {unreleased}")
     free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
@@ -167,6 +172,15 @@ def needed(request: Request) -> str:
     for name, amount in list(request.resources.items())[:MAX_TYPES]:
         parts.append(f"{amount:g} {'cpu' if name == 'cpus' and amount == 1 else short(name)}")
     return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def label_words(request: Request) -> str:
+    """Return the required labels as a phrase, such as `zone=a and rack=7`."""
+    return " and ".join(f"{short(name)}={short(value)}" for name, value in request.labels_required.items())
+
+
+def _among_labelled(request: Request) -> str:
+    return f"of the servers with {label_words(request)}: " if request.labels_required else ""
 
 
 def _parts(request: Request) -> int:

@@ -286,6 +286,7 @@ def describe(request: Request) -> str:
     parts += [f"{amount} {name}" for name, amount in request.resources.items()]
     if request.required_node is not None:
         parts.append(f"on {request.required_node}")
+    parts += [f"with label {name}={value}" for name, value in request.labels_required.items()]
     return ", ".join(parts)
 
 

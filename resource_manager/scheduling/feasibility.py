@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit
+from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit, has_labels
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
 from resource_manager.core.refusal import (
     RecoveryWindow,
     Refusal,
     RefusalKind,
     free_on,
+    label_words,
     leases_in_the_way,
     needs,
     never_fits,
@@ -245,6 +246,8 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
         reasons.append(("failed" if state.drained.failed else "drained") + why)
     if request.required_node not in (None, state.name):
         reasons.append(f"the request is for {request.required_node} only")
+    if not has_labels(state.node, request):
+        reasons.append(f"the request is for servers with {label_words(request)} only")
     if not accepts_node(state.node, request):
         wanted = " ".join((*request.gpu_types, request.vendor)).strip()
         reasons.append(f"has no GPU of {wanted}")

@@ -13,6 +13,7 @@ A100, H100 = (Gpu(0, "A100", "nvidia"), Gpu(1, "A100", "nvidia")), (Gpu(2, "H100
 MI300 = (Gpu(3, "MI300", "amd"),)
 UNIFORM = Node("n", 0, {"cpus": 8}, A100)
 MIXED = Node("n", 0, {"cpus": 8}, (*A100, *H100, *MI300))
+LABELLED = Node("n", 0, {"cpus": 8}, A100, labels={"zone": "a", "rack": "7"})
 WITHOUT_GPUS = Node("n", 0, {"cpus": 8}, vendor="huawei")
 
 
@@ -33,6 +34,10 @@ WITHOUT_GPUS = Node("n", 0, {"cpus": 8}, vendor="huawei")
         (UNIFORM, Request("t", 1, vendor="nvidia"), True),
         (UNIFORM, Request("t", 1, vendor="amd"), False),
         (UNIFORM, Request("t", 1, gpu_milli=500, gpu_types=("H100",)), False),
+        (LABELLED, Request("t", 2, labels_required={"zone": "a", "rack": "7"}), True),
+        (LABELLED, Request("t", 2, labels_required={"zone": "a", "rack": "8"}), False),
+        (LABELLED, Request("t", labels_required={"row": ""}), False),
+        (UNIFORM, Request("t", 2, labels_required={"zone": "a"}), False),
         # A task without GPUs may still require a node with a GPU type or vendor.
         (UNIFORM, Request("t", gpu_types=("A100",)), True),
         (UNIFORM, Request("t", gpu_types=("H100",)), False),

@@ -25,7 +25,7 @@ from resource_manager.manager.serializers import explanation
 from resource_manager.rest.problems import from_refusal
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS
-from resource_manager.scheduling.feasibility import refusals_of, standings
+from resource_manager.scheduling.feasibility import explain, refusals_of, standings
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
@@ -92,6 +92,32 @@ def test_no_capacity_names_the_short_resource_besides_gpus() -> None:
         "no_capacity",
         "no server with 64 cpus: the most cpus free is 63 on s1",
     )
+
+
+def test_required_labels_are_named() -> None:
+    far = replace(server("s1", 1), labels={"zone": "a"})
+    cluster = cluster_of(far, replace(server("s2", 2), labels={"zone": "b", "rack": "7"}))
+
+    def asked(gpus: int, node: str | None = None, **labels: str) -> tuple[str, str]:
+        return reason(cluster, Request("t", gpus, labels_required=labels, required_node=node))
+
+    assert asked(1, zone="c") == ("never_fits", "no server has zone=c as its label")
+    assert asked(1, zone="a", rack="7") == ("never_fits", "no server has zone=a and rack=7 as its labels")
+    assert asked(1, "s2", zone="a") == ("never_fits", "s2 has not zone=a as its label")
+    assert asked(9, zone="a") == (
+        "never_fits",
+        "of the servers with zone=a: no server could ever satisfy 9 GPUs: the largest, s1, has 8",
+    )
+    hold(cluster, "h", "s1", 6)
+    assert asked(4, zone="a") == (
+        "no_capacity",
+        "of the servers with zone=a: no server with 4 GPUs: largest free is 2 on s1",
+    )
+    verdicts = explain(cluster, Request("t", 1, labels_required={"zone": "a"}))
+    assert [verdict.reasons for verdict in verdicts] == [
+        (),
+        ("the request is for servers with zone=a only",),
+    ]
 
 
 def test_no_capacity_for_a_gpu_fraction_names_the_most_milli_free() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.fit import accepts_node
+from resource_manager.core.fit import accepts_node, has_labels
 from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
 
 BALANCE = 0.6
@@ -62,7 +62,7 @@ def rank_vendors(
     free: dict[str, list[float]] = {}
     demand = demand_of(request)
     for node in cluster.nodes:
-        if node.is_open and accepts_node(node.node, request):
+        if node.is_open and has_labels(node.node, request) and accepts_node(node.node, request):
             total = free.setdefault(vendor_of(node), [0.0] * len(demand))
             for i, (name, _) in enumerate(demand):
                 total[i] += free_of(node, name)

@@ -160,7 +160,8 @@ class ClassFit:
         self.need: int = _NEVER if unknown else request.gpus * request.gpu_milli
         """Minimum reach in milli."""
         self._limits = [(states.free[name], amount) for name, amount in known.items()]
-        self._accepts: dict[int, bool] | None = {} if request.gpu_types or request.vendor else None
+        particular = request.gpu_types or request.vendor or request.labels_required
+        self._accepts: dict[int, bool] | None = {} if particular else None
         """By kind, True if the request accepts its type and vendor; None if it accepts any."""
 
     @property
@@ -182,7 +183,7 @@ class ClassFit:
         if self._accepts is None:
             return True
         node = states.cluster.nodes[index]
-        if not node.uniform:
+        if self._request.labels_required or not node.uniform:
             return node.fits(self._request)
         kind = states.kinds[number]
         accepted = self._accepts.get(kind)

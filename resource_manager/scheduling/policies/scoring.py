@@ -38,9 +38,10 @@ class Scored:
 
     def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
         """Return the placement on the best node, or None if the request fits nowhere."""
-        if request.required_node is not None:
-            node = cluster.by_name.get(request.required_node)
-            if node is None or not node.fits(request):
+        if request.required_node is not None or request.labels_required:  # equal states may differ in both
+            nodes = cluster.candidates(request)
+            node = max(nodes, key=lambda node: self.score(node, request), default=None)
+            if node is None:
                 return None
         else:
             index = self._ranking(cluster, request).best()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.changes import Change, Drained, InventoryChanged, Restored
+from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Restored
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Placement, Request
 from resource_manager.scheduling import allocator
@@ -24,6 +24,7 @@ from resource_manager.scheduling.policies.node_states import NodeStates
 from resource_manager.scheduling.policies.random import Fitting
 from resource_manager.scheduling.policies.scoring import Scored
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
+from resource_manager.scheduling.queue_order import get_order
 
 NODES = (
     Node("a", 1, {"cpus": 16}, tuple(Gpu(i, "T4") for i in range(2))),
@@ -252,3 +253,15 @@ def test_fgd_by_name_caches_its_task_mix_on_the_state() -> None:
 @pytest.mark.parametrize(("fall", "score"), [(0.0, 50), (-1e-12, 49), (1000.0, 73), (-8000.0, 0)])
 def test_the_fgd_score_is_truncated_to_an_integer(fall: float, score: int) -> None:
     assert logistic_score(fall) == score
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_required_labels_are_kept_also_between_nodes_in_equal_states(name: str) -> None:
+    labelled = [replace(node, labels={"slot": node.name}) for node in TWINS]
+    cluster = ClusterState(labelled)
+    for number in (3, 1, 2, 0):
+        request = Request(f"t{number}", 2, resources={"cpus": 1}, labels_required={"slot": f"twin{number}"})
+        [change] = allocator.allocate_in_order(cluster, [request], get_policy(name), get_order("fifo"), 0.0)
+        assert isinstance(change, Granted)
+        assert change.lease.placement.node == f"twin{number}"
+        cluster.apply(change)
