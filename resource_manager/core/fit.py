@@ -1,8 +1,93 @@
-"""Fit of a request to a node: kind of GPU, vendor, labels and totals."""
+"""Fit of a request to a node, now or ever: the one rule, and what is short where it does not fit."""
 
 from __future__ import annotations
 
-from resource_manager.core.models import Node, Request
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Request
+
+
+@dataclass(frozen=True, slots=True)
+class FreeCapacity:
+    """Free capacity of a node at one moment: milli by GPU id in ascending order, amounts by resource."""
+
+    gpus: Mapping[int, int]
+    amounts: Mapping[str, Amount]
+
+    def intersect(self, other: FreeCapacity) -> FreeCapacity:
+        """Return what is free in both."""
+        amounts, more = self.amounts, other.amounts
+        return FreeCapacity(
+            {gpu_id: min(milli, other.gpus[gpu_id]) for gpu_id, milli in self.gpus.items()},
+            {name: min(amount, more.get(name, 0)) for name, amount in amounts.items()},
+        )
+
+    def minus(self, request: Request, gpu_ids: Collection[int]) -> FreeCapacity:
+        """Return what is free after an allocation of the request."""
+        gpus, amounts = dict(self.gpus), dict(self.amounts)
+        for gpu_id in gpu_ids:
+            if gpu_id in gpus:
+                gpus[gpu_id] -= request.gpu_milli
+        for name, amount in request.resources.items():
+            amounts[name] = amounts.get(name, 0) - amount
+        return FreeCapacity(gpus, amounts)
+
+
+def total_capacity(node: Node) -> FreeCapacity:
+    """Return what is free on the node when it is empty."""
+    gpu_ids = sorted(gpu.gpu_id for gpu in node.gpus)
+    return FreeCapacity(dict.fromkeys(gpu_ids, MILLI_PER_GPU), node.resources)
+
+
+class Short(StrEnum):
+    """Kind of a shortage."""
+
+    SERVER = "server"
+    LABELS = "labels"
+    KIND = "kind"
+    GPUS = "gpus"
+    AMOUNT = "amount"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """One reason why a request does not fit: of GPUs and amounts, `name` of them, what there is."""
+
+    short: Short
+    name: str = ""
+    has: Amount = 0
+    wants: Amount = 0
+
+
+def shortages(node: Node, request: Request, free: FreeCapacity | None = None) -> Iterator[Shortage]:
+    """Yield what keeps the request off the node with that free capacity, or, without `free`, off it ever.
+
+    Whether the node is open is not asked: that is its state, not its capacity.
+    """
+    if request.required_node is not None and request.required_node != node.name:
+        yield Shortage(Short.SERVER)
+    if request.labels_required and not has_labels(node, request):
+        yield Shortage(Short.LABELS)
+    if not accepts_node(node, request):
+        yield Shortage(Short.KIND)
+    elif request.gpus and (has := count_gpus(node, request, free)) < request.gpus:
+        yield Shortage(Short.GPUS, "gpus", has, request.gpus)
+    amounts = node.resources if free is None else free.amounts
+    for name, amount in request.resources.items():
+        if amounts.get(name, 0) < amount:
+            yield Shortage(Short.AMOUNT, name, amounts.get(name, 0), amount)
+
+
+def fits(node: Node, request: Request, free: FreeCapacity) -> bool:
+    """Return True if the request fits the node with that free capacity."""
+    return next(shortages(node, request, free), None) is None
+
+
+def could_ever_fit(node: Node, request: Request) -> bool:
+    """Return True if the request fits the node when it is empty."""
+    return next(shortages(node, request), None) is None
 
 
 def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
@@ -15,8 +100,36 @@ def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
     }
 
 
+def usable_gpus(node: Node, request: Request, gpus: Mapping[int, int]) -> list[int]:
+    """Return the ids of the GPUs that have the requested free milli, type and vendor, in their order."""
+    milli = request.gpu_milli
+    ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli]
+    if request.gpu_types or request.vendor:
+        accepted = accepted_gpu_ids(node, request)
+        return [gpu_id for gpu_id in ids if gpu_id in accepted]
+    return ids
+
+
+def count_gpus(node: Node, request: Request, free: FreeCapacity | None = None) -> int:
+    """Return the number of GPUs that could serve the request: with that free capacity, or at all."""
+    if free is not None:
+        return len(usable_gpus(node, request, free.gpus))
+    if not (request.gpu_types or request.vendor):
+        return len(node.gpus)
+    return len(accepted_gpu_ids(node, request))
+
+
+def pick_gpus(request: Request, usable: list[int], gpus: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the first of the usable GPUs, for a GPU fraction the one with least free."""
+    if request.gpus and request.gpu_milli != MILLI_PER_GPU:
+        return (min(usable, key=gpus.__getitem__),)
+    return tuple(usable[: request.gpus])
+
+
 def accepts_node(node: Node, request: Request) -> bool:
     """Return True if the node as a whole has a type and vendor that the request accepts."""
+    if not (request.gpu_types or request.vendor):
+        return True
     if not node.gpus:
         return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
     return bool(accepted_gpu_ids(node, request))
@@ -25,19 +138,3 @@ def accepts_node(node: Node, request: Request) -> bool:
 def has_labels(node: Node, request: Request) -> bool:
     """Return True if the node has every label that the request requires."""
     return all(node.labels.get(name) == value for name, value in request.labels_required.items())
-
-
-def could_ever_fit(node: Node, request: Request) -> bool:
-    """Return True if the request fits the node when it is empty."""
-    for name, amount in request.resources.items():
-        if node.resources.get(name, 0) < amount:
-            return False
-    if request.required_node is not None and request.required_node != node.name:
-        return False
-    if not has_labels(node, request):
-        return False
-    if not (request.gpu_types or request.vendor):
-        return len(node.gpus) >= request.gpus
-    if not request.gpus:
-        return accepts_node(node, request)
-    return len(accepted_gpu_ids(node, request)) >= request.gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from resource_manager.core.changes import Drained
-from resource_manager.core.fit import accepted_gpu_ids, accepts_node, has_labels
+from resource_manager.core.fit import FreeCapacity, accepts_node, has_labels, pick_gpus, usable_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Request
 from resource_manager.errors import CapacityError
 
@@ -55,7 +55,7 @@ class NodeState:
         return self.drained is None and not self.retired
 
     def fits(self, request: Request) -> bool:
-        """Return True if the request fits this node now, its constraints and the node's state included."""
+        """Return True if the node is open and the request fits what is free: `fit.fits`, made fast."""
         gpus, milli = request.gpus, request.gpu_milli
         if gpus * milli > self.free_milli:  # the cheapest check, and the one that full nodes fail
             return False
@@ -80,14 +80,14 @@ class NodeState:
             enough = self.whole_free > 0 or max(self.gpu_free.values()) >= milli
         return enough and (not particular or accepts_node(self.node, request))
 
+    @property
+    def capacity(self) -> FreeCapacity:
+        """What is free now, as a view of this state."""
+        return FreeCapacity(self.gpu_free, self.free)
+
     def eligible_gpus(self, request: Request) -> list[int]:
         """Return the ids of the GPUs that have the requested free milli, type and vendor, ascending."""
-        milli = request.gpu_milli
-        ids = [gpu_id for gpu_id, free in self.gpu_free.items() if free >= milli]
-        if request.gpu_types or request.vendor:
-            accepted = accepted_gpu_ids(self.node, request)
-            return [gpu_id for gpu_id in ids if gpu_id in accepted]
-        return ids
+        return usable_gpus(self.node, request, self.gpu_free)
 
     def pick_gpus(self, request: Request) -> tuple[int, ...]:
         """Return the lowest eligible ids; for a GPU fraction, the lowest id among the tightest fits."""
@@ -96,10 +96,7 @@ class NodeState:
             return ()
         if self.whole_free == len(self.gpu_free) and request.gpu_types == () and not request.vendor:
             return tuple(islice(self.gpu_free, need))  # all are free
-        ids = self.eligible_gpus(request)
-        if request.gpu_milli != MILLI_PER_GPU:
-            return (min(ids, key=self.gpu_free.__getitem__),)
-        return tuple(ids[:need])
+        return pick_gpus(request, self.eligible_gpus(request), self.gpu_free)
 
 
 def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit, has_labels
+from resource_manager.core.fit import (
+    accepted_gpu_ids,
+    accepts_node,
+    could_ever_fit,
+    count_gpus,
+    fits,
+    has_labels,
+    total_capacity,
+)
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.core.node_state import NodeState, allocate
+from resource_manager.core.node_state import NodeState
 from resource_manager.errors import LockTimeoutError
 
 MAX_SHOWN = 120
@@ -102,8 +110,8 @@ def _never(allowed: list[NodeState], request: Request) -> str:
         gpu = gpu_word(request, 1)
         return f"no server has {_a(gpu)}" if required is None else f"{short(required)} has no {gpu}"
     who = "no server could ever" if required is None else f"{short(required)} could never"
-    best = max(allowed, key=lambda state: len(accepted_gpu_ids(state.node, request)))
-    most = len(accepted_gpu_ids(best.node, request))
+    best = max(allowed, key=lambda state: count_gpus(state.node, request))
+    most = count_gpus(best.node, request)
     if most < request.gpus:
         has = f"the largest, {short(best.name)}, has {most}" if required is None else f"it has {most}"
         return f"{who} satisfy {needed(request)}: {has}"
@@ -292,8 +300,8 @@ def _closed(states: list[NodeState], request: Request) -> str:
 
 def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:
     """Return True if the request would fit the node if it were open and the leases in `gone` had ended."""
-    exclusive = NodeState(state.node, 0)
+    free = total_capacity(state.node)
     for lease in state.leases.values():
         if lease not in gone:
-            allocate(exclusive, lease, force=True)
-    return exclusive.fits(request)
+            free = free.minus(lease.request, lease.placement.gpu_ids)
+    return fits(state.node, request, free)

@@ -7,8 +7,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.fit import accepted_gpu_ids, could_ever_fit
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Placement, Request
+from resource_manager.core.fit import (
+    FreeCapacity,
+    accepted_gpu_ids,
+    could_ever_fit,
+    pick_gpus,
+    total_capacity,
+)
+from resource_manager.core.models import Placement, Request
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 
 MAX_RESERVATIONS = 32
@@ -66,7 +72,7 @@ class Reservations:
         for node in (wanted, *self._cluster.candidates(request)):
             timeline = self._timeline(node)
             # Intersect with what is free now: a lease past its expected end is still allocated.
-            free = timeline.least_free(self._now, end).intersect(FreeCapacity(node.gpu_free, node.free))
+            free = timeline.least_free(self._now, end).intersect(node.capacity)
             gpu_ids = timeline.pick_gpus(request, free)
             if gpu_ids is None:
                 continue
@@ -86,34 +92,6 @@ class Reservations:
         return math.inf if runtime is None else runtime.seconds
 
 
-class FreeCapacity:
-    """Free capacity of a node at one moment: milli by GPU id, amounts by resource."""
-
-    __slots__ = ("amounts", "gpus")
-
-    def __init__(self, gpus: dict[int, int], amounts: dict[str, Amount]) -> None:
-        self.gpus = gpus
-        self.amounts = amounts
-
-    def intersect(self, other: FreeCapacity) -> FreeCapacity:
-        """Return what is free in both."""
-        amounts, more = self.amounts, other.amounts
-        return FreeCapacity(
-            {gpu_id: min(milli, other.gpus[gpu_id]) for gpu_id, milli in self.gpus.items()},
-            {name: min(amount, more.get(name, 0)) for name, amount in amounts.items()},
-        )
-
-    def minus(self, request: Request, gpu_ids: tuple[int, ...]) -> FreeCapacity:
-        """Return what is free after an allocation of the request."""
-        gpus, amounts = dict(self.gpus), dict(self.amounts)
-        for gpu_id in gpu_ids:
-            if gpu_id in gpus:
-                gpus[gpu_id] -= request.gpu_milli
-        for name, amount in request.resources.items():
-            amounts[name] = amounts.get(name, 0) - amount
-        return FreeCapacity(gpus, amounts)
-
-
 class _Timeline:
     """Free capacity of one node over time, one entry for each span between two times, the last endless."""
 
@@ -121,9 +99,7 @@ class _Timeline:
         self._node = node
         self._accepted: dict[tuple[object, ...], set[int] | None] = {}
         self._times = [now]
-        self._free = [
-            FreeCapacity({gpu.gpu_id: MILLI_PER_GPU for gpu in node.node.gpus}, dict(node.node.resources))
-        ]
+        self._free = [total_capacity(node.node)]
         for lease in node.leases.values():
             end = max(lease.granted_at + runtime_s(lease.request), now)
             self.occupy(lease.request, lease.placement.gpu_ids, now, end)
@@ -135,7 +111,7 @@ class _Timeline:
 
     def earliest(self, request: Request, runtime_s: float, before: float) -> float:
         """Return the first time before `before` from which the request fits for its runtime, or infinity."""
-        if self._usable(request) is None:
+        if self._accepted_gpus(request) is None:
             return math.inf
         for start in self._times:
             if start >= before:
@@ -162,18 +138,14 @@ class _Timeline:
         for name, amount in request.resources.items():
             if free.amounts.get(name, 0) < amount:
                 return None
-        usable = self._usable(request)
-        if usable is None:
+        accepted = self._accepted_gpus(request)
+        if accepted is None:
             return None
-        if not request.gpus:
-            return ()
-        milli, gpus = request.gpu_milli, free.gpus
-        ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli and gpu_id in usable]
-        if len(ids) < request.gpus:
-            return None
-        return (min(ids, key=gpus.__getitem__),) if milli != MILLI_PER_GPU else tuple(ids[: request.gpus])
+        milli = request.gpu_milli
+        usable = [gpu_id for gpu_id, free in free.gpus.items() if free >= milli and gpu_id in accepted]
+        return pick_gpus(request, usable, free.gpus) if len(usable) >= request.gpus else None
 
-    def _usable(self, request: Request) -> set[int] | None:
+    def _accepted_gpus(self, request: Request) -> set[int] | None:
         """Return the GPUs whose type and vendor the request accepts; None if it never fits the node."""
         if request.shape not in self._accepted:
             node = self._node.node

@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.fit import accepted_gpu_ids, accepts_node, could_ever_fit, has_labels
+from resource_manager.core.fit import (
+    Short,
+    Shortage,
+    accepted_gpu_ids,
+    could_ever_fit,
+    count_gpus,
+    shortages,
+)
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
 from resource_manager.core.refusal import (
     RecoveryWindow,
@@ -244,36 +251,32 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
     if state.drained is not None:
         why = f": {state.drained.reason}" if state.drained.reason else ""
         reasons.append(("failed" if state.drained.failed else "drained") + why)
-    if request.required_node not in (None, state.name):
-        reasons.append(f"the request is for {request.required_node} only")
-    if not has_labels(state.node, request):
-        reasons.append(f"the request is for servers with {label_words(request)} only")
-    if not accepts_node(state.node, request):
-        wanted = " ".join((*request.gpu_types, request.vendor)).strip()
-        reasons.append(f"has no GPU of {wanted}")
-    elif request.gpus:
-        reasons += _gpu_reasons(state, request)
-    for name, amount in request.resources.items():
-        total = state.node.resources.get(name, 0)
-        if total < amount:
-            reasons.append(f"has {total:g} {name} in total, {amount:g} requested")
-        elif state.is_open and state.free.get(name, 0) < amount:
-            reasons.append(
-                f"{max(state.free.get(name, 0), 0):g} of {total:g} {name} free, {amount:g} requested"
-            )
+    never = {(shortage.short, shortage.name): shortage for shortage in shortages(state.node, request)}
+    # Unused capacity of a closed server does not count as free: only what it never has is said of it.
+    found = list(shortages(state.node, request, state.capacity)) if state.is_open else never.values()
+    for shortage in found:
+        ever = never.get((shortage.short, shortage.name))
+        reasons.append(_in_words(state, request, ever or shortage, ever=ever is not None))
     return reasons
 
 
-def _gpu_reasons(state: NodeState, request: Request) -> list[str]:
-    accepted = accepted_gpu_ids(state.node, request)
-    free = len(state.eligible_gpus(request))
-    if len(accepted) < request.gpus:
-        return [f"has {len(accepted)} GPUs in total, {request.gpus} requested"]
-    if not state.is_open:
-        return []  # unused GPUs of a closed server do not count as free
-    if request.gpu_milli != MILLI_PER_GPU:
-        most = max(state.gpu_free[gpu_id] for gpu_id in accepted)
-        return [] if free else [f"at most {most} milli of one GPU free, {request.gpu_milli} requested"]
-    if free < request.gpus:
-        return [f"{free} of {len(accepted)} GPUs free, {request.gpus} requested"]
-    return []
+def _in_words(state: NodeState, request: Request, shortage: Shortage, *, ever: bool) -> str:
+    has, wants = shortage.has, shortage.wants
+    match shortage.short:
+        case Short.SERVER:
+            return f"the request is for {request.required_node} only"
+        case Short.LABELS:
+            return f"the request is for servers with {label_words(request)} only"
+        case Short.KIND:
+            return f"has no GPU of {' '.join((*request.gpu_types, request.vendor)).strip()}"
+        case Short.GPUS if ever:
+            return f"has {has} GPUs in total, {wants} requested"
+        case Short.GPUS if request.gpu_milli != MILLI_PER_GPU:
+            most = max(state.gpu_free[gpu_id] for gpu_id in accepted_gpu_ids(state.node, request))
+            return f"at most {most} milli of one GPU free, {request.gpu_milli} requested"
+        case Short.GPUS:
+            return f"{has} of {count_gpus(state.node, request)} GPUs free, {wants} requested"
+        case Short.AMOUNT if ever:
+            return f"has {has:g} {shortage.name} in total, {wants:g} requested"
+    total = state.node.resources.get(shortage.name, 0)
+    return f"{max(has, 0):g} of {total:g} {shortage.name} free, {wants:g} requested"
