@@ -26,13 +26,22 @@ def default_inventory(servers: int = 4, gpus: int = 8, cpus: int = 64) -> tuple[
     )
 
 
+Uuid = Annotated[str, Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9/_.-]+$")]
+"""Identity of a GPU or MIG device, as its maker's library gives it: `GPU-…`, `MIG-…`."""
+
+PciAddress = Annotated[str, Field(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")]
+
 MAX_SERVERS = 1_000_000
 MAX_GPUS = 4_000_000
 MAX_GPUS_OF_SERVER = 1024
 
 
 class GpuGroup(BaseModel):
-    """Equal GPUs of one server; `ids` lists them if they are not numbered from 0 without gaps."""
+    """Equal GPUs of one server; `ids` lists them if they are not numbered from 0 without gaps.
+
+    `uuids` pins which devices they are, in the order of the ids. `pci`, `numa_node` and `nvlink_group` say
+    where they are, for people.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,12 +50,23 @@ class GpuGroup(BaseModel):
     type: str = ""
     vendor: Vendor = "nvidia"
     memory_mib: int = Field(default=0, ge=0)
+    uuids: list[Uuid] | None = None
+    pci: list[PciAddress] | None = None
+    numa_node: int | None = Field(default=None, ge=0)
+    nvlink_group: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _check_count(self) -> GpuGroup:
         if (self.count is None) == (self.ids is None):
             raise ValueError("give either count or ids")
+        for name, texts in (("uuids", self.uuids), ("pci", self.pci)):
+            if texts is not None and len(texts) != self.size:
+                raise ValueError(f"{name} has {len(texts)} entries for {self.size} GPUs")
         return self
+
+    @property
+    def size(self) -> int:
+        return len(self.ids) if self.ids is not None else self.count or 0
 
 
 class Server(BaseModel):
@@ -81,7 +101,7 @@ class Server(BaseModel):
     def gpu_count(self) -> int:
         if isinstance(self.gpus, int):
             return self.gpus
-        return sum(len(group.ids) if group.ids is not None else group.count or 0 for group in self.gpus)
+        return sum(group.size for group in self.gpus)
 
     def gpu_list(self) -> tuple[Gpu, ...]:
         groups = self.gpus
@@ -91,8 +111,12 @@ class Server(BaseModel):
             )
         found: list[Gpu] = []
         for group in groups:
-            ids = group.ids if group.ids is not None else range(len(found), len(found) + (group.count or 0))
-            found += [Gpu(gpu_id, group.type, group.vendor, group.memory_mib) for gpu_id in ids]
+            ids = group.ids if group.ids is not None else range(len(found), len(found) + group.size)
+            uuids = group.uuids if group.uuids is not None else [""] * group.size
+            found += [
+                Gpu(gpu_id, group.type, group.vendor, group.memory_mib, uuid)
+                for gpu_id, uuid in zip(ids, uuids, strict=True)
+            ]
         return tuple(found)
 
 
@@ -142,12 +166,14 @@ def _nodes(inventory: InventoryFile, path: Path, text: str) -> tuple[Node, ...]:
     nodes: list[Node] = []
     names: set[str] = set()
     ids: set[int] = set()
+    uuids: set[str] = set()
     next_id = 0
     for position, server in enumerate(inventory.servers):
         for _ in range(server.count or 1):
             server_id = server.id if server.id is not None else next_id
             name = server.name.replace("{id}", str(server_id))
             gpus = server.gpu_list()
+            pinned = [gpu.uuid for gpu in gpus if gpu.uuid]
             reason = (
                 f"server name {name!r} is used twice"
                 if name in names
@@ -155,12 +181,15 @@ def _nodes(inventory: InventoryFile, path: Path, text: str) -> tuple[Node, ...]:
                 if server_id in ids
                 else f"a GPU id of {name!r} is used twice"
                 if len({gpu.gpu_id for gpu in gpus}) != len(gpus)
+                else f"a GPU's UUID of {name!r} is used twice"
+                if len(set(pinned)) != len(pinned) or not uuids.isdisjoint(pinned)
                 else ""
             )
             if reason:
                 raise InventoryError(f"{path}:{_line_of(text, ('servers', position))}: {reason}")
             names.add(name)
             ids.add(server_id)
+            uuids.update(pinned)
             next_id = server_id + 1
             resources: dict[str, int | float] = {"cpus": server.cpus}
             if server.memory_mib is not None:

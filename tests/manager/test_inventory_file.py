@@ -56,6 +56,28 @@ def test_a_file_describes_its_servers(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_pins_gpus_by_uuid_and_says_where_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text("""
+[[servers]]
+name = "a"
+cpus = 1
+
+[[servers.gpus]]
+ids = [3, 1]
+type = "H100"
+uuids = ["GPU-3", "GPU-1"]
+pci = ["0000:3f:00.0", "0000:1f:00.0"]
+numa_node = 0
+nvlink_group = 0
+
+[[servers.gpus]]
+ids = [7]
+""")
+    [node] = load_inventory(path)
+    assert [(gpu.gpu_id, gpu.uuid) for gpu in node.gpus] == [(3, "GPU-3"), (1, "GPU-1"), (7, "")]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
@@ -75,6 +97,23 @@ def test_a_file_describes_its_servers(tmp_path: Path) -> None:
         ("[[servers]]\nname = 'a'\ncount = 2\ncpus = 1\n", 1, "{id}"),
         ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ ids = [1, 1] }]\n", 1, "GPU id"),
         ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ type = 'A' }]\n", 4, "count or ids"),
+        (
+            "[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 2, uuids = ['GPU-1'] }]\n",
+            4,
+            "uuids has 1 entries for 2 GPUs",
+        ),
+        (
+            "[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 2, uuids = ['GPU-1', 'GPU-1'] }]\n",
+            1,
+            "UUID of 'a' is used twice",
+        ),
+        (
+            "[[servers]]\nname = 'n{id}'\ncount = 2\ncpus = 1\ngpus = [{ count = 1, uuids = ['GPU-1'] }]\n",
+            1,
+            "UUID of 'n1' is used twice",
+        ),
+        ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 1, uuids = ['a b'] }]\n", 4, "uuids"),
+        ("[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 1, pci = ['7'] }]\n", 4, "pci"),
         (
             "[[servers]]\nname = 'a'\ncpus = 1\nvendor = 'matrox'\n",
             4,
