@@ -18,7 +18,7 @@ LADDER = (
     ("scheduling",),
     ("storage",),
     ("manager",),
-    ("jobs",),
+    ("jobs", "agent"),
     ("rest",),
     ("cli",),
     ("airflow",),

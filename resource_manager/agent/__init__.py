@@ -1,0 +1,1 @@
+"""GPUs of the servers as they really are: probe, report, health."""

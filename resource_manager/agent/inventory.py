@@ -1,0 +1,85 @@
+"""Inventory of servers, written from what they report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from resource_manager.agent.reports import GpuReport, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """A server as it is to be in the inventory: its address for the launchers, and its report."""
+
+    address: str
+    report: Report
+
+
+def inventory_toml(servers: Sequence[Discovered]) -> str:
+    """Return the text of an inventory file that pins every GPU's UUID.
+
+    Lost GPUs are left out, with a comment.
+    """
+    return "\n".join("\n".join(_server(server)) + "\n" for server in servers)
+
+
+def _server(server: Discovered) -> Iterable[str]:
+    report = server.report
+    yield "[[servers]]"
+    yield f"name = {_quoted(report.server)}"
+    if server.address:
+        yield f"address = {_quoted(server.address)}"
+    yield f"cpus = {report.cpus or 0}"
+    if report.memory_mib is not None:
+        yield f"memory_mib = {report.memory_mib}"
+    present = [gpu for gpu in report.gpus if not gpu.lost]
+    if present and present[0].vendor != "nvidia":
+        yield f"vendor = {_quoted(present[0].vendor)}"
+    for gpu in report.gpus:
+        if gpu.lost:
+            yield f"# GPU {gpu.index} does not answer and is left out"
+    for _, group in groupby(present, key=_kind):
+        yield ""
+        yield from _group(list(group))
+
+
+def _kind(gpu: GpuReport) -> tuple[object, ...]:
+    return (
+        gpu.type,
+        gpu.vendor,
+        gpu.memory_mib,
+        gpu.numa_node,
+        gpu.nvlink_group,
+        gpu.uuid is None,
+        gpu.pci is None,
+    )
+
+
+def _group(gpus: list[GpuReport]) -> Iterable[str]:
+    first = gpus[0]
+    yield "[[servers.gpus]]"
+    yield f"ids = {[gpu.index for gpu in gpus]}"
+    yield f"type = {_quoted(first.type)}"
+    if first.vendor != "nvidia":
+        yield f"vendor = {_quoted(first.vendor)}"
+    if first.memory_mib is not None:
+        yield f"memory_mib = {first.memory_mib}"
+    if first.uuid is not None:
+        yield f"uuids = {_list(gpu.uuid for gpu in gpus)}"
+    if first.pci is not None:
+        yield f"pci = {_list(gpu.pci for gpu in gpus)}"
+    if first.numa_node is not None:
+        yield f"numa_node = {first.numa_node}"
+    if first.nvlink_group is not None:
+        yield f"nvlink_group = {first.nvlink_group}"
+
+
+def _list(texts: Iterable[str | None]) -> str:
+    return "[\n" + "".join(f"  {_quoted(text or '')},\n" for text in texts) + "]"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # also a valid basic string of TOML

@@ -1,0 +1,1042 @@
+"""Probe of a server's GPUs: prints one report as a line of JSON. Standard library only, Python 3.9 or newer.
+
+This file is sent to `python3 -` on a server, or run as a process of its own, so that a management library
+that crashes or hangs ends the probe and nothing else. It reads, in this order, what the server has: NVIDIA's
+library NVML (`libnvidia-ml.so.1`, or the path in GPU_MANAGER_NVML), `nvidia-smi`, `amd-smi`, `rocm-smi`,
+`npu-smi`. What a library or tool cannot say is None, never 0. The line is `{"error": reason}` if there is no
+report. With `--loop` it prints a report for each line that it reads, and then also knows which XIDs came.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import pwd
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+TYPE_CHECKING = False  # as in typing, whose import takes a tenth of the probe's time
+if TYPE_CHECKING:
+    from typing import Any
+
+FORMAT = 1
+TOOL_TIMEOUT_S = 15.0
+PROBE_TIMEOUT_S = 20.0
+MAX_COMMAND = 200
+MAX_ANCESTORS = 64
+MIB = 1024 * 1024
+
+Gpu = dict[str, "Any"]
+Xid = tuple["str | None", int, float]
+"""PCI address, number, and time in seconds since 1970."""
+
+FindProcess = Callable[[int, "int | None"], "dict[str, Any]"]
+"""`process_of`, from a process id and its MiB of GPU memory."""
+
+
+class ProbeError(Exception):
+    """Reason why there is no report of this server."""
+
+
+UNKNOWN_FIELDS = (
+    *("uuid", "memory_mib", "memory_used_mib", "utilization_percent", "temperature_c", "power_w"),
+    *("energy_mj", "ecc_uncorrected", "rows_pending", "rows_failed", "pages_pending", "throttle_reasons"),
+    *("recovery_action", "xids", "pci", "numa_node", "nvlink_group", "mig", "vendor_state", "processes"),
+)
+
+
+def gpu_of(index: int | None, **known: Any) -> Gpu:
+    """Return the report of a GPU, in which everything that is not given is unknown."""
+    unknown: Gpu = dict.fromkeys(UNKNOWN_FIELDS)
+    return {"index": index, "type": "", "vendor": "nvidia", "lost": False, **unknown, **known}
+
+
+# ---- NVML: names, structs and numbers are those of NVIDIA's nvml.h ----
+
+SUCCESS, NOT_FOUND, INSUFFICIENT_SIZE, GPU_IS_LOST, RESET_REQUIRED, VERSION_MISMATCH = 0, 6, 7, 15, 16, 18
+XID_EVENT = 0x8
+RECOVERY_ACTION_EVENT = 0x8000
+RECOVERY_ACTION_FIELD = 230
+MAX_NVLINKS = 36
+NUMA_WORDS = 16
+
+RECOVERY_ACTIONS = (
+    "none",
+    "gpu reset",
+    "node reboot",
+    "drain p2p",
+    "drain and reset",
+    "recover imex domain",
+    "bus reset",
+    "system reboot",
+)
+
+THROTTLE_REASONS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake slowdown",
+}
+"""Reasons that slow a GPU down; idle clocks and clocks that somebody set are none."""
+
+HOW_TO_MEND = {
+    VERSION_MISMATCH: "the driver was updated without a reboot: reboot it or reload its kernel modules",
+    9: "load the nvidia kernel modules or reboot the server",
+}
+
+
+class PciInfo(ctypes.Structure):
+    _fields_ = [
+        ("legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("ids", ctypes.c_uint * 2),
+        ("address", ctypes.c_char * 32),
+    ]
+
+
+class Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+class MemoryV2(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint)] + [
+        (name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")
+    ]
+
+
+class Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class ProcessV1(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong)]
+
+
+class Process(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class Attributes(ctypes.Structure):
+    _fields_ = [
+        ("units", ctypes.c_uint * 6),
+        ("gpu_slices", ctypes.c_uint),
+        ("compute_slices", ctypes.c_uint),
+        ("memory_mib", ctypes.c_ulonglong),
+    ]
+
+
+class FieldValue(ctypes.Structure):
+    _fields_ = [
+        ("field", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency", ctypes.c_longlong),
+        ("type", ctypes.c_uint),
+        ("code", ctypes.c_uint),
+        ("value", ctypes.c_ulonglong),
+    ]
+
+
+class EventData(ctypes.Structure):
+    _fields_ = [
+        ("device", ctypes.c_void_p),
+        ("type", ctypes.c_ulonglong),
+        ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class LostError(Exception):
+    """GPU that has fallen off the bus."""
+
+
+class Nvml:
+    """NVML, opened; raises `OSError` if there is no such library, `ProbeError` if it does not work."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        self._check("nvmlInit_v2")
+        self._events: ctypes.c_void_p | None = None
+        self._pci_of: dict[int | None, str | None] = {}
+        self._seen: dict[int, Gpu] = {}
+
+    def _check(self, name: str, *arguments: Any) -> None:
+        """Call a function that must work."""
+        function = getattr(self._library, name, None)
+        code = function(*arguments) if function is not None else 13
+        if code != SUCCESS:
+            raise ProbeError(f"{name} of NVML: {self._text_of(code)}")
+
+    def _text_of(self, code: int) -> str:
+        text = getattr(self._library, "nvmlErrorString", None)
+        if text is None:
+            return f"error {code}"
+        text.restype = ctypes.c_char_p
+        said = (text(code) or b"").decode("utf-8", "replace")
+        return f"{said} (error {code}){': ' + HOW_TO_MEND[code] if code in HOW_TO_MEND else ''}"
+
+    def _call(self, name: str, device: ctypes.c_void_p, *arguments: Any) -> bool:
+        """Return whether the function wrote an answer; it did not if the library or the GPU lacks it."""
+        function = getattr(self._library, name, None)
+        code = function(device, *arguments) if function is not None else None
+        if code == GPU_IS_LOST:
+            raise LostError
+        return code == SUCCESS
+
+    def _read(self, name: str, device: ctypes.c_void_p, kind: Any, *arguments: Any) -> Any:
+        """Return what the function writes to its last argument, of ctypes type `kind`, or None."""
+        found = kind()
+        return found if self._call(name, device, *arguments, ctypes.byref(found)) else None
+
+    def _number(
+        self, name: str, device: ctypes.c_void_p, *arguments: Any, kind: Any = ctypes.c_uint
+    ) -> int | None:
+        found = self._read(name, device, kind, *arguments)
+        return None if found is None else found.value
+
+    def _text(self, name: str, device: ctypes.c_void_p) -> str | None:
+        buffer = ctypes.create_string_buffer(128)
+        return buffer.value.decode("utf-8", "replace") if self._call(name, device, buffer, 128) else None
+
+    def driver(self) -> str | None:
+        buffer = ctypes.create_string_buffer(128)
+        function = getattr(self._library, "nvmlSystemGetDriverVersion", None)
+        done = function is not None and function(buffer, 128) == SUCCESS
+        return buffer.value.decode("utf-8", "replace") if done else None
+
+    def gpus(self, find_process: FindProcess) -> list[Gpu]:
+        """Return the reports of all GPUs, MIG devices in place of the GPU that is divided into them."""
+        count = ctypes.c_uint()
+        self._check("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        found: list[Gpu] = []
+        links: dict[int, tuple[str, set[str]]] = {}
+        for number in range(count.value):
+            device = ctypes.c_void_p()
+            code = self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
+            if code == SUCCESS:
+                whole, connected = self._whole(device, number, find_process)
+                self._seen[number] = {name: whole[name] for name in ("uuid", "type", "pci", "numa_node")}
+                migs = self._migs(device, whole, find_process)
+                if whole["pci"] is not None and not migs:
+                    links[len(found)] = (whole["pci"], connected)
+                found += migs or [whole]
+            elif code == GPU_IS_LOST:
+                found.append(gpu_of(number, lost=True, **self._seen.get(number, {})))
+            elif code == RESET_REQUIRED:
+                found.append(gpu_of(number, recovery_action="gpu reset"))
+            else:
+                found.append(gpu_of(number, vendor_state=self._text_of(code)))
+        for place, gpu in enumerate(found):
+            gpu["index"] = place  # MIG devices count one by one
+        for place, group in nvlink_groups(links).items():
+            found[place]["nvlink_group"] = group
+        return found
+
+    def _whole(self, device: ctypes.c_void_p, number: int, find_process: FindProcess) -> tuple[Gpu, set[str]]:
+        """Return the report of a GPU and what its NVLinks connect it to."""
+        gpu = gpu_of(number)
+        connected: set[str] = set()
+        try:
+            gpu["uuid"] = self._text("nvmlDeviceGetUUID", device)
+            gpu["type"] = plain_type(self._text("nvmlDeviceGetName", device))
+            gpu["pci"] = self._pci(device)
+            gpu["numa_node"] = self._numa_node(device, gpu["pci"])
+            gpu["memory_mib"], gpu["memory_used_mib"] = self._memory(device)
+            utilization = self._read("nvmlDeviceGetUtilizationRates", device, Utilization)
+            gpu["utilization_percent"] = None if utilization is None else utilization.gpu
+            gpu["temperature_c"] = self._number("nvmlDeviceGetTemperature", device, 0)
+            power = self._number("nvmlDeviceGetPowerUsage", device)
+            gpu["power_w"] = None if power is None else power / 1000
+            gpu["energy_mj"] = self._number(
+                "nvmlDeviceGetTotalEnergyConsumption", device, kind=ctypes.c_ulonglong
+            )
+            gpu["ecc_uncorrected"] = self._number(
+                "nvmlDeviceGetTotalEccErrors", device, 1, 0, kind=ctypes.c_ulonglong
+            )
+            gpu["rows_pending"], gpu["rows_failed"] = self._rows(device)
+            pending = self._number("nvmlDeviceGetRetiredPagesPendingStatus", device)
+            gpu["pages_pending"] = None if pending is None else bool(pending)
+            gpu["throttle_reasons"] = self._throttle_reasons(device)
+            gpu["recovery_action"] = self._recovery_action(device)
+            gpu["processes"] = self._processes(device, find_process)
+            connected = self._nvlinks(device)
+        except LostError:
+            gpu["lost"] = True
+        return gpu, connected
+
+    def _migs(self, device: ctypes.c_void_p, whole: Gpu, find_process: FindProcess) -> list[Gpu]:
+        """Return the reports of the MIG devices of a GPU: its health is theirs, its measurements are not."""
+        found: list[Gpu] = []
+        try:
+            current, pending = ctypes.c_uint(), ctypes.c_uint()
+            if not self._call("nvmlDeviceGetMigMode", device, ctypes.byref(current), ctypes.byref(pending)):
+                return []
+            if not current.value:
+                return []
+            for number in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+                mig = self._read("nvmlDeviceGetMigDeviceHandleByIndex", device, ctypes.c_void_p, number)
+                if mig is None:
+                    continue
+                profile = self._profile(mig)
+                total, used = self._memory(mig)
+                utilization = self._read("nvmlDeviceGetUtilizationRates", mig, Utilization)
+                found.append(
+                    {
+                        **whole,
+                        "uuid": self._text("nvmlDeviceGetUUID", mig),
+                        "type": f"{whole['type']}:{profile}",
+                        "mig": profile,
+                        "memory_mib": total,
+                        "memory_used_mib": used,
+                        "utilization_percent": None if utilization is None else utilization.gpu,
+                        "power_w": None,
+                        "energy_mj": None,
+                        "processes": self._processes(mig, find_process),
+                    }
+                )
+        except LostError:
+            return []
+        return found
+
+    def _profile(self, mig: ctypes.c_void_p) -> str:
+        """Return the profile of a MIG device as in its name, such as 1g.10gb, or by its slices."""
+        name = self._text("nvmlDeviceGetName", mig) or ""
+        if " MIG " in name:
+            return name.rpartition(" MIG ")[2]
+        slices = self._read("nvmlDeviceGetAttributes_v2", mig, Attributes)
+        if slices is None:
+            return "mig"
+        part = "" if slices.compute_slices == slices.gpu_slices else f"{slices.compute_slices}c."
+        return f"{part}{slices.gpu_slices}g.{round(slices.memory_mib / 1024)}gb"
+
+    def _memory(self, device: ctypes.c_void_p) -> tuple[int | None, int | None]:
+        """Return the MiB in total and in use; the second version does not count what the driver reserves."""
+        found = MemoryV2()
+        found.version = ctypes.sizeof(MemoryV2) | 2 << 24
+        if not self._call("nvmlDeviceGetMemoryInfo_v2", device, ctypes.byref(found)):
+            found = self._read("nvmlDeviceGetMemoryInfo", device, Memory)
+        return (None, None) if found is None else (found.total // MIB, found.used // MIB)
+
+    def _pci(self, device: ctypes.c_void_p) -> str | None:
+        found = self._read("nvmlDeviceGetPciInfo_v3", device, PciInfo)
+        return None if found is None else plain_pci(found.address.decode("ascii", "replace"))
+
+    def _numa_node(self, device: ctypes.c_void_p, pci: str | None) -> int | None:
+        nodes = (ctypes.c_ulong * NUMA_WORDS)()
+        bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+        if self._call("nvmlDeviceGetMemoryAffinity", device, NUMA_WORDS, nodes, 0):
+            near = [i for i in range(NUMA_WORDS * bits) if nodes[i // bits] >> i % bits & 1]
+            if len(near) == 1:
+                return near[0]
+        return numa_node_of(pci)
+
+    def _rows(self, device: ctypes.c_void_p) -> tuple[bool | None, bool | None]:
+        """Return whether a row remap is pending and whether one failed."""
+        corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
+        done = self._call(
+            "nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, (corrected, uncorrected, pending, failed))
+        )
+        return (bool(pending.value), bool(failed.value)) if done else (None, None)
+
+    def _throttle_reasons(self, device: ctypes.c_void_p) -> list[str] | None:
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            reasons = self._number(name, device, kind=ctypes.c_ulonglong)
+            if reasons is not None:
+                return [text for bit, text in THROTTLE_REASONS.items() if reasons & bit]
+        return None
+
+    def _recovery_action(self, device: ctypes.c_void_p) -> str | None:
+        asked = FieldValue(field=RECOVERY_ACTION_FIELD)
+        if (
+            not self._call("nvmlDeviceGetFieldValues", device, 1, ctypes.byref(asked))
+            or asked.code != SUCCESS
+        ):
+            return None
+        action = asked.value & 0xFFFFFFFF
+        return RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else f"action {action}"
+
+    def _processes(self, device: ctypes.c_void_p, find_process: FindProcess) -> list[dict[str, Any]] | None:
+        computing = self._running("nvmlDeviceGetComputeRunningProcesses", device)
+        under_mps = self._running("nvmlDeviceGetMPSComputeRunningProcesses", device)
+        if computing is None:
+            return None
+        found = {process.pid: process for process in [*computing, *(under_mps or [])]}
+        return [
+            find_process(pid, None if process.memory == 2**64 - 1 else process.memory // MIB)
+            for pid, process in sorted(found.items())
+        ]
+
+    def _running(self, name: str, device: ctypes.c_void_p) -> list[Any] | None:
+        versions: tuple[tuple[str, Any], ...] = (("_v3", Process), ("_v2", Process), ("", ProcessV1))
+        for version, kind in versions:
+            function = getattr(self._library, name + version, None)
+            if function is None:
+                continue
+            room = 0
+            for _ in range(5):  # processes may start between two calls
+                count = ctypes.c_uint(room)
+                listed = (kind * room)()
+                code = function(device, ctypes.byref(count), listed if room else None)
+                if code == SUCCESS:
+                    return list(listed[: count.value])
+                if code == GPU_IS_LOST:
+                    raise LostError
+                if code != INSUFFICIENT_SIZE:
+                    break
+                room = count.value + 8
+        return None
+
+    def _nvlinks(self, device: ctypes.c_void_p) -> set[str]:
+        """Return the PCI addresses of the GPUs at the other ends, and "switch" for an NVSwitch."""
+        found: set[str] = set()
+        for link in range(MAX_NVLINKS):
+            active = self._number("nvmlDeviceGetNvLinkState", device, link)
+            if active is None:
+                break
+            if active and self._number("nvmlDeviceGetNvLinkRemoteDeviceType", device, link) == 2:
+                found.add("switch")
+            elif active:
+                remote = self._read("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, PciInfo, link)
+                if remote is not None:
+                    found.add(plain_pci(remote.address.decode("ascii", "replace")) or "")
+        return found
+
+    def watch(self) -> None:
+        """Begin to collect the XIDs of every GPU; without such events none will be known."""
+        events = ctypes.c_void_p()
+        create = getattr(self._library, "nvmlEventSetCreate", None)
+        if create is None or create(ctypes.byref(events)) != SUCCESS:
+            return
+        self._events = events
+        count = ctypes.c_uint()
+        self._check("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        for number in range(count.value):
+            device = ctypes.c_void_p()
+            if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == SUCCESS:
+                self._pci_of[device.value] = self._pci(device)
+                supported = ctypes.c_ulonglong()
+                self._library.nvmlDeviceGetSupportedEventTypes(device, ctypes.byref(supported))
+                wanted = supported.value & (XID_EVENT | RECOVERY_ACTION_EVENT)
+                self._library.nvmlDeviceRegisterEvents(device, ctypes.c_ulonglong(wanted), events)
+
+    def new_xids(self) -> list[Xid]:
+        """Return (PCI address, XID, time) of the events since the last call."""
+        found = []
+        data = EventData()
+        while (
+            self._events is not None
+            and self._library.nvmlEventSetWait_v2(self._events, ctypes.byref(data), 0) == SUCCESS
+        ):
+            if data.type == XID_EVENT:
+                found.append((self._pci_of.get(data.device), data.data, time.time()))
+        return found
+
+
+def nvlink_groups(links: dict[int, tuple[str, set[str]]]) -> dict[int, int]:
+    """Return place -> number of its group for the GPUs that NVLink connects, directly or through a switch.
+
+    `links` maps a place in the list of GPUs to its PCI address and what `Nvml._nvlinks` found.
+    """
+    place_of = {pci: place for place, (pci, _) in links.items()}
+    group = {place: {place} for place in links}
+    switched = [place for place, (_, connected) in links.items() if "switch" in connected]
+    pairs = [(place, switched[0]) for place in switched]
+    pairs += [
+        (place, place_of[pci])
+        for place, (_, connected) in links.items()
+        for pci in connected
+        if pci in place_of
+    ]
+    for one, other in pairs:
+        if group[one] is not group[other]:
+            group[one] |= group[other]
+            for place in group[other]:
+                group[place] = group[one]
+    numbers: dict[int, int] = {}
+    for place in sorted(links):
+        if len(group[place]) > 1:
+            numbers.setdefault(min(group[place]), len(numbers))
+    return {place: numbers[min(group[place])] for place in links if len(group[place]) > 1}
+
+
+def plain_type(name: str | None) -> str:
+    """Return the name of a GPU without its maker."""
+    return re.sub(r"^(NVIDIA|AMD)\s+", "", name or "").strip()
+
+
+def plain_pci(address: str) -> str | None:
+    """Return a PCI address as Linux writes it, such as 0000:07:00.0; NVML writes eight digits of domain."""
+    found = re.match(r"^([0-9a-f]+):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$", address.strip().lower())
+    return f"{int(found[1], 16):04x}:{found[2]}" if found else None
+
+
+def numa_node_of(pci: str | None) -> int | None:
+    """Return the NUMA node of a PCI address, or None if Linux does not know one."""
+    number = read_text(f"/sys/bus/pci/devices/{pci}/numa_node") if pci else None
+    return int(number) if number is not None and number.strip().isdigit() else None
+
+
+# ---- the tools of the makers ----
+
+
+def run_tool(*command: str) -> str:
+    """Return what the tool prints; raises `ProbeError` with the last line of what it says if it fails."""
+    import subprocess  # here, as most servers have the library
+
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=TOOL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProbeError(f"{command[0]}: {error}") from error
+    output, complaint = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+    if done.returncode != 0:
+        said = [line.strip() for line in (complaint + "\n" + output).splitlines() if line.strip()]
+        raise ProbeError(f"{command[0]}: {said[-1] if said else f'exit code {done.returncode}'}")
+    return output
+
+
+def number_in(text: object, kind: Any = int) -> Any:
+    """Return the number at the beginning of a tool's field, or None for `[N/A]` and the like."""
+    found = re.match(r"\s*(-?\d+(?:\.\d+)?)", str(text))
+    return None if found is None else kind(float(found[1]))
+
+
+NVIDIA_FIELDS = (
+    "index,uuid,name,driver_version,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,"
+    "power.draw"
+)
+NEWER_NVIDIA_FIELDS = "ecc.errors.uncorrected.volatile.total,mig.mode.current,clocks_throttle_reasons.active"
+
+
+def nvidia_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+    """Return the driver's version and the reports of all GPUs by `nvidia-smi`."""
+    as_csv = "--format=csv,noheader,nounits"
+    names = f"{NVIDIA_FIELDS},{NEWER_NVIDIA_FIELDS}".split(",")
+    try:
+        text = run_tool("nvidia-smi", f"--query-gpu={','.join(names)}", as_csv)
+    except ProbeError as error:
+        if "not a valid field" not in str(error):
+            raise
+        names = NVIDIA_FIELDS.split(",")
+        text = run_tool("nvidia-smi", f"--query-gpu={','.join(names)}", as_csv)
+    apps = run_tool("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", as_csv)
+    try:
+        rows = run_tool(
+            "nvidia-smi",
+            "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure",
+            as_csv,
+        )
+    except ProbeError:
+        rows = ""
+    return read_nvidia_smi(names, text, apps, rows, lambda: run_tool("nvidia-smi", "-L"), find_process)
+
+
+def read_nvidia_smi(
+    names: Sequence[str],
+    text: str,
+    apps: str,
+    rows: str,
+    list_gpus: Callable[[], str],
+    find_process: FindProcess,
+) -> tuple[str | None, list[Gpu]]:
+    """Return driver and GPUs from the tool's texts; `list_gpus` gives `nvidia-smi -L`, which names MIG."""
+    driver, divided = None, False
+    found: list[Gpu] = []
+    remapped = {row[0]: row[1:] for row in read_csv(rows) if len(row) == 3}
+    for row in read_csv(text):
+        if len(row) != len(names):
+            continue
+        values = dict(zip(names, row))  # noqa: B905 - strict came with Python 3.10
+        driver = values["driver_version"]
+        pci = plain_pci(values["pci.bus_id"])
+        reasons = number_in_hex(values.get("clocks_throttle_reasons.active", ""))
+        pending, failed = (yes_or_no(text) for text in remapped.get(values["uuid"], ("", "")))
+        divided = divided or values.get("mig.mode.current") == "Enabled"
+        found.append(
+            gpu_of(
+                number_in(values["index"]),
+                uuid=values["uuid"],
+                type=plain_type(values["name"]),
+                pci=pci,
+                numa_node=numa_node_of(pci),
+                memory_mib=number_in(values["memory.total"]),
+                memory_used_mib=number_in(values["memory.used"]),
+                utilization_percent=number_in(values["utilization.gpu"]),
+                temperature_c=number_in(values["temperature.gpu"]),
+                power_w=number_in(values["power.draw"], float),
+                ecc_uncorrected=number_in(values.get("ecc.errors.uncorrected.volatile.total")),
+                throttle_reasons=None
+                if reasons is None
+                else [text for bit, text in THROTTLE_REASONS.items() if reasons & bit],
+                rows_pending=pending,
+                rows_failed=failed,
+            )
+        )
+    if divided:
+        found = with_migs(found, list_gpus())
+    using = [row for row in read_csv(apps) if len(row) == 3]
+    for place, gpu in enumerate(found):
+        gpu["index"] = place
+        gpu["processes"] = [
+            find_process(number_in(pid), number_in(memory))
+            for uuid, pid, memory in using
+            if uuid == gpu["uuid"]
+        ]
+    return driver, found
+
+
+def read_csv(text: str) -> list[list[str]]:
+    """Return the cells of each line; `nvidia-smi` writes neither quotes nor commas into one."""
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+
+
+def number_in_hex(text: str) -> int | None:
+    return int(text, 16) if re.match(r"^0x[0-9a-fA-F]+$", text) else None
+
+
+def yes_or_no(text: str) -> bool | None:
+    """Return the truth of a tool's Yes or No, 1 or 0; None for anything else."""
+    return {"yes": True, "1": True, "no": False, "0": False}.get(text.lower())
+
+
+def with_migs(gpus: list[Gpu], listed: str) -> list[Gpu]:
+    """Return the GPUs with MIG devices, as `nvidia-smi -L` lists them, in place of the divided ones."""
+    migs: dict[str | None, list[tuple[str, str]]] = {}
+    uuid = None
+    for line in listed.splitlines():
+        of_gpu = re.match(r"^GPU \d+:.*\(UUID: ([^)]+)\)", line)
+        of_mig = re.match(r"^\s+MIG (\S+)\s+Device\s+\d+: \(UUID: ([^)]+)\)", line)
+        if of_gpu:
+            uuid = of_gpu[1]
+        elif of_mig:
+            migs.setdefault(uuid, []).append((of_mig[1], of_mig[2]))
+    found: list[Gpu] = []
+    for gpu in gpus:
+        found += [
+            {
+                **gpu,
+                "uuid": of_mig,
+                "type": f"{gpu['type']}:{profile}",
+                "mig": profile,
+                **dict.fromkeys(("memory_mib", "memory_used_mib", "utilization_percent", "power_w")),
+            }
+            for profile, of_mig in migs.get(gpu["uuid"], ())
+        ] or [gpu]
+    return found
+
+
+AMD_COMMANDS = ("static", "metric", "process")
+
+
+def amd_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+    """Return the driver's version and the reports of all GPUs by `amd-smi`."""
+    static, metric, processes = (run_tool("amd-smi", name, "--json") for name in AMD_COMMANDS)
+    return read_amd_smi(static, metric, processes, find_process)
+
+
+def read_amd_smi(
+    static: str, metric: str, processes: str, find_process: FindProcess
+) -> tuple[str | None, list[Gpu]]:
+    """Return driver and GPUs from the tool's JSON: a list of GPUs, since ROCm 7 below `gpu_data`."""
+    measured = {gpu.get("gpu"): gpu for gpu in amd_gpus(metric)}
+    running = {gpu.get("gpu"): gpu.get("process_list") for gpu in amd_gpus(processes)}
+    driver = None
+    found: list[Gpu] = []
+    for gpu in amd_gpus(static):
+        index = gpu.get("gpu")
+        values = measured.get(index, {})
+        driver = amd_value(gpu, "driver", "version") or driver
+        pci = plain_pci(str(amd_value(gpu, "bus", "bdf")))
+        temperatures = [amd_value(values, "temperature", place) for place in ("hotspot", "edge")]
+        listed = running.get(index)
+        found.append(
+            gpu_of(
+                index,
+                vendor="amd",
+                uuid=amd_uuid(amd_value(gpu, "asic", "asic_serial")),
+                type=plain_type(amd_value(gpu, "asic", "market_name")),
+                pci=pci,
+                numa_node=numa_node_of(pci)
+                if amd_value(gpu, "numa", "node") is None
+                else number_in(amd_value(gpu, "numa", "node")),
+                memory_mib=number_in(amd_value(gpu, "vram", "size")),
+                memory_used_mib=number_in(amd_value(values, "mem_usage", "used_vram")),
+                utilization_percent=number_in(amd_value(values, "usage", "gfx_activity")),
+                temperature_c=next((number_in(t) for t in temperatures if t is not None), None),
+                power_w=number_in(amd_value(values, "power", "socket_power"), float),
+                ecc_uncorrected=number_in(amd_value(values, "ecc", "total_uncorrectable_count")),
+                processes=None
+                if not isinstance(listed, list)
+                else [
+                    find_process(info["pid"], amd_memory(info))
+                    for info in (entry.get("process_info") for entry in listed)
+                    if isinstance(info, dict) and isinstance(info.get("pid"), int)
+                ],
+            )
+        )
+    return driver, found
+
+
+def amd_gpus(text: str) -> list[dict[str, Any]]:
+    """Return the GPUs of a JSON text of `amd-smi`."""
+    try:
+        found = json.loads(text[min(i for i in (text.find("["), text.find("{")) if i >= 0) :])
+    except ValueError as error:
+        raise ProbeError(f"amd-smi: not JSON: {error}") from error
+    found = found.get("gpu_data", []) if isinstance(found, dict) else found
+    return [gpu for gpu in found if isinstance(gpu, dict)]
+
+
+def amd_value(gpu: dict[str, Any], section: str, name: str) -> Any:
+    """Return a value without its unit; None for N/A and what is missing."""
+    found = (gpu.get(section) or {}).get(name) if isinstance(gpu.get(section), dict) else None
+    found = found.get("value") if isinstance(found, dict) else found
+    return None if found in ("N/A", "", None) else found
+
+
+def amd_memory(info: dict[str, Any]) -> int | None:
+    """Return the MiB of a process, which `amd-smi` gives in bytes."""
+    found = amd_value(info, "memory_usage", "vram_mem")
+    size: int | None = None if found is None else number_in(found)
+    return None if size is None else size // MIB
+
+
+def amd_uuid(unique_id: object) -> str | None:
+    """Return the name by which ROCm's runtime selects a GPU: GPU- and its unique id in hexadecimal."""
+    text = str(unique_id or "").lower()
+    digits = text[2:] if text.startswith("0x") else text
+    known = re.match(r"^[0-9a-f]{1,16}$", digits) and int(digits, 16)
+    return f"GPU-{digits:0>16}" if known else None
+
+
+def rocm_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+    """Return the driver's version and the reports of all GPUs by `rocm-smi`."""
+    wanted = (
+        "--showproductname --showuniqueid --showbus --showuse --showtemp --showpower --showdriverversion"
+        " --showmeminfo vram --json"
+    )
+    return read_rocm_smi(run_tool("rocm-smi", *wanted.split()))
+
+
+def read_rocm_smi(text: str) -> tuple[str | None, list[Gpu]]:
+    """Return driver and GPUs from the tool's JSON; it does not say which process uses which GPU."""
+    try:
+        found = json.loads(text[text.find("{") :])
+    except ValueError as error:
+        raise ProbeError(f"rocm-smi: not JSON: {error}") from error
+    gpus = []
+    cards = [name for name in found if re.match(r"^card\d+$", name)]
+    for card in sorted(cards, key=lambda name: int(name[4:])):
+        values = {name.lower(): value for name, value in found[card].items()}  # older ones: "Card series"
+        total, used = (
+            number_in(values.get(name)) for name in ("vram total memory (b)", "vram total used memory (b)")
+        )
+        pci = plain_pci(values.get("pci bus", ""))
+        temperatures = [values.get(f"temperature (sensor {place}) (c)") for place in ("junction", "edge")]
+        power = [values.get(f"{kind} graphics package power (w)") for kind in ("current socket", "average")]
+        gpus.append(
+            gpu_of(
+                int(card[4:]),
+                vendor="amd",
+                uuid=amd_uuid(values.get("unique id")),
+                type=plain_type(values.get("card series") or values.get("device name")),
+                pci=pci,
+                numa_node=numa_node_of(pci),
+                memory_mib=None if total is None else total // MIB,
+                memory_used_mib=None if used is None else used // MIB,
+                utilization_percent=number_in(values.get("gpu use (%)")),
+                temperature_c=next((number_in(t) for t in temperatures if t is not None), None),
+                power_w=next((number_in(p, float) for p in power if p is not None), None),
+            )
+        )
+    return (found.get("system") or {}).get("Driver version"), gpus
+
+
+def npu_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+    """Return the driver's version and the reports of all chips by `npu-smi`."""
+    return read_npu_smi(run_tool("npu-smi", "info"), find_process)
+
+
+def read_npu_smi(text: str, find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
+    """Return driver and chips from the tool's table, which has two lines for a chip; then come processes."""
+    version = re.search(r"Version:\s*(\S+)", text)
+    devices, _, using = text.partition("Process id")
+    pattern = re.compile(
+        r"^\|\s*(\d+)\s+(\S+)\s*\|\s*(\w+)\s*\|\s*([\d.]+|-|NA)\s+(\d+|-|NA)\s.*\n"
+        r"\|\s*(\d+)(?:\s+\d+)?\s*\|\s*(\S+)\s*\|\s*(\d+|-|NA)\s+(.*?)\|",
+        re.MULTILINE,
+    )
+    listed: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for npu, chip, pid, memory in re.findall(
+        r"^\|\s*(\d+)\s+(\d+)\s*\|\s*(\d+)\s*\|[^|]*\|\s*(\d*)\s*\|", using, re.MULTILINE
+    ):
+        listed.setdefault((npu, chip), []).append(find_process(int(pid), number_in(memory)))
+    gpus: list[Gpu] = []
+    for npu, name, state, power, degrees, chip, bus, busy, memories in pattern.findall(devices):
+        pairs = re.findall(r"(\d+)\s*/\s*(\d+)", memories)
+        used, total = pairs[-1] if pairs else ("", "")  # the last is HBM where the chip has it
+        pci = plain_pci(bus)
+        gpus.append(
+            gpu_of(
+                len(gpus),
+                vendor="ascend",
+                type=name,
+                pci=pci,
+                numa_node=numa_node_of(pci),
+                memory_mib=number_in(total) or None,
+                memory_used_mib=number_in(used),
+                utilization_percent=number_in(busy),
+                temperature_c=number_in(degrees),
+                power_w=number_in(power, float),
+                vendor_state=None if state == "OK" else state.lower(),
+                processes=listed.get((npu, chip), []) if using else None,
+            )
+        )
+    return (version[1] if version else None), gpus
+
+
+# ---- processes ----
+
+JOB_KEY = re.compile(r"gpu-[A-Za-z0-9_.-]*-[0-9a-f]{8}-\d+")
+"""Name of a lease's job, which the launchers give to its directory, its container, or its cgroup."""
+
+
+def process_of(pid: int, memory_mib: int | None) -> dict[str, Any]:
+    """Return a process: user, command, and the lease and job it belongs to, as far as this user may read.
+
+    `lease_source` says where lease or job were found (`environment`, `ancestor`, `cgroup`), or that there is
+    none (`none`), or that it could not be read (`unreadable`).
+    """
+    try:
+        user: str | None = user_name(os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        user = None
+    command = read_text(f"/proc/{pid}/cmdline")
+    lease_id, job, source = owner_of(pid)
+    return {
+        "pid": pid,
+        "user": user,
+        "command": None if command is None else printable(command.replace("\0", " ").strip())[:MAX_COMMAND],
+        "memory_mib": memory_mib,
+        "lease_id": lease_id,
+        "job": job,
+        "lease_source": source,
+    }
+
+
+def owner_of(pid: int) -> tuple[str | None, str | None, str]:
+    """Return lease id, job key and where they were found, of a process or the nearest ancestor with one."""
+    readable = True
+    ancestor = pid
+    for step in range(MAX_ANCESTORS):
+        environment = read_text(f"/proc/{ancestor}/environ")
+        if environment is None:
+            readable = readable and step > 0
+        else:
+            values = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
+            lock = os.path.basename(os.path.dirname(values.get("GPU_JOB_LOCK", "")))
+            if values.get("GPU_LEASE_ID") or lock:
+                return values.get("GPU_LEASE_ID"), lock or None, "ancestor" if step else "environment"
+        status = re.search(r"^PPid:\s*(\d+)", read_text(f"/proc/{ancestor}/status") or "", re.MULTILINE)
+        ancestor = int(status[1]) if status else 0
+        if ancestor <= 1:
+            break
+    cgroup = read_text(f"/proc/{pid}/cgroup")
+    found = JOB_KEY.search(cgroup or "")
+    if found:
+        return None, found[0], "cgroup"
+    return None, None, "none" if readable else "unreadable"
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def read_text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+# ---- the server ----
+
+
+def kernel_log(path: str = "/dev/kmsg") -> list[str] | None:
+    """Return the lines of the kernel's log, or None if this user may not read it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    lines = []
+    try:
+        while True:
+            try:
+                line = os.read(descriptor, 8192)
+            except BrokenPipeError:  # the kernel has overwritten this one
+                continue
+            except OSError:
+                break
+            if not line:
+                break
+            lines.append(line.decode("utf-8", "replace"))
+    finally:
+        os.close(descriptor)
+    return lines
+
+
+def kernel_xids(lines: Iterable[str], boot_time: float) -> list[Xid]:
+    """Return (PCI address, XID, time) of each XID in the lines of /dev/kmsg."""
+    found = []
+    for line in lines:
+        xid = re.search(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)(?:\.\d)?\): (\d+)", line)
+        if xid:
+            stamp = re.match(r"^\d+,\d+,(\d+)", line)
+            at = boot_time + int(stamp[1]) / 1e6 if stamp else time.time()
+            found.append((plain_pci(f"{xid[1]}.0"), int(xid[2]), at))
+    return found
+
+
+def add_xids(gpus: list[Gpu], xids: list[Xid]) -> None:
+    """Write the XIDs into the GPUs they are about: each number once, how often, and when it came last."""
+    for gpu in gpus:
+        if gpu["vendor"] != "nvidia":
+            continue
+        gpu["xids"] = []
+        for number in sorted({xid for pci, xid, _ in xids if pci is not None and pci == gpu["pci"]}):
+            times = [at for pci, xid, at in xids if pci == gpu["pci"] and xid == number]
+            gpu["xids"].append({"xid": number, "count": len(times), "at": max(times)})
+
+
+def server_report(source: str, driver: str | None, gpus: list[Gpu]) -> dict[str, Any]:
+    """Return the whole report: the GPUs and what else is worth knowing of this server."""
+    memory = dict(
+        re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read_text("/proc/meminfo") or "", re.MULTILINE)
+    )
+    return {
+        "format": FORMAT,
+        "server": os.uname().nodename,
+        "hostname": os.uname().nodename,
+        "at": time.time(),
+        "boot_id": (read_text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
+        "uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None,
+        "source": source,
+        "driver": driver,
+        "gpus": gpus,
+        "cpus": os.cpu_count(),
+        "load_1m": os.getloadavg()[0],
+        "memory_mib": int(memory["MemTotal"]) // 1024 if "MemTotal" in memory else None,
+        "memory_available_mib": int(memory["MemAvailable"]) // 1024 if "MemAvailable" in memory else None,
+        "disk_free_mib": disk_free_mib(os.environ.get("GPU_MANAGER_JOBS_DIR", "~/.gpu-manager/jobs")),
+    }
+
+
+def disk_free_mib(folder: str) -> int:
+    """Return the free disk of the jobs' folder, or of the nearest one above it that exists."""
+    folder = os.path.abspath(os.path.expanduser(folder))
+    while not os.path.isdir(folder) and folder != "/":
+        folder = os.path.dirname(folder)
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize // MIB
+
+
+Tool = tuple[str, Callable[[FindProcess], "tuple[str | None, list[Gpu]]"]]
+
+TOOLS: tuple[Tool, ...] = (
+    ("nvidia-smi", nvidia_smi),
+    ("amd-smi", amd_smi),
+    ("rocm-smi", rocm_smi),
+    ("npu-smi", npu_smi),
+)
+
+
+class Probe:
+    """What this server has to ask, opened; `watch` also collects XIDs between two reports."""
+
+    def __init__(self, watch: bool = False) -> None:
+        path = os.environ.get("GPU_MANAGER_NVML") or "libnvidia-ml.so.1"
+        self._nvml: Nvml | None = None
+        self._tool: Tool | None = None
+        self._xids: list[Xid] = []
+        try:
+            self._nvml = Nvml(path)
+        except OSError as error:
+            import shutil  # here, as most servers have the library
+
+            self._tool = next((tool for tool in TOOLS if shutil.which(tool[0])), None)
+            if self._tool is None:
+                names = ", ".join(name for name, _ in TOOLS)
+                raise ProbeError(f"no GPU library or tool: {error}; none of {names} on the PATH") from error
+        else:
+            if watch:
+                self._nvml.watch()
+            boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            lines = kernel_log()
+            self._knows_xids = watch or lines is not None
+            self._xids = kernel_xids(lines or [], boot_time)
+
+    def report(self) -> dict[str, Any]:
+        """Return the report of this moment; XIDs are in one report only."""
+        if self._nvml is None:
+            assert self._tool is not None
+            name, read = self._tool
+            driver, gpus = read(process_of)
+            return server_report(name, driver, gpus)
+        gpus = self._nvml.gpus(process_of)
+        if self._knows_xids:
+            add_xids(gpus, self._xids + self._nvml.new_xids())
+            self._xids = []
+        return server_report("nvml", self._nvml.driver(), gpus)
+
+
+def give_up() -> None:
+    """End the process from another thread: a call of the library that hangs cannot be interrupted."""
+    reason = f"no answer within {PROBE_TIMEOUT_S:g} s: the GPU driver hangs"
+    print("\n" + json.dumps({"error": reason}), flush=True)
+    os._exit(1)
+
+
+def main() -> None:
+    """Print one report, or with --loop one for each line of standard input."""
+    faulthandler.enable()  # names a crash of the library on standard error
+    loop = "--loop" in sys.argv[1:]
+    probe = None
+    while not loop or sys.stdin.readline():
+        watchdog = threading.Timer(PROBE_TIMEOUT_S, give_up)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            probe = probe or Probe(watch=loop)
+            answer = probe.report()
+        except ProbeError as error:
+            answer = {"error": printable(str(error))}
+            probe = None
+        watchdog.cancel()
+        print("\n" + json.dumps(answer), flush=True)
+        if not loop:
+            return
+
+
+if __name__ == "__main__":
+    main()

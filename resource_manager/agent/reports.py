@@ -1,0 +1,145 @@
+"""Report of a server: what its probe saw, checked before anything else looks at it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from resource_manager.agent.probe import FORMAT
+from resource_manager.core.identifiers import UNPRINTABLE
+from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
+
+MAX_REPORT_BYTES = 8 * 1024 * 1024
+MAX_PROCESSES_OF_GPU = 4096
+MAX_XIDS_OF_GPU = 256
+
+Text = Annotated[str, Field(max_length=255, pattern=f"^[^{UNPRINTABLE}]*$")]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
+
+
+class ReportError(ResourceManagerError, ValueError):
+    """A report that cannot be used; the message says where and why."""
+
+
+class Strict(BaseModel):
+    """Model that takes no other fields and converts no types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ProcessReport(Strict):
+    """Process that computes on a GPU; None is what the probe's user may not read.
+
+    `lease_source` says where the lease or the job was found, or `none`, or `unreadable`.
+    """
+
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    user: Text | None
+    command: Text | None
+    memory_mib: Count | None
+    lease_id: Annotated[str, Field(max_length=1024, pattern=f"^[^{UNPRINTABLE}]*$")] | None
+    job: Text | None
+    lease_source: Literal["environment", "ancestor", "cgroup", "none", "unreadable"]
+
+
+class XidReport(Strict):
+    """XID of a GPU since the last report: how often it came, and when last (seconds since 1970)."""
+
+    xid: Annotated[int, Field(ge=0, lt=2**31)]
+    count: Annotated[int, Field(ge=1, lt=2**63)]
+    at: Number
+
+
+class GpuReport(Strict):
+    """GPU, or MIG device, as its server sees it; None is what its library or tool cannot say."""
+
+    index: Annotated[int, Field(ge=0, lt=MAX_GPUS_OF_SERVER)]
+    uuid: Uuid | None
+    type: Text
+    vendor: Vendor
+    lost: bool
+    mig: Text | None
+    memory_mib: Count | None
+    memory_used_mib: Count | None
+    utilization_percent: Annotated[int, Field(ge=0, le=100)] | None
+    temperature_c: Annotated[int, Field(ge=-273, le=1000)] | None
+    power_w: Number | None
+    energy_mj: Count | None
+    ecc_uncorrected: Count | None
+    rows_pending: bool | None
+    rows_failed: bool | None
+    pages_pending: bool | None
+    throttle_reasons: Annotated[list[Text], Field(max_length=64)] | None
+    recovery_action: Text | None
+    xids: Annotated[list[XidReport], Field(max_length=MAX_XIDS_OF_GPU)] | None
+    pci: PciAddress | None
+    numa_node: Annotated[int, Field(ge=0, lt=4096)] | None
+    nvlink_group: Annotated[int, Field(ge=0, lt=MAX_GPUS_OF_SERVER)] | None
+    vendor_state: Text | None
+    processes: Annotated[list[ProcessReport], Field(max_length=MAX_PROCESSES_OF_GPU)] | None
+
+
+class Report(Strict):
+    """Report of one server at one moment of its own clock.
+
+    `boot_id` and `uptime_s` order the reports of a server whatever its clock says.
+    """
+
+    format: Literal[1]
+    server: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
+    hostname: Text
+    at: Number
+    boot_id: Text | None
+    uptime_s: Number | None
+    source: Text
+    driver: Text | None
+    gpus: Annotated[list[GpuReport], Field(max_length=MAX_GPUS_OF_SERVER)]
+    cpus: Annotated[int, Field(ge=1, le=1_000_000)] | None
+    load_1m: Number | None
+    memory_mib: Count | None
+    memory_available_mib: Count | None
+    disk_free_mib: Count | None
+
+
+def read_report(text: str | bytes) -> Report:
+    """Return the report in a JSON text; raises `ReportError` with one line."""
+    if len(text) > MAX_REPORT_BYTES:
+        raise ReportError(f"report: {len(text):,} bytes; at most {MAX_REPORT_BYTES:,}")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"report: not JSON: {error}") from error
+    return check_report(value)
+
+
+def check_report(value: Any) -> Report:
+    """Return the report of a decoded JSON value; raises `ReportError` with one line.
+
+    Format and number of GPUs come first: the rest of another format says nothing.
+    """
+    if not isinstance(value, dict):
+        raise ReportError("report: not a JSON object")
+    if value.get("format") != FORMAT:
+        newer = isinstance(value.get("format"), int) and value["format"] > FORMAT
+        raise ReportError(
+            f"report: format {str(value.get('format'))[:20]!r}; this version reads format {FORMAT}"
+            + (": upgrade the service before the servers" if newer else "")
+        )
+    gpus = value.get("gpus")
+    if isinstance(gpus, list) and len(gpus) > MAX_GPUS_OF_SERVER:
+        raise ReportError(f"report: {len(gpus):,} GPUs; a server has at most {MAX_GPUS_OF_SERVER:,}")
+    try:
+        report = Report.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ReportError(f"report: {where}: {first['msg']}") from error
+    indexes = [gpu.index for gpu in report.gpus]
+    uuids = [gpu.uuid for gpu in report.gpus if gpu.uuid is not None]
+    if len(set(indexes)) != len(indexes) or len(set(uuids)) != len(uuids):
+        raise ReportError("report: two GPUs have one index or one UUID")
+    return report
