@@ -294,11 +294,11 @@ def next_free_port(first: int) -> int:
     raise StackError(f"ports {first} to {first + 99} are all taken")
 
 
-def answers(port: int) -> bool:
+def answers(port: int, address: str = "127.0.0.1") -> bool:
     """Return whether a process listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0
 
 
 def wait_until(

@@ -23,10 +23,11 @@ POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 
 
 class SSHServer:
-    """Debian's sshd on loopback, which accepts root with one key."""
+    """Debian's sshd on loopback, which accepts root with one key and sets `variables` for its sessions."""
 
-    def __init__(self, home):
+    def __init__(self, home, address="127.0.0.1", variables=MappingProxyType({})):
         self.home = home
+        self.address = address
         [self.port] = free_ports(1)
         self.key = home / "key"
         for name in ("key", "host_key"):
@@ -35,8 +36,13 @@ class SSHServer:
             )
         (home / "authorized_keys").write_text((home / "key.pub").read_text())
         (home / "config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {home}/host_key\nPidFile none\n"
+            f"Port {self.port}\nListenAddress {address}\nHostKey {home}/host_key\nPidFile none\n"
             f"AuthorizedKeysFile {home}/authorized_keys\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+            + (
+                f"SetEnv {' '.join(f'{name}={value}' for name, value in variables.items())}\n"
+                if variables
+                else ""
+            )
         )
         self.process = None
 
@@ -45,7 +51,7 @@ class SSHServer:
         command = [SSHD, "-D", "-e", "-f", str(self.home / "config")]
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
-        wait_for(lambda: answers(self.port), 60.0, "sshd")
+        wait_for(lambda: answers(self.port, self.address), 60.0, "sshd")
 
     def stop(self):
         """Kill the server and its sessions, as if the machine had lost its network."""
@@ -60,7 +66,7 @@ class SSHServer:
         return json.dumps(
             {
                 "conn_type": "ssh",
-                "host": "127.0.0.1",
+                "host": self.address,
                 "login": "root",
                 "extra": {"key_file": str(self.key), "no_host_key_check": True, "conn_timeout": 5},
             }

@@ -20,6 +20,77 @@ from resource_manager.jobs.launchers.base import (
 from resource_manager.jobs.launchers.devices import job_environment
 
 ANSWER_TIMEOUT_S = 60.0
+PYTHON = "python3 -I -S -"
+"""Command that runs a program from standard input, without what else is installed: fast, always alike."""
+
+
+class SSHPython:
+    """Connection to a server by ssh that runs Python programs there; the server needs python3 and no more.
+
+    `address` is `[user@]host[:port]`; missing parts and the credentials come from the Airflow connection, or
+    from `user` and `key_file`. `attempts` is how often to try to connect.
+    """
+
+    def __init__(
+        self,
+        address: str = "",
+        ssh_conn_id: str | None = None,
+        *,
+        user: str | None = None,
+        key_file: str | None = None,
+        attempts: int = 3,
+    ) -> None:
+        try:
+            from airflow.providers.ssh.hooks.ssh import SSHHook
+        except ImportError as error:
+            raise LauncherError(f"ssh needs Airflow's SSH provider: {how_to_install('ssh')}") from error
+        try:
+            parts = urlsplit(address if "://" in address else f"ssh://{address}")
+            given: dict[str, Any] = {
+                "remote_host": parts.hostname,
+                "username": parts.username or user,
+                "port": parts.port,
+                "key_file": key_file,
+            }
+        except ValueError as error:
+            raise LauncherError(f"address {address!r} is not [user@]host[:port]: {error}") from error
+        check_connection(ssh_conn_id, "ssh")
+        try:
+            self._hook = SSHHook(
+                ssh_conn_id=ssh_conn_id,
+                conn_retry_attempts=attempts,
+                **{name: value for name, value in given.items() if value},
+            )
+        except Exception as error:
+            raise LauncherError(f"ssh connection {ssh_conn_id!r}: {error}") from error
+        self.host: str = address or self._hook.remote_host
+        self._client: Any = None
+
+    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+        """Run a program, sent over standard input; return exit code, output and standard error.
+
+        Raises `LauncherUnreachableError` if nobody knows how it ended, `LauncherError` without python3.
+        """
+        try:
+            if self._client is None:
+                self._client = self._hook.get_conn()
+            given, output, problems = self._client.exec_command(PYTHON, timeout=timeout_s)
+            given.write(program.encode())
+            given.channel.shutdown_write()
+            answer, complaint = (stream.read().decode(errors="replace") for stream in (output, problems))
+            exit_code = output.channel.recv_exit_status()
+        except Exception as error:  # paramiko's exceptions have no common base
+            self.close()
+            reason = str(error) or type(error).__name__
+            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {reason}") from error
+        if exit_code == 127:
+            raise LauncherError(f"server {self.host} has no python3, which is needed there")
+        return exit_code, answer, complaint
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
 class SSHLauncher:
@@ -29,36 +100,13 @@ class SSHLauncher:
     """
 
     def __init__(self, address: str = "", ssh_conn_id: str | None = None) -> None:
-        try:
-            from airflow.providers.ssh.hooks.ssh import SSHHook
-        except ImportError as error:
-            raise LauncherError(
-                f"the ssh launcher needs Airflow's SSH provider: {how_to_install('ssh')}"
-            ) from error
         if not address and ssh_conn_id is None:
             raise LauncherError(
                 "the ssh launcher has no address: set the server's address in the inventory, or "
                 "launcher_conn_id"
             )
         self.root = directory_job.DEFAULT_ROOT
-        try:
-            parts = urlsplit(address if "://" in address else f"ssh://{address}")
-            overrides: dict[str, Any] = {
-                "remote_host": parts.hostname,
-                "username": parts.username,
-                "port": parts.port,
-            }
-        except ValueError as error:
-            raise LauncherError(f"address {address!r} is not [user@]host[:port]: {error}") from error
-        check_connection(ssh_conn_id, "ssh")
-        try:
-            self._hook = SSHHook(
-                ssh_conn_id=ssh_conn_id, **{name: value for name, value in overrides.items() if value}
-            )
-        except Exception as error:
-            raise LauncherError(f"ssh connection {ssh_conn_id!r}: {error}") from error
-        self._host = address or self._hook.remote_host
-        self._client: Any = None
+        self._server = SSHPython(address, ssh_conn_id)
 
     def start(self, job: Job) -> None:
         if job.image:
@@ -77,9 +125,7 @@ class SSHLauncher:
         self._ask("stop", key=key, grace_s=grace_s)
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        self._server.close()
 
     def _ask(self, act: str, **arguments: Any) -> dict[str, Any]:
         """Call a function of `directory_job` on the server; program and secrets go over standard input.
@@ -87,28 +133,15 @@ class SSHLauncher:
         Raises `LauncherUnreachableError` if the job's state is unknown, else `LauncherError`.
         """
         call = json.dumps({"do": act, "root": self.root, **arguments})
-        program = f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n"
-        try:
-            if self._client is None:
-                self._client = self._hook.get_conn()
-            given, output, problems = self._client.exec_command(
-                "python3 -", timeout=ANSWER_TIMEOUT_S + arguments.get("grace_s", 0.0)
-            )
-            given.write(program.encode())
-            given.channel.shutdown_write()
-            answer, complaint = (stream.read().decode(errors="replace") for stream in (output, problems))
-            exit_code = output.channel.recv_exit_status()
-        except Exception as error:  # paramiko's exceptions have no common base
-            self.close()
-            reason = str(error) or type(error).__name__
-            raise LauncherUnreachableError(f"server {self._host} does not answer by ssh: {reason}") from error
-        if exit_code == 127:
-            raise LauncherError(f"server {self._host} has no python3, which the ssh launcher needs there")
+        exit_code, answer, complaint = self._server.run(
+            f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n",
+            ANSWER_TIMEOUT_S + arguments.get("grace_s", 0.0),
+        )
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
             unseen = act in ("status", "logs")  # such as on a server out of memory; the job may still run
             raise (LauncherUnreachableError if unseen else LauncherError)(
-                f"server {self._host} could not {act} job {arguments['key']}: {last}"
+                f"server {self._server.host} could not {act} job {arguments['key']}: {last}"
             )
         found: dict[str, Any] = json.loads(answer.splitlines()[-1])  # the lines before it are a .bashrc's
         return found
