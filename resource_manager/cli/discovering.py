@@ -1,0 +1,168 @@
+"""`gpu-manager discover`: ask servers for their GPUs, and write an inventory of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, print_json
+from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.target import exit_codes, in_airflow
+from resource_manager.errors import ResourceManagerError
+
+if TYPE_CHECKING:  # pydantic takes most of the time that --help may take
+    from resource_manager.agent.health import HealthTable
+    from resource_manager.agent.reports import Report
+
+MAX_CONNECTIONS = 32
+
+health_option = click.option(
+    "--health",
+    "health_path",
+    envvar="GPU_MANAGER_HEALTH",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file whose rules replace those of the built-in health table.",
+)
+
+
+@main.command()
+@click.argument("hosts", nargs=-1, metavar="[HOST]...")
+@click.option("--user", help="User to log in as, where HOST names none.")
+@click.option("--key", type=click.Path(exists=True, dir_okay=False), help="File with the private key.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write the inventory to; without it and without --json it is printed.",
+)
+@health_option
+@json_option
+@click.pass_context
+@exit_codes
+def discover(
+    context: click.Context,
+    hosts: tuple[str, ...],
+    user: str | None,
+    key: str | None,
+    output: Path | None,
+    health_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the GPUs of servers and write an inventory that names them by UUID.
+
+    HOST is [user@]host[:port], reached by ssh; without one, this machine is meant. Nothing is installed on
+    the servers, which need python3. A server that gives no report is one line on standard error; the others
+    are still printed, and the exit code is 3.
+    """
+    from resource_manager.agent.health import load_health_table
+    from resource_manager.agent.inventory import Discovered, inventory_toml
+
+    if not hosts and (user or key):
+        raise Failure("--user and --key go with a HOST", BAD_INPUT)
+    names = _names(hosts)
+    table = load_health_table(health_path)
+    found = []
+    answers = _ask_all(hosts, user, key) if hosts else [_ask_here()]
+    for host, name, answer in zip(hosts or ("",), names or ("",), answers, strict=True):
+        if isinstance(answer, ResourceManagerError):
+            click.echo(f"Error: {' '.join(str(answer).split())}", err=True)
+        else:
+            report = answer.model_copy(update={"server": name}) if name else answer
+            found.append(Discovered(host, report))
+    if as_json:
+        print_json([as_dict(server.report, table) for server in found])
+    if found and output is not None:
+        _write(output, inventory_toml(found))
+        gpus = sum(len(server.report.gpus) for server in found)
+        click.echo(f"{output}: {len(found)} servers with {gpus} GPUs", err=as_json)
+    elif found and not as_json:
+        click.echo(inventory_toml(found), nl=False)
+    if len(found) < len(answers):
+        context.exit(UNREACHABLE)
+
+
+def as_dict(report: Report, table: HealthTable) -> dict[str, Any]:
+    """Return the report as it is printed: with the findings about each GPU."""
+    from resource_manager.agent.health import findings
+
+    shown = report.model_dump()
+    for gpu, of_gpu in zip(shown["gpus"], report.gpus, strict=True):
+        gpu["health"] = [
+            {"condition": each.condition, "action": each.action, "text": each.text, "todo": each.todo}
+            for each in findings(of_gpu, table)
+        ]
+    return shown
+
+
+def _names(hosts: Sequence[str]) -> list[str]:
+    """Return the servers' names: the host without user and port, or with the port where that is no name."""
+    parts = []
+    for host in hosts:
+        try:
+            found = urlsplit(f"ssh://{host}")
+            parts.append((found.hostname or "", found.port))
+        except ValueError:
+            parts.append(("", None))
+        if not parts[-1][0]:
+            raise Failure(f"HOST {host!r} is not [user@]host[:port]", BAD_INPUT)
+    often = Counter(name for name, _ in parts)
+    names = [(name if often[name] == 1 else f"{name}-{port or 22}").replace(":", "-") for name, port in parts]
+    twice = [host for host, name in zip(hosts, names, strict=True) if names.count(name) > 1]
+    if twice:
+        raise Failure(f"HOST {twice[-1]!r} is given twice", BAD_INPUT)
+    return names
+
+
+def _ask_here() -> Report | ResourceManagerError:
+    from resource_manager.agent.running import NoReportError, probe_here
+
+    try:
+        return probe_here()
+    except NoReportError as error:
+        return NoReportError(f"this machine gave no report: {error}")
+
+
+def _ask_all(hosts: Sequence[str], user: str | None, key: str | None) -> list[Report | ResourceManagerError]:
+    """Return each server's report, or why there is none."""
+    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+        if not in_airflow():
+            os.environ["AIRFLOW_HOME"] = home  # the provider would create one in the user's home
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # Airflow writes it to standard output
+        return list(threads.map(lambda host: _ask(host, user, key), hosts))
+
+
+def _ask(host: str, user: str | None, key: str | None) -> Report | ResourceManagerError:
+    from resource_manager.agent.running import TIMEOUT_S, NoReportError, program, read_answer
+    from resource_manager.jobs.launchers import LauncherError
+    from resource_manager.jobs.launchers.ssh import SSHPython
+
+    try:
+        server = SSHPython(host, user=user, key_file=key, attempts=1)
+        try:
+            return read_answer(*server.run(program(), TIMEOUT_S))
+        finally:
+            server.close()
+    except NoReportError as error:
+        return NoReportError(f"server {host} gave no report: {error}")
+    except LauncherError as error:
+        return error
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the file in one step, so that no reader sees half of it."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        raise Failure(f"--output {path}: {error.strerror}", BAD_INPUT) from error
+    finally:
+        new.unlink(missing_ok=True)
