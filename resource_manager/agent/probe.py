@@ -3,8 +3,8 @@
 This file is sent to `python3 -` on a server, or run as a process of its own, so that a management library
 that crashes or hangs ends the probe and nothing else. It reads, in this order, what the server has: NVIDIA's
 library NVML (`libnvidia-ml.so.1`, or the path in GPU_MANAGER_NVML), `nvidia-smi`, `amd-smi`, `rocm-smi`,
-`npu-smi`. What a library or tool cannot say is None, never 0. The line is `{"error": reason}` if there is no
-report. With `--loop` it prints a report for each line that it reads, and then also knows which XIDs came.
+`npu-smi`. What a library or tool cannot say is None, never 0; if nothing can be said of the GPUs, `error` is
+the reason. With `--loop` it prints a report for each line that it reads, and then also knows which XIDs came.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ FORMAT = 1
 TOOL_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 20.0
 MAX_COMMAND = 200
+MAX_ERROR = 500
+MAX_REPORT_BYTES = 8 * 1024 * 1024
 MAX_ANCESTORS = 64
 MIB = 1024 * 1024
 
@@ -929,7 +931,9 @@ def add_xids(gpus: list[Gpu], xids: list[Xid]) -> None:
             gpu["xids"].append({"xid": number, "count": len(times), "at": max(times)})
 
 
-def server_report(source: str, driver: str | None, gpus: list[Gpu]) -> dict[str, Any]:
+def server_report(
+    source: str, driver: str | None, gpus: list[Gpu], error: str | None = None
+) -> dict[str, Any]:
     """Return the whole report: the GPUs and what else is worth knowing of this server."""
     memory = dict(
         re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read_text("/proc/meminfo") or "", re.MULTILINE)
@@ -942,6 +946,7 @@ def server_report(source: str, driver: str | None, gpus: list[Gpu]) -> dict[str,
         "boot_id": (read_text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
         "uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None,
         "source": source,
+        "error": None if error is None else printable(error)[:MAX_ERROR],
         "driver": driver,
         "gpus": gpus,
         "cpus": os.cpu_count(),
@@ -1012,9 +1017,13 @@ class Probe:
 
 def give_up() -> None:
     """End the process from another thread: a call of the library that hangs cannot be interrupted."""
-    reason = f"no answer within {PROBE_TIMEOUT_S:g} s: the GPU driver hangs"
-    print("\n" + json.dumps({"error": reason}), flush=True)
+    answer(server_report("none", None, [], f"no answer within {PROBE_TIMEOUT_S:g} s: the GPU driver hangs"))
     os._exit(1)
+
+
+def answer(report: dict[str, Any]) -> None:
+    """Print a report as a line of its own, whatever a library printed before."""
+    print("\n" + json.dumps(report), flush=True)
 
 
 def main() -> None:
@@ -1028,12 +1037,12 @@ def main() -> None:
         watchdog.start()
         try:
             probe = probe or Probe(watch=loop)
-            answer = probe.report()
+            report = probe.report()
         except ProbeError as error:
-            answer = {"error": printable(str(error))}
+            report = server_report("none", None, [], str(error))
             probe = None
         watchdog.cancel()
-        print("\n" + json.dumps(answer), flush=True)
+        answer(report)
         if not loop:
             return
 

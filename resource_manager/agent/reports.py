@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from resource_manager.agent.probe import FORMAT
+from resource_manager.agent.probe import FORMAT, MAX_ERROR, MAX_REPORT_BYTES
 from resource_manager.core.identifiers import UNPRINTABLE
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
 
-MAX_REPORT_BYTES = 8 * 1024 * 1024
 MAX_PROCESSES_OF_GPU = 4096
 MAX_XIDS_OF_GPU = 256
 
@@ -86,7 +85,8 @@ class GpuReport(Strict):
 class Report(Strict):
     """Report of one server at one moment of its own clock.
 
-    `boot_id` and `uptime_s` order the reports of a server whatever its clock says.
+    With an `error` nothing is known of the GPUs, and this is the reason. `boot_id` and `uptime_s` order the
+    reports of a server whatever its clock says.
     """
 
     format: Literal[1]
@@ -96,6 +96,7 @@ class Report(Strict):
     boot_id: Text | None
     uptime_s: Number | None
     source: Text
+    error: Annotated[str, Field(max_length=MAX_ERROR, pattern=f"^[^{UNPRINTABLE}]*$")] | None
     driver: Text | None
     gpus: Annotated[list[GpuReport], Field(max_length=MAX_GPUS_OF_SERVER)]
     cpus: Annotated[int, Field(ge=1, le=1_000_000)] | None

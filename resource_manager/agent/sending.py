@@ -1,0 +1,111 @@
+"""Reports from a server to the service, again and again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from resource_manager.agent.running import RunningProbe
+from resource_manager.errors import InvalidRequestError, ResourceManagerError, redact
+
+SEND_TIMEOUT_S = 30.0
+CLEANING_INTERVAL_S = 0.5
+"""Time between two reports while the service waits for processes to leave a GPU."""
+
+MAX_REPLY_BYTES = 1024 * 1024
+
+
+class ReportRefusedError(ResourceManagerError):
+    """A report that the service did not take; it may take the next."""
+
+
+class ReportSender:
+    """Sender of reports to the service at `url`, also below a path such as Airflow's `/gpu`.
+
+    It follows no redirection, which could carry the token elsewhere.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self.url = redact(url).rstrip("/")
+        try:
+            parts = urlsplit(url)
+            self._place = (parts.hostname, parts.port)
+        except ValueError as error:
+            raise InvalidRequestError(f"--url {self.url!r}: {error}", field="url") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequestError(
+                f"--url {self.url!r} is not the address of a service, such as http://localhost:5000",
+                field="url",
+            )
+        if token and not (token.isascii() and token.isprintable() and " " not in token):
+            raise InvalidRequestError("--token has a character that tokens do not have", field="token")
+        self._secure = parts.scheme == "https"
+        self._path = f"{parts.path.rstrip('/')}/api/reports"
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def send(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the service's answer; raises `ReportRefusedError` with the reason if it takes no report."""
+        host, port = self._place
+        assert host is not None
+        kind = HTTPSConnection if self._secure else HTTPConnection
+        connection = kind(host, port, timeout=SEND_TIMEOUT_S)
+        try:
+            connection.request("POST", self._path, json.dumps(report), self._headers)
+            response = connection.getresponse()
+            body = response.read(MAX_REPLY_BYTES)
+        except (OSError, HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            raise ReportRefusedError(f"{self.url} does not answer: {reason}") from error
+        finally:
+            connection.close()
+        return self._answer(response, body)
+
+    def _answer(self, response: HTTPResponse, body: bytes) -> Mapping[str, Any]:
+        try:
+            found = json.loads(body) if body.strip() else {}
+        except ValueError:
+            found = {}
+        answer = found if isinstance(found, dict) else {}
+        if 200 <= response.status < 300:
+            return answer
+        said = answer.get("detail") or answer.get("error") or response.reason
+        raise ReportRefusedError(f"{self.url} refused the report: {response.status}: {str(said)[:500]}")
+
+
+def run_agent(
+    server: str,
+    sender: ReportSender,
+    interval_s: float,
+    *,
+    sleep: Callable[[float], None],
+    say: Callable[[str], None],
+) -> None:
+    """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
+
+    While the answer names GPUs in `cleaning`, reports come faster. `say` gets a line when a report is refused
+    for a new reason, and when one is taken again.
+    """
+    probe = RunningProbe()
+    trouble = ""
+    try:
+        while True:
+            cleaning = False
+            report = {**probe.report(), "server": server}
+            try:
+                cleaning = bool(sender.send(report).get("cleaning"))
+                reason = str(report["error"] or "")
+            except ReportRefusedError as error:
+                reason = str(error)
+            if reason != trouble:
+                say(reason or "reports are taken again")
+                trouble = reason
+            sleep(min(interval_s, CLEANING_INTERVAL_S) if cleaning else interval_s)
+    except KeyboardInterrupt:
+        return
+    finally:
+        probe.close()

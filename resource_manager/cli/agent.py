@@ -1,0 +1,100 @@
+"""`gpu-manager agent`: report this server's GPUs to the service."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, print_json
+from resource_manager.cli.commands import check_interval, json_option, main
+from resource_manager.cli.discovering import as_dict, health_option
+from resource_manager.cli.target import Target, exit_codes
+
+if TYPE_CHECKING:
+    from resource_manager.agent.sending import ReportSender
+
+
+@main.command()
+@click.option("--server", required=True, help="Name of this server in the inventory.")
+@click.option("--url", help="Address of the service, or of Airflow's page /gpu; else that of gpu-manager.")
+@click.option(
+    "--token",
+    envvar="GPU_MANAGER_AGENT_TOKEN",
+    help="Agent token of this server; else that of gpu-manager.",
+)
+@click.option("--every", "interval_s", type=float, default=10.0, show_default=True, metavar="SECONDS")
+@click.option("--once", is_flag=True, help="Send one report; with --json, print it and send nothing.")
+@health_option
+@json_option
+@click.pass_obj
+@exit_codes
+def agent(
+    target: Target,
+    server: str,
+    url: str | None,
+    token: str | None,
+    interval_s: float,
+    once: bool,
+    health_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Report the GPUs of this server to the service until Ctrl-C."""
+    from resource_manager.agent.sending import ReportSender, run_agent
+
+    check_interval("--every", interval_s)
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", server):
+        raise Failure(f"--server {server[:60]!r} is not the name of a server", BAD_INPUT)
+    if as_json and not once:
+        raise Failure("--json goes with --once", BAD_INPUT)
+    if as_json:
+        _print_once(server, health_path)
+        return
+    address = url or target.url
+    if not address:
+        raise Failure(
+            "--url is missing: the address of the service, such as http://localhost:5000", BAD_INPUT
+        )
+    sender = ReportSender(address, token or target.token)
+    if once:
+        _send_once(server, sender)
+    else:
+        run_agent(
+            server,
+            sender,
+            interval_s,
+            sleep=time.sleep,
+            say=lambda line: click.echo(f"{server}: {line}", err=True),
+        )
+
+
+def _print_once(server: str, health_path: Path | None) -> None:
+    from resource_manager.agent.health import load_health_table
+    from resource_manager.agent.running import NoReportError, probe_here
+
+    table = load_health_table(health_path)
+    try:
+        report = probe_here()
+    except NoReportError as error:
+        raise Failure(f"this machine gave no report: {error}", UNREACHABLE) from error
+    print_json(as_dict(report.model_copy(update={"server": server}), table))
+
+
+def _send_once(server: str, sender: ReportSender) -> None:
+    from resource_manager.agent.running import RunningProbe
+    from resource_manager.agent.sending import ReportRefusedError
+
+    probe = RunningProbe()
+    try:
+        report = {**probe.report(), "server": server}
+    finally:
+        probe.close()
+    try:
+        sender.send(report)
+    except ReportRefusedError as error:
+        raise Failure(str(error), UNREACHABLE) from error
+    if report["error"] is not None:
+        raise Failure(f"this machine gave no report of its GPUs: {report['error']}", UNREACHABLE)

@@ -1,0 +1,231 @@
+"""The agent's loop over the probe: what it sends, and what it does when nobody takes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import psutil
+import pytest
+
+from resource_manager.agent.reports import read_report
+from resource_manager.agent.sending import ReportSender, run_agent
+from resource_manager.errors import InvalidRequestError
+from tests.eventually import wait_for
+from tests.nvml.standin import State, gpu, library, state, uuid_of
+
+__all__ = ["library", "state"]
+
+
+class Service:
+    """HTTP server that keeps the reports it gets and answers them as told."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str | None, bytes]] = []
+        self.status, self.answer = 200, b'{"cleaning": []}'
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.requests.append((self.path, self.headers["Authorization"], body))
+                self.send_response(outer.status)
+                self.end_headers()
+                self.wfile.write(outer.answer)
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+def rounds(sender: ReportSender, steps: list[Callable[[], object]]) -> tuple[list[float], list[str]]:
+    """Run the agent, with a step in each pause, until there is none left; return pauses and lines."""
+    pauses: list[float] = []
+    said: list[str] = []
+
+    def sleep(duration_s: float) -> None:
+        pauses.append(duration_s)
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    run_agent("gpu-a", sender, 10.0, sleep=sleep, say=said.append)
+    return pauses, said
+
+
+def test_reports_are_sent_with_name_token_and_path(state: State, service: Service) -> None:
+    sender = ReportSender(f"{service.url}/gpu/", "gpm_secret")
+    pauses, said = rounds(sender, [lambda: state.write(gpu(4, "event 1 xid 79"))])
+    assert (pauses, said) == ([10.0, 10.0], [])
+    assert [(path, token) for path, token, _ in service.requests] == [
+        ("/gpu/api/reports", "Bearer gpm_secret")
+    ] * 2
+    first, second = (read_report(body) for _, _, body in service.requests)
+    assert first.server == second.server == "gpu-a"
+    assert [found.uuid for found in first.gpus] == [uuid_of(0), uuid_of(1)]
+    assert [found.uuid for found in second.gpus] == [uuid_of(4)]
+    assert first.uptime_s is not None
+    assert second.uptime_s is not None
+    assert second.uptime_s > first.uptime_s
+
+
+def test_while_a_gpu_is_cleaned_reports_come_each_half_second(state: State, service: Service) -> None:
+    service.answer = b'{"cleaning": [{"gpu_id": 0}]}'
+
+    def clean() -> None:
+        service.answer = b'{"cleaning": []}'
+
+    pauses, _ = rounds(ReportSender(service.url), [lambda: None, clean])
+    assert pauses == [0.5, 0.5, 10.0]
+
+
+def test_a_refusal_is_said_once_and_the_agent_goes_on(state: State, service: Service) -> None:
+    service.status, service.answer = 403, b'{"detail": "the token is of server gpu-b"}'
+
+    def accept() -> None:
+        service.status, service.answer = 204, b""
+
+    pauses, said = rounds(ReportSender(service.url), [lambda: None, accept])
+    assert len(service.requests) == 3
+    assert pauses == [10.0] * 3
+    assert said == [
+        f"{service.url} refused the report: 403: the token is of server gpu-b",
+        "reports are taken again",
+    ]
+
+
+def test_a_service_that_is_away_is_said_once(state: State) -> None:
+    pauses, [said] = rounds(ReportSender("http://127.0.0.1:1"), [lambda: None])
+    assert len(pauses) == 2
+    assert "http://127.0.0.1:1 does not answer" in said
+
+
+def test_a_redirection_is_not_followed(state: State, service: Service) -> None:
+    service.status = 302
+    _, [said] = rounds(ReportSender(service.url, "gpm_secret"), [])
+    assert "302" in said
+    assert len(service.requests) == 1
+
+
+def test_a_crash_of_the_library_is_reported_and_the_probe_started_again(
+    state: State, service: Service
+) -> None:
+    _, said = rounds(
+        ReportSender(service.url),
+        [
+            lambda: state.write(gpu(0), machine=["crash nvmlDeviceGetName"]),
+            lambda: state.write(gpu(0), machine=["fail nvmlInit_v2 18"]),
+            lambda: state.write(gpu(0)),
+        ],
+    )
+    reports = [read_report(body) for _, _, body in service.requests]
+    assert [len(report.gpus) for report in reports] == [2, 0, 0, 1]
+    crash, mismatch = (report.error or "" for report in reports[1:3])
+    assert crash == "the GPU library crashed the probe: Segmentation fault"
+    assert "version mismatch" in mismatch
+    assert said == [crash, mismatch, "reports are taken again"]
+
+
+@pytest.mark.parametrize("url", ["", "gpu-host", "ftp://gpu-host", "http://", "http://host:port"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="--url"):
+        ReportSender(url)
+
+
+def test_a_token_with_a_line_break_is_refused_without_showing_it() -> None:
+    with pytest.raises(InvalidRequestError, match="--token") as caught:
+        ReportSender("http://host", "gpm_secret\n")
+    assert "secret" not in str(caught.value)
+
+
+def gpu_manager(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "resource_manager.cli", *arguments]
+
+
+def test_once_prints_or_sends_one_report(state: State, service: Service) -> None:
+    shown = subprocess.run(
+        gpu_manager("agent", "--server", "gpu-a", "--once", "--json"), capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    report = json.loads(shown.stdout)
+    assert (report["server"], len(report["gpus"]), report["gpus"][0]["health"]) == ("gpu-a", 2, [])
+    sent = subprocess.run(
+        gpu_manager("--url", service.url, "agent", "--server", "gpu-a", "--once", "--token", "gpm_a"),
+        capture_output=True,
+        text=True,
+    )
+    assert (sent.returncode, sent.stdout, sent.stderr) == (0, "", "")
+    [(path, token, body)] = service.requests
+    assert (path, token) == ("/api/reports", "Bearer gpm_a")
+    assert len(read_report(body).gpus) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--server", "a b", "--once", "--json"], 2, "--server 'a b' is not the name of a server"),
+        (["--server", "a", "--json"], 2, "--json goes with --once"),
+        (["--server", "a"], 2, "--url is missing"),
+        (["--server", "a", "--url", "x"], 2, "--url 'x' is not the address of a service"),
+        (["--server", "a", "--url", "http://h", "--every", "0"], 2, "--every must be above 0"),
+        (["--server", "a", "--url", "http://127.0.0.1:1", "--once"], 3, "does not answer"),
+    ],
+)
+def test_bad_input_is_one_line(state: State, arguments: list[str], code: int, line: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GPU_MANAGER_URL"}
+    done = subprocess.run(
+        gpu_manager("agent", *arguments), capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert line in done.stderr
+
+
+def test_an_agent_is_small_and_cheap(state: State, service: Service) -> None:
+    """At most 60 MB with its probe, and 1 % of a core with a report each 10 s: 0.1 s of processor each."""
+    state.write(*(gpu(number, "nvlink 0 switch 00000000:C1:00.0") for number in range(8)))
+    process = subprocess.Popen(
+        gpu_manager("agent", "--server", "gpu-a", "--url", service.url, "--every", "0.05"),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        wait_for(lambda: len(service.requests) >= 5)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+        assert len(family) == 2
+
+        def used_s() -> float:
+            times = [each.cpu_times() for each in family]
+            return sum(time.user + time.system for time in times)
+
+        begun, before = len(service.requests), used_s()
+        wait_for(lambda: len(service.requests) >= begun + 20)
+        per_report_s = (used_s() - before) / 20
+        memory = sum(each.memory_full_info().pss for each in family)
+        print(f"{per_report_s * 1000:.1f} ms a report, {memory / 1e6:.1f} MB")
+        assert per_report_s <= 0.1
+        assert memory <= 60e6
+    finally:
+        process.terminate()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+    wait_for(lambda: not family[1].is_running() or family[1].status() == psutil.STATUS_ZOMBIE)
