@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
+import re
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -64,6 +63,7 @@ def discover(
     """
     from resource_manager.agent.health import load_health_table
     from resource_manager.agent.inventory import Discovered, inventory_toml
+    from resource_manager.agent.probe import printable  # a server's text must not steer the terminal
 
     if not hosts and (user or key):
         raise Failure("--user and --key go with a HOST", BAD_INPUT)
@@ -73,7 +73,7 @@ def discover(
     answers = _ask_all(hosts, user, key) if hosts else [_ask_here()]
     for host, name, answer in zip(hosts or ("",), names or ("",), answers, strict=True):
         if isinstance(answer, ResourceManagerError):
-            click.echo(f"Error: {' '.join(str(answer).split())}", err=True)
+            click.echo(f"Error: {printable(' '.join(str(answer).split()))}", err=True)
         else:
             report = answer.model_copy(update={"server": name}) if name else answer
             found.append(Discovered(host, report))
@@ -111,7 +111,7 @@ def _names(hosts: Sequence[str]) -> list[str]:
             parts.append((found.hostname or "", found.port))
         except ValueError:
             parts.append(("", None))
-        if not parts[-1][0]:
+        if not re.fullmatch(r"[A-Za-z0-9._:-]+", parts[-1][0]):
             raise Failure(f"HOST {host!r} is not [user@]host[:port]", BAD_INPUT)
     often = Counter(name for name, _ in parts)
     names = [(name if often[name] == 1 else f"{name}-{port or 22}").replace(":", "-") for name, port in parts]
@@ -132,6 +132,9 @@ def _ask_here() -> Report | ResourceManagerError:
 
 def _ask_all(hosts: Sequence[str], user: str | None, key: str | None) -> list[Report | ResourceManagerError]:
     """Return each server's report, or why there is none."""
+    import tempfile
+    from concurrent.futures import ThreadPoolExecutor
+
     with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
         if not in_airflow():
             os.environ["AIRFLOW_HOME"] = home  # the provider would create one in the user's home
@@ -158,11 +161,15 @@ def _ask(host: str, user: str | None, key: str | None) -> Report | ResourceManag
 
 def _write(path: Path, text: str) -> None:
     """Write the file in one step, so that no reader sees half of it."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    from resource_manager.storage.draft_file import create_draft
+
     try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        handle, draft = create_draft(path)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise Failure(f"--output {path}: {error.strerror}", BAD_INPUT) from error
-    finally:
-        new.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,10 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, text: str, reaso
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(HealthTableError, match=r"none\.toml: No such file"):
         load_health_table(tmp_path / "none.toml")
+
+
+def test_the_page_lists_every_condition_with_its_action() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
+    rows = re.findall(r"^\| `([a-z ]+)` \| (.*) \|$", page, re.MULTILINE)
+    told = {condition: action for action, text in rows for condition in re.findall(r"`([^`]+)`", text)}
+    assert told == {name: str(rule.action) for name, rule in load_health_table().items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ GPU_KEYS = {
     *("index", "uuid", "type", "memory_mib", "memory_used_mib", "utilization_percent", "temperature_c"),
     *("power_w", "pci", "numa_node", "nvlink_group", "mig", "processes", "health"),
 }
+PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
 PROCESS_KEYS = {"pid", "user", "command", "memory_mib", "lease_id"}
 
 
@@ -92,6 +94,7 @@ def test_a_machine_without_a_report_is_one_line_and_exit_3(state: State, tmp_pat
     [
         (["--user", "ada"], "--user and --key go with a HOST"),
         (["gpu-a:port"], "HOST 'gpu-a:port' is not [user@]host[:port]"),
+        (["gpu a"], "HOST 'gpu a' is not [user@]host[:port]"),
         (["ada@"], "HOST 'ada@' is not [user@]host[:port]"),
         (["gpu-a", "gpu-a"], "HOST 'gpu-a' is given twice"),
         (["gpu-a", "--key", "/none"], "'--key': File '/none' does not exist"),
@@ -199,6 +202,59 @@ def test_an_unknown_host_key_is_refused(servers: Servers, tmp_path: Path) -> Non
     done = discover(servers.hosts[3], *servers.login, "--json", environment=environment)
     assert (done.returncode, done.stdout) == (3, "[]\n")
     assert "not found in known_hosts" in done.stderr
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def of_the_page(text: str, hosts: dict[str, str]) -> str:
+    """Return a text of the page with other hosts in place of its own, and without what a machine decides."""
+    for name, host in hosts.items():
+        text = text.replace(f'name = "{name}"', f'name = "{host.partition(":")[0]}"').replace(name, host)
+    return re.sub(r"(cpus|memory_mib) = (64|515000)\n", r"\1 = …\n", text)
+
+
+@pytest.mark.e2e
+def test_the_page_writes_the_inventory_that_it_shows(servers: Servers, tmp_path: Path) -> None:
+    link = ("nvlink 0 gpu 00000000:0F:00.0", "nvlink 0 gpu 00000000:07:00.0")
+    servers.states[0].write(gpu(0, link[0]), gpu(1, link[1]))
+    servers.states[1].write(gpu(2, "mig_mode 1"), mig(0, "3g.40gb", 40), gpu(3))
+    hosts = dict(zip(("gpu-a", "gpu-b"), servers.hosts, strict=False))
+    [inventory], [ask, use, *_] = blocks("toml"), blocks("sh")
+    folder = Path(sys.executable).parent
+    script = of_the_page(ask, hosts).replace("--user gpu --key ~/.ssh/gpu_key", " ".join(servers.login))
+    done = subprocess.run(
+        ["bash", "-ec", f"{script}\n{use}\ngpu-manager --store memory:// status --json"],
+        env={**servers.environment, "PATH": f"{folder}:{os.environ['PATH']}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    told, status = done.stdout.splitlines()
+    assert told == "servers.toml: 2 servers with 4 GPUs"
+    assert [server["total_gpus"] for server in json.loads(status)["servers"]] == [2, 2]
+    written = (tmp_path / "servers.toml").read_text()
+    own = re.sub(r"^(cpus|memory_mib) = \d+$(?=\n(memory_mib|\n))", r"\1 = …", written, flags=re.MULTILINE)
+    assert own == of_the_page(inventory, hosts)
+
+
+def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) -> None:
+    commands = [text.strip() for text in blocks("sh") if "HOST" not in text and "gpu-b" not in text][1:]
+    assert commands == [
+        "gpu-manager discover",
+        "gpu-manager discover --json",
+        "gpu-manager agent --server gpu-a --once --json",
+    ]
+    for text in commands:
+        _, *arguments = text.split()
+        done = subprocess.run(
+            [sys.executable, "-m", "resource_manager.cli", *arguments], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert uuid_of(1) in done.stdout
 
 
 @pytest.mark.e2e
