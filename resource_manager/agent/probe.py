@@ -694,10 +694,7 @@ def read_amd_smi(
 
 def amd_gpus(text: str) -> list[dict[str, Any]]:
     """Return the GPUs of a JSON text of `amd-smi`."""
-    try:
-        found = json.loads(text[min(i for i in (text.find("["), text.find("{")) if i >= 0) :])
-    except ValueError as error:
-        raise ProbeError(f"amd-smi: not JSON: {error}") from error
+    found = json.loads(re.sub(r"^[^\[{]*", "", text))  # warnings may come first
     found = found.get("gpu_data", []) if isinstance(found, dict) else found
     return [gpu for gpu in found if isinstance(gpu, dict)]
 
@@ -735,10 +732,7 @@ def rocm_smi(find_process: FindProcess) -> tuple[str | None, list[Gpu]]:
 
 def read_rocm_smi(text: str) -> tuple[str | None, list[Gpu]]:
     """Return driver and GPUs from the tool's JSON; it does not say which process uses which GPU."""
-    try:
-        found = json.loads(text[text.find("{") :])
-    except ValueError as error:
-        raise ProbeError(f"rocm-smi: not JSON: {error}") from error
+    found = json.loads(re.sub(r"^[^{]*", "", text))  # warnings may come first
     gpus = []
     cards = [name for name in found if re.match(r"^card\d+$", name)]
     for card in sorted(cards, key=lambda name: int(name[4:])):
@@ -976,6 +970,16 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
+def ask_tool(
+    name: str, read: Callable[[FindProcess], tuple[str | None, list[Gpu]]], find_process: FindProcess
+) -> tuple[str | None, list[Gpu]]:
+    """Return driver and GPUs by a tool; raises `ProbeError`, also if it answers in another form."""
+    try:
+        return read(find_process)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ProbeError(f"{name} answers in a form that is not known: {error!r}") from error
+
+
 class Probe:
     """What this server has to ask, opened; `watch` also collects XIDs between two reports."""
 
@@ -1006,8 +1010,7 @@ class Probe:
         if self._nvml is None:
             assert self._tool is not None
             name, read = self._tool
-            driver, gpus = read(process_of)
-            return server_report(name, driver, gpus)
+            return server_report(name, *ask_tool(name, read, process_of))
         gpus = self._nvml.gpus(process_of)
         if self._knows_xids:
             add_xids(gpus, self._xids + self._nvml.new_xids())

@@ -114,6 +114,12 @@ def test_what_a_failing_nvidia_smi_says_is_the_reason(texts: Path) -> None:
         probe_here()
 
 
+def test_what_a_tool_says_cannot_steer_a_terminal(texts: Path) -> None:
+    (texts / "bin" / "nvidia-smi").write_text("#!/bin/sh\nprintf 'broken\\033[2J\\n'\nexit 1\n")
+    with pytest.raises(NoReportError, match=r"nvidia-smi: broken\?\[2J"):
+        probe_here()
+
+
 AMD_STATIC = [
     {
         "gpu": 0,
@@ -198,25 +204,27 @@ def test_amd_smi(since_rocm_7: bool) -> None:
     }
 
 
+ROCM = json.dumps(
+    {
+        "card1": {"Card series": "Navi 21", "Unique ID": "N/A", "GPU use (%)": "0"},
+        "card0": {
+            "Unique ID": "0x8f2d9c1b4e7a6035",
+            "Temperature (Sensor edge) (C)": "35.0",
+            "Temperature (Sensor junction) (C)": "38.0",
+            "Average Graphics Package Power (W)": "41.0",
+            "GPU use (%)": "7",
+            "VRAM Total Memory (B)": "68702699520",
+            "VRAM Total Used Memory (B)": "10960896",
+            "PCI Bus": "0000:63:00.0",
+            "Card Series": "AMD Instinct MI210",
+        },
+        "system": {"Driver version": "6.3.6"},
+    }
+)
+
+
 def test_rocm_smi() -> None:
-    text = json.dumps(
-        {
-            "card1": {"Card series": "Navi 21", "Unique ID": "N/A", "GPU use (%)": "0"},
-            "card0": {
-                "Unique ID": "0x8f2d9c1b4e7a6035",
-                "Temperature (Sensor edge) (C)": "35.0",
-                "Temperature (Sensor junction) (C)": "38.0",
-                "Average Graphics Package Power (W)": "41.0",
-                "GPU use (%)": "7",
-                "VRAM Total Memory (B)": "68702699520",
-                "VRAM Total Used Memory (B)": "10960896",
-                "PCI Bus": "0000:63:00.0",
-                "Card Series": "AMD Instinct MI210",
-            },
-            "system": {"Driver version": "6.3.6"},
-        }
-    )
-    driver, (first, second) = probe.read_rocm_smi(f"WARNING: power is low\n{text}")
+    driver, (first, second) = probe.read_rocm_smi(f"WARNING: power is low\n{ROCM}")
     assert driver == "6.3.6"
     assert known(first, "numa_node") == {
         "index": 0,
