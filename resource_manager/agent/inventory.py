@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from resource_manager.agent.probe import EMPTY_MIG
 from resource_manager.agent.reports import GpuReport, Report
 
 
@@ -21,7 +22,7 @@ class Discovered:
 def inventory_toml(servers: Sequence[Discovered]) -> str:
     """Return the text of an inventory file that pins every GPU's UUID.
 
-    Lost GPUs are left out, with a comment.
+    GPUs on which nothing can run are left out, with a comment.
     """
     return "\n".join("\n".join(_server(server)) + "\n" for server in servers)
 
@@ -35,15 +36,22 @@ def _server(server: Discovered) -> Iterable[str]:
     yield f"cpus = {report.cpus or 0}"
     if report.memory_mib is not None:
         yield f"memory_mib = {report.memory_mib}"
-    present = [gpu for gpu in report.gpus if not gpu.lost]
+    present = [gpu for gpu in report.gpus if _why_left_out(gpu) is None]
     if present and present[0].vendor != "nvidia":
         yield f"vendor = {_quoted(present[0].vendor)}"
     for gpu in report.gpus:
-        if gpu.lost:
-            yield f"# GPU {gpu.index} does not answer and is left out"
+        reason = _why_left_out(gpu)
+        if reason is not None:
+            yield f"# GPU {gpu.index} is left out: {reason}"
     for _, group in groupby(present, key=_kind):
         yield ""
         yield from _group(list(group))
+
+
+def _why_left_out(gpu: GpuReport) -> str | None:
+    if gpu.lost:
+        return "it does not answer"
+    return "it is in MIG mode and has no MIG device" if gpu.vendor_state == EMPTY_MIG else None
 
 
 def _kind(gpu: GpuReport) -> tuple[object, ...]:

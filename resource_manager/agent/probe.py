@@ -28,6 +28,10 @@ FORMAT = 1
 TOOL_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 20.0
 MAX_COMMAND = 200
+MAX_TEXT = 255
+MAX_LEASE_ID = 1024
+MAX_PROCESSES_OF_GPU = 4096
+MAX_XIDS_OF_GPU = 256
 MAX_ERROR = 500
 MAX_REPORT_BYTES = 8 * 1024 * 1024
 MAX_ANCESTORS = 64
@@ -39,6 +43,13 @@ Xid = tuple["str | None", int, float]
 
 FindProcess = Callable[[int, "int | None"], "dict[str, Any]"]
 """`process_of`, from a process id and its MiB of GPU memory."""
+
+
+PLAUSIBLE = {"utilization_percent": (0, 100), "temperature_c": (-273, 1000), "power_w": (0, 1e6)}
+"""Least and greatest value of a measurement; some devices give the largest integer where they cannot say."""
+
+EMPTY_MIG = "mig without devices"
+"""State of a GPU in MIG mode that nobody has divided: nothing can run on it."""
 
 
 class ProbeError(Exception):
@@ -88,7 +99,7 @@ THROTTLE_REASONS = {
 """Reasons that slow a GPU down; idle clocks and clocks that somebody set are none."""
 
 HOW_TO_MEND = {
-    VERSION_MISMATCH: "the driver was updated without a reboot: reboot it or reload its kernel modules",
+    VERSION_MISMATCH: "the driver was updated: reboot the server or reload the nvidia kernel modules",
     9: "load the nvidia kernel modules or reboot the server",
 }
 
@@ -289,6 +300,7 @@ class Nvml:
                 return []
             if not current.value:
                 return []
+            whole["vendor_state"] = EMPTY_MIG
             for number in range(self._number("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
                 mig = self._read("nvmlDeviceGetMigDeviceHandleByIndex", device, ctypes.c_void_p, number)
                 if mig is None:
@@ -299,6 +311,7 @@ class Nvml:
                 found.append(
                     {
                         **whole,
+                        "vendor_state": None,
                         "uuid": self._text("nvmlDeviceGetUUID", mig),
                         "type": f"{whole['type']}:{profile}",
                         "mig": profile,
@@ -311,6 +324,7 @@ class Nvml:
                     }
                 )
         except LostError:
+            whole["lost"] = True
             return []
         return found
 
@@ -379,7 +393,8 @@ class Nvml:
         found = {process.pid: process for process in [*computing, *(under_mps or [])]}
         return [
             find_process(pid, None if process.memory == 2**64 - 1 else process.memory // MIB)
-            for pid, process in sorted(found.items())
+            for pid, process in sorted(found.items())[:MAX_PROCESSES_OF_GPU]
+            if pid > 0
         ]
 
     def _running(self, name: str, device: ctypes.c_void_p) -> list[Any] | None:
@@ -429,7 +444,10 @@ class Nvml:
         for number in range(count.value):
             device = ctypes.c_void_p()
             if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == SUCCESS:
-                self._pci_of[device.value] = self._pci(device)
+                try:
+                    self._pci_of[device.value] = self._pci(device)
+                except LostError:
+                    continue
                 supported = ctypes.c_ulonglong()
                 self._library.nvmlDeviceGetSupportedEventTypes(device, ctypes.byref(supported))
                 wanted = supported.value & (XID_EVENT | RECOVERY_ACTION_EVENT)
@@ -806,7 +824,7 @@ def read_npu_smi(text: str, find_process: FindProcess) -> tuple[str | None, list
 
 # ---- processes ----
 
-JOB_KEY = re.compile(r"gpu-[A-Za-z0-9_.-]*-[0-9a-f]{8}-\d+")
+JOB_KEY = re.compile(r"gpu-[A-Za-z0-9_.-]{0,60}-[0-9a-f]{8}-\d{1,20}")
 """Name of a lease's job, which the launchers give to its directory, its container, or its cgroup."""
 
 
@@ -817,7 +835,7 @@ def process_of(pid: int, memory_mib: int | None) -> dict[str, Any]:
     none (`none`), or that it could not be read (`unreadable`).
     """
     try:
-        user: str | None = user_name(os.stat(f"/proc/{pid}").st_uid)
+        user: str | None = printable(user_name(os.stat(f"/proc/{pid}").st_uid))[:MAX_TEXT]
     except OSError:
         user = None
     command = read_text(f"/proc/{pid}/cmdline")
@@ -843,9 +861,11 @@ def owner_of(pid: int) -> tuple[str | None, str | None, str]:
             readable = readable and step > 0
         else:
             values = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
+            lease_id = lease_id_in(values.get("GPU_LEASE_ID", ""))
             lock = os.path.basename(os.path.dirname(values.get("GPU_JOB_LOCK", "")))
-            if values.get("GPU_LEASE_ID") or lock:
-                return values.get("GPU_LEASE_ID"), lock or None, "ancestor" if step else "environment"
+            job = lock if JOB_KEY.fullmatch(lock) else None
+            if lease_id or job:
+                return lease_id, job, "ancestor" if step else "environment"
         status = re.search(r"^PPid:\s*(\d+)", read_text(f"/proc/{ancestor}/status") or "", re.MULTILINE)
         ancestor = int(status[1]) if status else 0
         if ancestor <= 1:
@@ -857,6 +877,11 @@ def owner_of(pid: int) -> tuple[str | None, str | None, str]:
     return None, None, "none" if readable else "unreadable"
 
 
+def lease_id_in(text: str) -> str | None:
+    """Return the lease id, unless it is none: any process may write anything into its environment."""
+    return text if 0 < len(text) <= MAX_LEASE_ID and printable(text) == text else None
+
+
 def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
@@ -864,8 +889,15 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters and marks that show nothing."""
+
+
 def printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)
+    """Return the text with a question mark in place of each character that does not show."""
+    return BLANK.sub("?", "".join(char if char.isprintable() else "?" for char in text))
 
 
 def read_text(path: str) -> str | None:
@@ -920,7 +952,8 @@ def add_xids(gpus: list[Gpu], xids: list[Xid]) -> None:
         if gpu["vendor"] != "nvidia":
             continue
         gpu["xids"] = []
-        for number in sorted({xid for pci, xid, _ in xids if pci is not None and pci == gpu["pci"]}):
+        numbers = {xid for pci, xid, _ in xids if pci is not None and pci == gpu["pci"]}
+        for number in sorted(numbers)[:MAX_XIDS_OF_GPU]:
             times = [at for pci, xid, at in xids if pci == gpu["pci"] and xid == number]
             gpu["xids"].append({"xid": number, "count": len(times), "at": max(times)})
 
@@ -929,6 +962,12 @@ def server_report(
     source: str, driver: str | None, gpus: list[Gpu], error: str | None = None
 ) -> dict[str, Any]:
     """Return the whole report: the GPUs and what else is worth knowing of this server."""
+    for gpu in gpus:
+        for name, (least, most) in PLAUSIBLE.items():
+            if gpu[name] is not None and not least <= gpu[name] <= most:
+                gpu[name] = None
+        for name in ("type", "vendor_state"):
+            gpu[name] = None if gpu[name] is None else printable(gpu[name])[:MAX_TEXT]
     memory = dict(
         re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read_text("/proc/meminfo") or "", re.MULTILINE)
     )
@@ -941,7 +980,7 @@ def server_report(
         "uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None,
         "source": source,
         "error": None if error is None else printable(error)[:MAX_ERROR],
-        "driver": driver,
+        "driver": None if driver is None else printable(driver)[:MAX_TEXT],
         "gpus": gpus,
         "cpus": os.cpu_count(),
         "load_1m": os.getloadavg()[0],

@@ -7,15 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from resource_manager.agent.probe import FORMAT, MAX_ERROR, MAX_REPORT_BYTES
+from resource_manager.agent.probe import (
+    FORMAT,
+    MAX_ERROR,
+    MAX_LEASE_ID,
+    MAX_PROCESSES_OF_GPU,
+    MAX_REPORT_BYTES,
+    MAX_TEXT,
+    MAX_XIDS_OF_GPU,
+)
 from resource_manager.core.identifiers import UNPRINTABLE
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
 
-MAX_PROCESSES_OF_GPU = 4096
-MAX_XIDS_OF_GPU = 256
-
-Text = Annotated[str, Field(max_length=255, pattern=f"^[^{UNPRINTABLE}]*$")]
+Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=f"^[^{UNPRINTABLE}]*$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
 
@@ -40,7 +45,7 @@ class ProcessReport(Strict):
     user: Text | None
     command: Text | None
     memory_mib: Count | None
-    lease_id: Annotated[str, Field(max_length=1024, pattern=f"^[^{UNPRINTABLE}]*$")] | None
+    lease_id: Annotated[str, Field(max_length=MAX_LEASE_ID, pattern=f"^[^{UNPRINTABLE}]*$")] | None
     job: Text | None
     lease_source: Literal["environment", "ancestor", "cgroup", "none", "unreadable"]
 

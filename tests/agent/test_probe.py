@@ -127,6 +127,22 @@ def test_a_mig_profile_without_a_name_is_known_by_its_slices(state: State) -> No
     assert [found["mig"] for found in gpus()] == ["2g.20gb"]
 
 
+def test_a_gpu_in_mig_mode_without_devices_says_so(state: State) -> None:
+    state.write(gpu(0, "mig_mode 1"), gpu(1))
+    assert [(found["mig"], found["vendor_state"]) for found in gpus()] == [
+        (None, "mig without devices"),
+        (None, None),
+    ]
+
+
+def test_a_measurement_that_cannot_be_is_unknown(state: State) -> None:
+    """Some devices give the largest integer instead of an error; the rest of the report is worth having."""
+    state.write(gpu(0, "utilization 4294967295 0", "temperature 4294967295", "power 4294967295"))
+    [found] = gpus()
+    assert (found["utilization_percent"], found["temperature_c"], found["power_w"]) == (None, None, None)
+    assert found["memory_mib"] == 81920
+
+
 @pytest.mark.parametrize(
     ("links", "groups"),
     [
@@ -170,7 +186,7 @@ def test_a_gpu_that_needs_a_reset_or_permission_says_so(state: State) -> None:
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
-        ("fail nvmlInit_v2 18", "Driver/library version mismatch .* reboot it or reload"),
+        ("fail nvmlInit_v2 18", "Driver/library version mismatch .* reboot the server or reload"),
         ("fail nvmlInit_v2 9", "Driver Not Loaded .* load the nvidia kernel modules"),
         ("fail nvmlDeviceGetCount_v2 999", "nvmlDeviceGetCount_v2 of NVML: Unknown Error"),
         ("crash nvmlDeviceGetUtilizationRates", "crashed the probe: Segmentation fault"),
@@ -257,6 +273,16 @@ def test_a_process_is_known_with_its_lease(state: State, child: Callable[..., in
     assert by_pid[below]["user"] == probe.user_name(os.getuid())
     assert "time.sleep(600)" in by_pid[below]["command"]
     assert len(by_pid[own]["command"]) <= probe.MAX_COMMAND
+
+
+@pytest.mark.parametrize("lease_id", ["x" * 1025, "a\nb", "a\x1b[2J", "a\u202eb"])
+def test_what_a_process_writes_into_its_environment_cannot_spoil_a_report(
+    state: State, child: Callable[..., int], lease_id: str
+) -> None:
+    below = child(GPU_LEASE_ID=lease_id, GPU_JOB_LOCK=f"/home/u/{'j' * 200}\n/lock")
+    state.write(gpu(0, f"process {below}", "process 0"))
+    [process] = gpus()[0]["processes"]
+    assert (process["pid"], process["lease_id"], process["job"]) == (below, None, None)
 
 
 def test_a_process_that_has_ended_is_unknown_not_foreign(state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from resource_manager.agent import probe
 from resource_manager.agent.reports import MAX_GPUS_OF_SERVER, ReportError, check_report, read_report
+from resource_manager.core.identifiers import UNPRINTABLE
 
 Report = dict[str, Any]
 
@@ -25,8 +27,8 @@ PROCESS = {
 
 
 def report(*gpus: dict[str, Any], **other: Any) -> Report:
-    made = probe.server_report("nvml", "550.54.15", list(gpus or [probe.gpu_of(0, uuid="GPU-1")]))
-    return {**made, "server": "gpu-a", **other}
+    made = probe.server_report("nvml", "550.54.15", [])
+    return {**made, "server": "gpu-a", "gpus": list(gpus or [probe.gpu_of(0, uuid="GPU-1")]), **other}
 
 
 def test_what_the_probe_makes_is_accepted() -> None:
@@ -92,6 +94,15 @@ def test_a_text_that_is_no_report_is_refused_in_one_line(text: str | bytes) -> N
     with pytest.raises(ReportError, match=r"^report: ") as caught:
         read_report(text)
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_probe_writes_of_a_text_is_never_refused() -> None:
+    """Any user may name a process as they like, and must not make their server unknown by it."""
+    refused = re.compile(f"[{UNPRINTABLE}\ud800-\udfff]")
+    shown = probe.printable("".join(map(chr, range(0x110000))))
+    assert len(shown) == 0x110000
+    assert refused.findall(shown) == []
+    assert probe.printable("naïve 訓練.py") == "naïve 訓練.py"
 
 
 def test_the_largest_server_is_accepted() -> None:

@@ -55,7 +55,14 @@ def test_json_is_a_list_with_one_report_for_this_machine(state: State) -> None:
 
 
 def test_the_printed_inventory_can_be_loaded_and_pins_every_gpu(state: State, tmp_path: Path) -> None:
-    state.write(gpu(0, "mig_mode 1"), mig(0, "1g.10gb", 10), gpu(1), gpu(2, "numa 1"), gpu(3, "lost"))
+    state.write(
+        gpu(0, "mig_mode 1"),
+        mig(0, "1g.10gb", 10),
+        gpu(1),
+        gpu(2, "numa 1"),
+        gpu(3, "lost"),
+        gpu(4, "mig_mode 1"),
+    )
     done = discover()
     assert done.returncode == 0, done.stderr
     (tmp_path / "inventory.toml").write_text(done.stdout)
@@ -66,7 +73,8 @@ def test_the_printed_inventory_can_be_loaded_and_pins_every_gpu(state: State, tm
         (2, uuid_of(2), "A100-SXM4-80GB", 81920),
     ]
     assert node.resources["cpus"] == os.cpu_count()
-    assert "# GPU 3 does not answer and is left out" in done.stdout
+    assert "# GPU 3 is left out: it does not answer" in done.stdout
+    assert "# GPU 4 is left out: it is in MIG mode and has no MIG device" in done.stdout
     assert "numa_node = 1" in done.stdout
 
 
