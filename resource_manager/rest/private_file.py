@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resource_manager.errors import SettingsError
-from resource_manager.storage.draft_file import create_draft
 
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 READABLE = stat.S_IRGRP | stat.S_IROTH
@@ -69,6 +68,8 @@ class PrivateFile:
 
     def write(self, text: str) -> None:
         """Replace the file, completely or not at all."""
+        from resource_manager.storage.draft_file import create_draft  # with which all stores are loaded
+
         handle, draft = create_draft(self.path, 0o600)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
