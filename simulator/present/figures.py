@@ -1,0 +1,256 @@
+"""Plots in one style: drawn once, saved as PNG files, and set into pages as SVG that follows the theme."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.present.palette import HEAT, SERIES_COLOURS, VARIABLES, light, style_of
+from simulator.present.tables import Spread
+from simulator.report import write_atomically
+
+WIDTH, HEIGHT = 5.6, 3.2
+"""Inches of a usual figure: its text stays readable on a page of 390 pixels."""
+LEGEND_CHARACTERS = 62
+MANY_BARS = 2000
+"""Bars above which a Gantt chart is kept in a page as a picture, not as one shape each."""
+
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Values across and up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Figure on a page."""
+
+    title: str
+    svg: str
+    wide: bool = False
+
+
+@contextmanager
+def drawing(fonts: Sequence[str] = ("DejaVu Sans",)) -> Iterator[None]:
+    """Set matplotlib's style for the figures that are made and saved inside."""
+    import matplotlib
+
+    settings: Any = {
+        "font.family": list(fonts),
+        "font.size": 10,
+        "axes.titlesize": 10,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": light("quiet"),
+        "axes.labelcolor": light("ink"),
+        "axes.unicode_minus": False,
+        "axes.formatter.use_mathtext": False,
+        "text.color": light("ink"),
+        "text.parse_math": False,  # names may contain dollar signs
+        "xtick.color": light("quiet"),
+        "ytick.color": light("quiet"),
+        "xtick.labelcolor": light("ink"),
+        "ytick.labelcolor": light("ink"),
+        "grid.color": light("rule"),
+        "grid.linewidth": 0.6,
+        "lines.linewidth": 1.6,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "figure.dpi": 72,
+        "figure.constrained_layout.use": True,
+        "savefig.bbox": "tight",
+        "svg.fonttype": "none",
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def new_figure(*, width: float = WIDTH, height: float = HEIGHT, rows: int = 1) -> tuple[Any, Any]:
+    """Return a figure that pyplot does not keep open, and its axes (an array for several rows)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots(rows, 1, sharex=rows > 1)
+
+
+def height_of(rows: int) -> float:
+    """Return the height in inches of a figure with that many named rows."""
+    return 1.0 + 0.34 * max(rows, 1)
+
+
+def save_png(figure: Any, path: Path) -> None:
+    """Save a figure as a PNG file, as a whole or not at all."""
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150))
+
+
+def picture(title: str, figure: Any, *, wide: bool = False) -> Picture:
+    """Return a figure as SVG whose colours are the page's and whose ids are the title's own."""
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": title}):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # matplotlib numbers the parts of every figure from 1
+    svg = re.sub(r"#[0-9a-f]{6}\b", lambda found: VARIABLES.get(found[0], found[0]), svg)
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg, count=1)
+    svg = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", svg, count=1)
+    return Picture(title, svg, wide)
+
+
+def same_together(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each different value once, under the names of all that have it."""
+    found: list[tuple[list[str], Any]] = []
+    for name, value in values.items():
+        for names, other in found:
+            if other == value:
+                names.append(name)
+                break
+        else:
+            found.append(([name], value))
+    return {" = ".join(names): value for names, value in found}
+
+
+def draw_lines(axes: Any, series: Mapping[str, Sequence[Curve]], *, steps: bool = False) -> None:
+    """Draw the curves of each name (one per run) in one colour; equal ones once, named together."""
+    for place, (name, curves) in enumerate(same_together(series).items()):
+        for run, (across, up) in enumerate(curves):
+            label = textwrap.fill(name, LEGEND_CHARACTERS, subsequent_indent="  ") if run == 0 else None
+            draw_style = "steps-post" if steps else "default"
+            axes.plot(across, up, drawstyle=draw_style, label=label, **style_of(place))
+    legend_below(axes)
+
+
+def legend_below(axes: Any) -> None:
+    """Put the legend under the axes, where it hides nothing, if there is anything to name."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = 1 if max(map(len, labels)) > LEGEND_CHARACTERS / 3 else 3
+        axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+
+
+def draw_points(axes: Any, values: Mapping[str, Spread]) -> None:
+    """Draw a row per name with a point at its mean and its confidence interval; no line joins names."""
+    shown = {name: value for name, value in values.items() if value.mean is not None}
+    halves = [value.half or 0.0 for value in shown.values()]
+    means = [value.mean for value in shown.values()]
+    axes.errorbar(means, range(len(shown)), xerr=halves, fmt="o", capsize=4, color=light("series-1"))
+    _name_rows(axes, list(shown))
+
+
+def draw_boxes(axes: Any, values: Mapping[str, Sequence[float]]) -> None:
+    """Draw a row per name with quartiles, whiskers and outliers, and the mean as a diamond."""
+    some = {name: list(found) for name, found in values.items() if len(found)}
+    if some:
+        line = {"color": light("series-1")}
+        mark = {"markeredgecolor": light("series-2"), "markerfacecolor": light("series-2")}
+        axes.boxplot(
+            list(some.values()),
+            positions=range(len(some)),
+            orientation="horizontal",
+            showmeans=True,
+            meanprops={"marker": "D", "markersize": 5, **mark},
+            medianprops=line,
+            boxprops=line,
+            whiskerprops=line,
+            capprops=line,
+            flierprops={"markersize": 3, "markeredgecolor": light("quiet")},
+        )
+    _name_rows(axes, list(some))
+
+
+def draw_stacked(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
+    """Draw a horizontal bar per name, made of the parts."""
+    left = [0.0] * len(names)
+    for place, (text, values) in enumerate(parts.items()):
+        colour = SERIES_COLOURS[place % len(SERIES_COLOURS)]
+        axes.barh(range(len(names)), values, left=left, label=text, color=colour, height=0.65)
+        left = [before + value for before, value in zip(left, values, strict=True)]
+    _name_rows(axes, names)
+    legend_below(axes)
+
+
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def draw_heat(
+    axes: Any, values: Any, *, across: tuple[float, float], top: float | None = None, norm: Any = None
+) -> Any:
+    """Draw rows of values as colours from 0 to `top` (or by `norm`); return the image, for a colour bar."""
+    axes.grid(visible=False)
+    limits = {"norm": norm} if norm is not None else {"vmin": 0, "vmax": top}
+    extent = (*across, len(values), 0)
+    return axes.imshow(values, aspect="auto", interpolation="nearest", cmap=HEAT, extent=extent, **limits)
+
+
+def draw_time_scale(axis: Any) -> None:
+    """Set a scale from nothing to months, with ticks that people count in: 1 s, 1 min, 1 hour, 1 day."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    ticks = {0: "0", 1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h"}
+    ticks |= {86400: "1 d", 864000: "10 d", 8640000: "100 d"}
+    axis._set_axes_scale("symlog", linthresh=1)
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: ticks.get(round(value), "")))
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Bar of a Gantt chart; bars of one group share a colour, those without a group are faded."""
+
+    row: str
+    begin: float
+    end: float
+    group: Hashable | None
+
+
+def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return for each span the lowest lane that is free from its begin, so that no two of a lane overlap."""
+    free_at: list[float] = []
+    chosen = [0] * len(spans)
+    for place in sorted(range(len(spans)), key=spans.__getitem__):
+        begin, end = spans[place]
+        lane = next((lane for lane, free in enumerate(free_at) if free <= begin), len(free_at))
+        free_at[lane : lane + 1] = [end]
+        chosen[place] = lane
+    return chosen
+
+
+def draw_gantt(axes: Any, bars: Sequence[Bar], rows: Sequence[str]) -> None:
+    """Draw the bars in their rows; bars that overlap in time get lanes inside the row."""
+    from matplotlib.collections import PolyCollection
+
+    by_row: dict[str, list[Bar]] = {row: [] for row in rows}
+    for bar in bars:
+        by_row[bar.row].append(bar)
+    groups = {group: place for place, group in enumerate(dict.fromkeys(bar.group for bar in bars))}
+    boxes, colours = [], []
+    for place, members in enumerate(by_row.values()):
+        chosen = lanes([(bar.begin, bar.end) for bar in members])
+        height = 0.86 / (max(chosen, default=0) + 1)
+        for bar, lane in zip(members, chosen, strict=True):
+            top = place - 0.43 + lane * height
+            low = top + height
+            boxes.append([(bar.begin, top), (bar.end, top), (bar.end, low), (bar.begin, low)])
+            colour = SERIES_COLOURS[groups[bar.group] % len(SERIES_COLOURS)]
+            colours.append(light("faded") if bar.group is None else colour)
+    shapes = PolyCollection(boxes, facecolors=colours, linewidths=0.2, edgecolors=light("paper"))
+    shapes.set_rasterized(len(boxes) > MANY_BARS)
+    axes.add_collection(shapes)
+    axes.autoscale()
+    _name_rows(axes, rows)
