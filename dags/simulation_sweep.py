@@ -53,9 +53,9 @@ def simulation_sweep() -> None:
     @task
     def report(results: list[dict[str, Any]], params: dict[str, Any]) -> list[str]:
         """Write the report and return the findings."""
+        from simulator.io.files import write_text
         from simulator.replay.comparison import findings
         from simulator.replay.page import render
-        from simulator.report import write_text
 
         found = list(results)
         write_text(Path(params["folder"]) / "report.html", render("Simulation sweep", found))

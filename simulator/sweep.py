@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from resource_manager.errors import how_to_install
 from simulator.errors import SimulationError
+from simulator.io.files import write_json
 from simulator.progress import Progress, no_progress
-from simulator.report import write_json
 
 
 class Case(Protocol):

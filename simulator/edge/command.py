@@ -18,8 +18,8 @@ from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import Score, score_plan
 from simulator.edge.timetable import plan_timetable
 from simulator.edge.water_gate import plan_water_gate
+from simulator.io.files import write_json, write_text
 from simulator.progress import Progress, progress_bar
-from simulator.report import write_json, write_text
 
 
 class Planner(Protocol):

@@ -22,7 +22,7 @@ from simulator.edge.dataset import (
     Task,
 )
 from simulator.errors import InputError
-from simulator.report import write_csv
+from simulator.io.files import write_csv
 
 COLUMNS = {
     "cloud_table": ("CloudId", "Rate"),

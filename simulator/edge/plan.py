@@ -8,7 +8,7 @@ from pathlib import Path
 from simulator.edge.dataset import Dataset, Device
 from simulator.edge.dataset_files import MAX_TIME_S, read_rows, whole_number
 from simulator.errors import InputError
-from simulator.report import write_csv
+from simulator.io.files import write_csv
 
 EXECUTOR_COLUMNS = ("Time", "Action", "ExecutorId", "CategoryId", "DeviceType", "DeviceId")
 TASK_COLUMNS = ("Time", "ExecutorId", "TaskId")

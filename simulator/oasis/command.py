@@ -19,6 +19,7 @@ from simulator.cli import (
     seeds_of,
     seeds_option,
 )
+from simulator.io.files import write_json
 from simulator.oasis.calibrate import calibrate
 from simulator.oasis.comparison_tables import print_tables
 from simulator.oasis.experiment import ALGORITHMS, Comparison, Method, summarise
@@ -29,7 +30,6 @@ from simulator.oasis.plots import PriceRecorder, plot_comparison, plot_sweep
 from simulator.oasis.prices import ETA, UTILITY_FLOOR
 from simulator.oasis.random_instances import draw_instance, draw_training, with_servers
 from simulator.progress import Progress, progress_bar
-from simulator.report import write_json
 
 MAX_LOAD = 100.0
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
+from simulator.io.files import write_json
 from simulator.oasis.model import MAX_AMOUNT, MAX_COUNT, RESOURCES, Amounts, Instance, Job
-from simulator.report import write_json
 
 
 class Document(BaseModel):

@@ -12,12 +12,12 @@ from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.policies.random import seeded
 from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import BadInput, common_options, print_json
+from simulator.io.files import write_csv, write_json
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb, plots
 from simulator.replay.comparison import Case, curve_data, read
 from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
 from simulator.replay.replay import Record, Replay, compare_with_record
-from simulator.report import write_csv, write_json
 
 ORDER_HELP = "Queue order, also with +backfill; default priority for --history, srtf for muri, else fifo."
 

@@ -13,12 +13,12 @@ import click
 from resource_manager.storage.history_file import write_file
 from simulator import sweep
 from simulator.cli import common_options, print_json, reject_given, seeds_of, seeds_option
+from simulator.io.files import write_json, write_text
 from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import REDIS_SCHEMES, read_history
 from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
 from simulator.replay.page import render, shown
-from simulator.report import write_json, write_text
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:

@@ -25,7 +25,7 @@ from resource_manager.errors import CorruptStateError
 from resource_manager.storage import open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
 from simulator.errors import InputError
-from simulator.replay.input_rows import MAX_VALUE, read_json_lines
+from simulator.io.rows import MAX_VALUE, read_json_lines
 from simulator.replay.workload import EventBatch, Job, RecordedEnd, Workload
 
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "unix://")

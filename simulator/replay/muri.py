@@ -14,8 +14,8 @@ from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling.allocator import allocate
 from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.errors import InputError
+from simulator.io.rows import Row, read_csv
 from simulator.progress import Progress, no_progress
-from simulator.replay.input_rows import Row, read_csv
 
 SERVERS = 8
 GPUS_PER_SERVER = 8

@@ -23,8 +23,8 @@ from resource_manager.scheduling.policies.fgd import Fragmentation, fgd_for
 from resource_manager.scheduling.policies.random import seeded
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 from simulator.errors import InputError
+from simulator.io.rows import Row, read_csv, read_json
 from simulator.progress import Progress, no_progress
-from simulator.replay.input_rows import Row, read_csv, read_json
 from simulator.replay.workload import reject_oversized
 
 NODE_LIST = "openb_node_list_gpu_node.csv"

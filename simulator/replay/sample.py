@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from simulator.report import write_text
+from simulator.io.files import write_text
 
 
 def write_sample(folder: Path, jobs: int = 200, seed: int = 0) -> tuple[Path, Path]:

@@ -14,7 +14,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Reques
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
-from simulator.replay.input_rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
+from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
 
 NODE_COLUMNS = ("node", "gpus")
 JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")

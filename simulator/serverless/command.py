@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from simulator.cli import common_options, print_json
+from simulator.io.files import write_json, write_text
 from simulator.progress import progress_bar
-from simulator.report import write_json, write_text
 from simulator.serverless.arrivals import parse_arrivals
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.errors import MemoryAllocationError

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resource_manager.errors import how_to_install
-from simulator.report import pyplot, save_figure, write_json
+from simulator.io.files import write_json
+from simulator.report import pyplot, save_figure
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.env import RENT_WEIGHT, ServerlessEnv
 from simulator.serverless.run import run

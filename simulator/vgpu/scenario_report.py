@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simulator.report import save_figure, write_json, write_text
+from simulator.io.files import write_json, write_text
+from simulator.report import save_figure
 from simulator.vgpu.metrics import collect, histogram, summarise, values_of
 from simulator.vgpu.page import render_page
 from simulator.vgpu.plots import Labels, draw_all

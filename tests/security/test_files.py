@@ -23,11 +23,11 @@ from resource_manager.storage.archive import extend
 from resource_manager.storage.history_file import collect, write_file
 from simulator.cli import main
 from simulator.errors import InputError
+from simulator.io.files import write_text
+from simulator.io.rows import read_json
 from simulator.oasis.instance_file import read_instance
 from simulator.replay.history import read_history
-from simulator.replay.input_rows import read_json
 from simulator.replay.workload import read_workload
-from simulator.report import write_text
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.dax import read_dax
 from simulator.serverless.wfcommons import read_wfcommons

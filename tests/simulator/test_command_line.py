@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from simulator.cli import main, read_seeds
+from simulator.io.files import write_text
 from simulator.progress import progress_bar
-from simulator.report import write_text
 
 
 @pytest.mark.parametrize(
