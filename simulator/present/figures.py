@@ -13,7 +13,7 @@ from typing import Any
 
 from simulator.present.palette import HEAT, SERIES_COLOURS, VARIABLES, light, style_of
 from simulator.present.tables import Spread
-from simulator.report import write_atomically
+from simulator.io.files import write_atomically
 
 WIDTH, HEIGHT = 5.6, 3.2
 """Inches of a usual figure: its text stays readable on a page of 390 pixels."""
