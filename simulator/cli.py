@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,27 @@ def seeds_of(seeds: list[int] | None, seed: int) -> list[int]:
         return [seed]
     reject_given(("seed",), "is for one run; use either --seed or --seeds")
     return seeds
+
+
+def sweep_option(axes: Mapping[str, click.ParamType[Any]], example: str) -> Callable[..., Any]:
+    """Return the option --sweep: values by axis, each read by the type of its axis, as in the example."""
+
+    def parse(
+        context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+    ) -> dict[str, list[float]]:
+        sweeps: dict[str, list[float]] = {}
+        for text in texts:
+            axis, _, values = text.partition(":")
+            if axis not in axes:
+                raise click.BadParameter(f"{text!r} is not AXIS:VALUES with an axis of {', '.join(axes)}")
+            if axis in sweeps:
+                raise click.BadParameter(f"{axis} is varied twice; give all its values together")
+            found = [axes[axis].convert(value.strip(), parameter, context) for value in values.split(",")]
+            sweeps[axis] = list(dict.fromkeys(found))
+        return sweeps
+
+    what = f"Also vary one of {', '.join(axes)}, as {example}; may be repeated."
+    return click.option("--sweep", callback=parse, multiple=True, metavar="AXIS:VALUES", help=what)
 
 
 def reject_given(names: Sequence[str], reason: str) -> None:

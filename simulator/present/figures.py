@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulator.io.files import write_atomically
 from simulator.present.palette import HEAT, SERIES_COLOURS, VARIABLES, light, style_of
 from simulator.present.tables import Spread
-from simulator.io.files import write_atomically
 
 WIDTH, HEIGHT = 5.6, 3.2
 """Inches of a usual figure: its text stays readable on a page of 390 pixels."""
@@ -121,13 +121,15 @@ def same_together(values: Mapping[str, Any]) -> dict[str, Any]:
     return {" = ".join(names): value for names, value in found}
 
 
-def draw_lines(axes: Any, series: Mapping[str, Sequence[Curve]], *, steps: bool = False) -> None:
+def draw_lines(
+    axes: Any, series: Mapping[str, Sequence[Curve]], *, steps: bool = False, marker: str = ""
+) -> None:
     """Draw the curves of each name (one per run) in one colour; equal ones once, named together."""
     for place, (name, curves) in enumerate(same_together(series).items()):
         for run, (across, up) in enumerate(curves):
             label = textwrap.fill(name, LEGEND_CHARACTERS, subsequent_indent="  ") if run == 0 else None
             draw_style = "steps-post" if steps else "default"
-            axes.plot(across, up, drawstyle=draw_style, label=label, **style_of(place))
+            axes.plot(across, up, drawstyle=draw_style, marker=marker, label=label, **style_of(place))
     legend_below(axes)
 
 
@@ -195,6 +197,14 @@ def draw_heat(
     limits = {"norm": norm} if norm is not None else {"vmin": 0, "vmax": top}
     extent = (*across, len(values), 0)
     return axes.imshow(values, aspect="auto", interpolation="nearest", cmap=HEAT, extent=extent, **limits)
+
+
+def show_shares(axis: Any) -> None:
+    """Label an axis of shares (fractions of one) as per cent, from 0."""
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+    axis.axes.set(**{f"{axis.axis_name}lim": (0, None)})
 
 
 def draw_time_scale(axis: Any) -> None:

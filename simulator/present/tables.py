@@ -20,7 +20,7 @@ class Spread:
     half: float | None = None
 
 
-Cell = str | int | float | Spread | None
+Cell = str | float | Spread | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Column:
     title: str
     kind: Literal["text", "number", "share", "time"] = "number"
     digits: int | None = None
-    """Decimals; by default what suits the kind."""
+    """Decimals, the same in every row; by default what suits the kind and the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def _text(cell: Cell, column: Column, unit: TimeUnit) -> str:
 def _figure(value: float, column: Column, unit: TimeUnit) -> str:
     if column.kind == "share":
         return share(value, 1 if column.digits is None else column.digits)
-    return number(value / unit.seconds if column.kind == "time" else value, column.digits)
+    scaled = value / unit.seconds if column.kind == "time" else value
+    return number(scaled) if column.digits is None else f"{scaled:,.{column.digits}f}"
 
 
 def print_tables(*tables: Table) -> None:

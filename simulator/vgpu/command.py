@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,59 @@ from simulator.cli import (
     reject_given,
     seeds_of,
     seeds_option,
+    sweep_option,
 )
-from simulator.progress import Progress, progress_bar
+from simulator.io.files import write_json
+from simulator.present.tables import print_tables
+from simulator.progress import progress_bar
 from simulator.vgpu.metrics import collect, summarise
+from simulator.vgpu.page import Swept, figures_table, sweep_tables, verdict
+from simulator.vgpu.results import Decision, Run
 from simulator.vgpu.scenario import (
     ADMISSIONS,
     ARBITRATIONS,
     ARRIVALS,
+    MAX_TASKS,
+    MAX_TICKS,
     PROGRESS,
     Scenario,
     load_scenario,
     scenario_names,
+    with_card_factor,
     without_profiles_except,
 )
-from simulator.vgpu.scenario_runs import TimedRun, run_all
+from simulator.vgpu.scenario_runs import run_all
+from simulator.vgpu.simulation import simulate
+
+KEYS = {
+    "tasks": "tasks",
+    "duration": "duration_s",
+    "oversubscription": "scheduling.oversubscription",
+    "limit_threshold": "sandbox.limit_threshold",
+    "bandwidth_refill": "sandbox.bandwidth_refill",
+    "compute_ceiling": "sandbox.compute_ceiling",
+    "adjust_interval": "guard.adjust_interval_ticks",
+    "boost_step": "guard.boost_step",
+    "max_boost": "guard.max_boost",
+    "decay": "guard.decay",
+}
+"""Axis of a sweep -> what it changes in a scenario; `card_factor` changes the cards' coefficients."""
+WHOLE = {"tasks": click.IntRange(0, MAX_TASKS), "adjust_interval": click.IntRange(1, MAX_TICKS)}
+AXES: dict[str, Any] = {axis: WHOLE.get(axis, FiniteRange(min=0)) for axis in (*KEYS, "card_factor")}
+PRINTED = (
+    "started",
+    "slo_rate",
+    "slo_violations",
+    "drop_rate",
+    "drop_count",
+    "ir_mean",
+    "ir_p95",
+    "ir_over_1_25",
+    "limited_tasks",
+)
+
+Point = tuple[str, float, str]
+"""Axis of a sweep (empty: none), its value, scenario."""
 
 
 @click.command("vgpu")
@@ -66,6 +106,19 @@ from simulator.vgpu.scenario_runs import TimedRun, run_all
     show_default=True,
     help="Width of the buckets of the IR histogram.",
 )
+@sweep_option(AXES, "tasks:120,160,190")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write one run as JSON: its tasks, and pool and tasks over time.",
+)
+@click.option(
+    "--trace-ticks",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Ticks between two samples of the trace.",
+)
 @common_options
 def command(
     scenarios: str,
@@ -74,6 +127,9 @@ def command(
     jobs: int,
     engine: str,
     hist_bucket: float,
+    sweep: dict[str, list[float]],
+    trace: Path | None,
+    trace_ticks: int,
     seed: int,
     output_dir: Path | None,
     as_json: bool,
@@ -85,94 +141,97 @@ def command(
     """
     if output_dir is None:
         reject_given(("hist_bucket",), "is for the reports; give their folder with --output-dir")
+    if trace is None:
+        reject_given(("trace_ticks",), "is for the trace; give its file with --trace")
     seeds = seeds_of(seeds, seed)
-    chosen = read_scenarios(scenarios, changes)
-    if profiles is not None:
-        names = tuple(name.strip() for name in profiles.split(","))
-        chosen = {name: without_profiles_except(each, names) for name, each in chosen.items()}
+    points = read_points(scenarios, profiles, changes, sweep)
+    names = [name for axis, _, name in points if not axis]
+    if trace is not None and (len(names) > 1 or len(seeds) > 1):
+        raise BadInput("--trace is for one run: give one scenario and one seed")
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
     use_numba = {"auto": None, "plain": False, "numba": True}[engine]
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    summaries: dict[Point, list[dict[str, Any]]] = {point: [] for point in points}
+    walls: dict[str, list[float]] = {name: [] for name in names}
     with progress_bar("runs") as progress:
-        results = run_with_progress(chosen, seeds, jobs, use_numba, progress)
-    summaries = {name: [summarise(each.run) for each in runs] for name, runs in results.items()}
+        results = run_all(points, seeds, jobs=jobs, use_numba=use_numba)
+        for done, ((axis, value, name), timed) in enumerate(results, start=1):
+            summaries[axis, value, name].append(summarise(timed.run))
+            if not axis:
+                runs[name].append(timed.run)
+                walls[name].append(round(timed.wall_s, 4))
+            progress(done, len(seeds) * len(points))
+    collected = {point: collect(each) for point, each in summaries.items()}
+    by_name = {name: collected["", 0, name] for name in names}
+    swept: Swept = {
+        axis: {value: {name: collected[axis, value, name] for name in names} for value in values}
+        for axis, values in sweep.items()
+    }
+    if trace is not None:
+        write_trace(trace, points["", 0, names[0]], seeds[0], trace_ticks, use_numba is not False)
     if output_dir is not None:
-        write_files(output_dir, results, hist_bucket)
+        write_files(output_dir, runs, swept, hist_bucket)
     if as_json:
-        print_json(
-            {
-                "scenarios": {
-                    name: {**collect(summaries[name]), "wall_s": [round(each.wall_s, 4) for each in runs]}
-                    for name, runs in results.items()
-                }
+        found: dict[str, Any] = {
+            "scenarios": {name: {**each, "wall_s": walls[name]} for name, each in by_name.items()}
+        }
+        if swept:
+            found["sweeps"] = {
+                axis: {f"{value:g}": {"scenarios": each} for value, each in by_value.items()}
+                for axis, by_value in swept.items()
             }
-        )
-    else:
-        print_table({name: collect(each) for name, each in summaries.items()}, len(seeds))
+        print_json(found)
+        return
+    click.echo("\n".join(verdict(by_name, swept)))
+    note = f"means over {len(seeds)} seeds ± 95 % confidence" if len(seeds) > 1 else ""
+    print_tables(
+        figures_table(by_name, PRINTED, note=note),
+        *(table for axis, by_value in swept.items() for table in sweep_tables(by_value, axis=axis)),
+    )
 
 
-def read_scenarios(names: str, changes: dict[str, Any]) -> dict[str, Scenario]:
-    """Load the scenarios by name, with the given options applied; raise `InputError`."""
+def read_points(
+    names: str, profiles: str | None, changes: Mapping[str, Any], sweep: Mapping[str, Sequence[float]]
+) -> dict[Point, Scenario]:
+    """Load the scenarios as asked and at every value of every sweep; raise `InputError`."""
     keys = {"admission": "scheduling.admission"}
     over = {keys.get(key, key): value for key, value in changes.items() if value is not None}
     wanted = [name.strip() for name in names.split(",")]
     if wanted == ["all"]:
         wanted = scenario_names()
-    chosen = [load_scenario(name, over) for name in wanted]
-    by_name = {scenario.name: scenario for scenario in chosen}
-    if len(by_name) < len(chosen):
-        raise BadInput(f"--scenarios: {names} names a scenario twice; name each once")
-    return by_name
+    points: dict[Point, Scenario] = {}
+    for axis, value in [("", 0.0), *((axis, value) for axis, values in sweep.items() for value in values)]:
+        varied = over | ({KEYS[axis]: value} if axis in KEYS else {})
+        for each in wanted:
+            scenario = load_scenario(each, varied)
+            if axis == "card_factor":
+                scenario = with_card_factor(scenario, value)
+            if profiles is not None:
+                chosen = tuple(name.strip() for name in profiles.split(","))
+                scenario = without_profiles_except(scenario, chosen)
+            if (axis, value, scenario.name) in points:
+                raise BadInput(f"--scenarios: {names} names a scenario twice; name each once")
+            points[axis, value, scenario.name] = scenario
+    return points
 
 
-def run_with_progress(
-    scenarios: dict[str, Scenario], seeds: list[int], jobs: int, use_numba: bool | None, progress: Progress
-) -> dict[str, list[TimedRun]]:
-    """Run every scenario with every seed, in that order."""
-    results: dict[str, list[TimedRun]] = {name: [] for name in scenarios}
-    runs = run_all(scenarios, seeds, jobs=jobs, use_numba=use_numba)
-    for done, (name, timed) in enumerate(runs, start=1):
-        results[name].append(timed)
-        progress(done, len(seeds) * len(scenarios))
-    return results
+def write_trace(path: Path, scenario: Scenario, seed: int, every: int, use_numba: bool) -> None:
+    """Run the scenario once more, observed, and write its trace."""
+    from simulator.vgpu.scenario_report import trace
+
+    decisions: list[Decision] = []
+    observers = [decisions.append]
+    run = simulate(scenario, seed, use_numba=use_numba, observers=observers, observe_every=every)
+    write_json(path, trace(run, decisions, every))
 
 
-def write_files(folder: Path, results: dict[str, list[TimedRun]], bucket: float) -> None:
+def write_files(folder: Path, runs: Mapping[str, list[Run]], swept: Swept, bucket: float) -> None:
     """Write reports, plots and the comparison page; note missing Chinese labels on standard error."""
     from simulator.vgpu.plots import NO_FONT, Labels
     from simulator.vgpu.scenario_report import write_reports
 
     if Labels.for_this_machine().font is None:
         click.echo(NO_FONT, err=True)
-    written = write_reports(
-        folder, {name: [each.run for each in runs] for name, runs in results.items()}, bucket
-    )
+    written = write_reports(folder, runs, swept, bucket)
     click.echo(f"wrote {len(written)} files to {folder}; start with comparison.html", err=True)
-
-
-def print_table(collected: dict[str, dict[str, Any]], seeds: int) -> None:
-    """Print one line per scenario; with several seeds means and 95 % confidence intervals."""
-    columns = {
-        "started": ("started", "{:.0f}"),
-        "SLO rate": ("slo_rate", "{:.1%}"),
-        "drop rate": ("drop_rate", "{:.1%}"),
-        "IR mean": ("ir_mean", "{:.3f}"),
-        "IR p95": ("ir_p95", "{:.3f}"),
-        "IR > 1.25": ("ir_over_1_25", "{:.2%}"),
-        "limited tasks": ("limited_tasks", "{:.0f}"),
-    }
-    rows = [["scenario", *columns]]
-    for name, figures in collected.items():
-        cells = [name]
-        for key, form in columns.values():
-            spread = figures["confidence"][key]
-            cell = "-" if spread["mean"] is None else form.format(spread["mean"])
-            if spread["low"] is not None:
-                cell += f" ± {form.format(spread['high'] - spread['mean'])}"
-            cells.append(cell)
-        rows.append(cells)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    if seeds > 1:
-        click.echo(f"means over {seeds} seeds ± 95 % confidence")

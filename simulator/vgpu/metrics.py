@@ -19,18 +19,22 @@ def summarise(run: Run) -> dict[str, Any]:
     """Return the metrics of one run, as plain values; None if no task contributes.
 
     `ir` counts every task that started, dropped ones included, as the original does; `ir_finished` only
-    completed tasks; `slowdown` like `ir`, but from arrival, so that time in the queue counts.
+    completed tasks; `slowdown` like `ir`, but from arrival, so that time in the queue counts. `duration`
+    figures are of tasks that started; those of `duration_all` count tasks that never started too, from their
+    arrival to the end of the run, as the public simulator does.
     """
     outcomes = run.outcomes
-    started = [outcome for outcome in outcomes if outcome.start_s is not None]
     states = Counter(outcome.state for outcome in outcomes)
-    durations = [outcome.end_s - outcome.start_s for outcome in started if outcome.start_s is not None]
+    durations = values_of(outcomes, "duration_s")
+    durations_all = [*durations, *(each.end_s - each.arrival_s for each in outcomes if each.start_s is None)]
     return {
         "tasks": len(outcomes),
-        "started": len(started),
+        "started": len(durations),
         "states": {state: states[state] for state in STATES},
         "slo_rate": share(sum(outcome.slo_met for outcome in outcomes), len(outcomes)),
+        "slo_violations": sum(not outcome.slo_met for outcome in outcomes),
         "drop_rate": share(len(outcomes) - states["completed"], len(outcomes)),
+        "drop_count": len(outcomes) - states["completed"],
         "ir": ratio_figures(values_of(outcomes, "interference_ratio")),
         "ir_finished": ratio_figures(
             values_of([each for each in outcomes if each.state == "completed"], "interference_ratio")
@@ -38,6 +42,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "slowdown": ratio_figures(values_of(outcomes, "slowdown")),
         "duration_p95_s": percentile(durations, 95),
         "duration_p99_s": percentile(durations, 99),
+        "duration_all_p95_s": percentile(durations_all, 95),
+        "duration_all_p99_s": percentile(durations_all, 99),
         "limiter_events": {gate: sum(each.limiter_events[gate] for each in outcomes) for gate in GATES},
         "limited_tasks": sum(any(each.limiter_events.values()) for each in outcomes),
         "nodes": {
@@ -52,7 +58,7 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def values_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
-    """Return that ratio of every task that started."""
+    """Return that ratio, or the duration, of every task that started."""
     return [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
 
 
@@ -114,12 +120,21 @@ HEADLINES = {
     "ir_p99": ("ir", "p99"),
     "ir_finished_over_1_25": ("ir_finished", "over_1_25"),
     "slowdown_p95": ("slowdown", "p95"),
-    "slo_rate": ("slo_rate",),
-    "drop_rate": ("drop_rate",),
-    "started": ("started",),
-    "limited_tasks": ("limited_tasks",),
-    "duration_p95_s": ("duration_p95_s",),
-    "duration_p99_s": ("duration_p99_s",),
+    **{
+        name: (name,)
+        for name in (
+            "slo_rate",
+            "slo_violations",
+            "drop_rate",
+            "drop_count",
+            "started",
+            "limited_tasks",
+            "duration_p95_s",
+            "duration_p99_s",
+            "duration_all_p95_s",
+            "duration_all_p99_s",
+        )
+    },
 }
 """Name of a figure collected over seeds -> its path in the result of `summarise`."""
 

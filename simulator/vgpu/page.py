@@ -1,181 +1,258 @@
-"""Comparison page: all scenarios in one HTML file, in English or Chinese."""
+"""Tables and pages of a comparison of scenarios, in English or Chinese."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
-from simulator.vgpu.results import GATES
+from simulator.present.figures import Picture, same_together
+from simulator.present.page import Page, Section, render
+from simulator.present.tables import Cell, Column, Spread, Table
+from simulator.present.units import share
+from simulator.vgpu.results import GATES, SHORT_DIMENSIONS
+
+Collected = Mapping[str, Mapping[str, Any]]
+"""Scenario -> its `metrics.collect`."""
+Swept = Mapping[str, Mapping[float, Collected]]
+"""Axis of a sweep -> its value -> the scenarios there."""
+
+Rows = list[list[Cell]]
+
+LANGUAGES = ("en", "zh")
+
+FIGURES: dict[str, tuple[Literal["number", "share"], int, tuple[str, str]]] = {
+    "ir_mean": ("number", 3, ("IR mean", "IR 均值")),
+    "ir_p95": ("number", 3, ("IR p95", "IR p95")),
+    "ir_p99": ("number", 3, ("IR p99", "IR p99")),
+    "ir_over_1_25": ("share", 2, ("IR > 1.25", "IR > 1.25")),
+    "ir_over_1_5": ("share", 2, ("IR > 1.5", "IR > 1.5")),
+    "ir_over_2": ("share", 2, ("IR > 2", "IR > 2")),
+    "ir_finished_over_1_25": ("share", 2, ("IR > 1.25, finished", "IR > 1.25（已完成）")),
+    "slowdown_p95": ("number", 2, ("slowdown p95", "减速比 p95")),
+    "started": ("number", 1, ("tasks started", "已启动任务")),
+    "slo_rate": ("share", 1, ("SLO rate", "SLO 满足率")),
+    "slo_violations": ("number", 1, ("SLO violations", "SLO 违约任务")),
+    "drop_rate": ("share", 1, ("drop rate", "丢弃率")),
+    "drop_count": ("number", 1, ("tasks dropped", "丢弃任务")),
+    "duration_p95_s": ("number", 1, ("duration p95 of started tasks, s", "时长 p95（已启动任务，秒）")),
+    "duration_all_p95_s": ("number", 1, ("duration p95 of all tasks, s", "时长 p95（全部任务，秒）")),
+    "limited_tasks": ("number", 1, ("limited tasks", "被限流任务")),
+}
+"""Name of a collected figure -> its kind, decimals and headings in both languages."""
+INTERFERENCE, SERVICE = list(FIGURES)[:8], list(FIGURES)[8:]
+SWEPT = ("ir_over_1_25", "slo_rate", "drop_rate")
+"""Figures shown over a sweep."""
+PICTURES = {
+    "ir_cdf": ("How much longer tasks run than alone", "任务相对理想时长的倍数"),
+    "slo_rate": ("Tasks that meet their deadline", "满足期限的任务"),
+    "drop_rate": ("Tasks that did not complete", "未完成的任务"),
+    "compute_util": ("Compute in use", "算力利用率"),
+    "limiter_events": ("Interventions of the sandbox", "沙盒限流"),
+}
+"""Name of a figure -> its title in both languages."""
 
 TEXTS = {
-    "en": {
-        "title": "vGPU pool with API sandbox: comparison of scenarios",
-        "other": '<a href="comparison.zh.html">中文</a>',
-        "seeds": "Seeds",
-        "note": "Means over seeds; ± is the half width of the 95 % confidence interval (Student's t). IR is"
-        " actual over ideal duration from start to end, over all tasks that started; “finished” takes"
-        " completed tasks only; slowdown counts the wait in the queue too.",
-        "scenario": "Scenario",
-        "started": "Tasks started",
-        "slo_rate": "SLO rate",
-        "drop_rate": "Drop rate",
-        "ir_mean": "IR mean",
-        "ir_p95": "IR p95",
-        "ir_p99": "IR p99",
-        "ir_over_1_25": "IR > 1.25",
-        "ir_over_1_5": "IR > 1.5",
-        "ir_over_2": "IR > 2",
-        "ir_finished_over_1_25": "IR > 1.25, finished",
-        "slowdown_p95": "Slowdown p95",
-        "duration_p95_s": "Duration p95 (s)",
-        "limited_tasks": "Limited tasks",
-        "events": "Limiter events per run",
-        "memory": "memory",
-        "bandwidth": "bandwidth",
-        "compute": "compute",
-        "utilisation": "Mean utilisation by node",
-        "node": "Node",
-        "figures": "Figures",
-        "report": "report",
-    },
-    "zh": {
-        "title": "带 API 沙盒的 vGPU 池：场景对比",
-        "other": '<a href="comparison.html">English</a>',
-        "seeds": "随机种子",
-        "note": "各种子的均值；± 为 95 % 置信区间的半宽（Student t）。"
+    "title": ("vGPU pool with API sandbox: comparison of scenarios", "带 API 沙盒的 vGPU 池：场景对比"),
+    "other": ("中文", "English"),
+    "seeds": ("Seeds", "随机种子"),
+    "note": (
+        "Means over seeds; ± is the half width of the 95 % confidence interval (Student's t). IR"
+        " (interference ratio) is actual over ideal duration from start to end, over all tasks that started;"
+        " “finished” takes completed tasks only; slowdown counts the wait in the queue too. Durations of all"
+        " tasks count those that never started from their arrival to the end of the run, as the public"
+        " simulator does.",
+        "各种子的均值；± 为 95 % 置信区间的半宽（Student t）。"
         "IR（干扰率）为从启动到结束的实际时长与理想时长之比，"
-        "统计所有已启动的任务；“已完成”仅统计完成的任务；减速比还计入排队时间。",
-        "scenario": "场景",
-        "started": "已启动任务",
-        "slo_rate": "SLO 满足率",
-        "drop_rate": "丢弃率",
-        "ir_mean": "IR 均值",
-        "ir_p95": "IR p95",
-        "ir_p99": "IR p99",
-        "ir_over_1_25": "IR > 1.25",
-        "ir_over_1_5": "IR > 1.5",
-        "ir_over_2": "IR > 2",
-        "ir_finished_over_1_25": "IR > 1.25（已完成）",
-        "slowdown_p95": "减速比 p95",
-        "duration_p95_s": "时长 p95（秒）",
-        "limited_tasks": "被限流任务",
-        "events": "每次运行的限流次数",
-        "memory": "显存",
-        "bandwidth": "带宽",
-        "compute": "算力",
-        "utilisation": "各节点平均利用率",
-        "node": "节点",
-        "figures": "图表",
-        "report": "报告",
-    },
+        "统计所有已启动的任务；“已完成”仅统计完成的任务；减速比还计入排队时间。"
+        "“全部任务”的时长把从未启动的任务按到达至仿真结束计入，与公开的模拟器相同。",
+    ),
+    "scenario": ("scenario", "场景"),
+    "about": ("what it is", "说明"),
+    "scenarios": ("Scenarios", "场景"),
+    "quality": ("Service", "服务质量"),
+    "events": ("Limiter events per run", "每次运行的限流次数"),
+    "memory": ("memory", "显存"),
+    "bandwidth": ("bandwidth", "带宽"),
+    "compute": ("compute", "算力"),
+    "utilisation": ("Mean utilisation by node", "各节点平均利用率"),
+    "histograms": ("Tasks by interference ratio", "按干扰率统计的任务数"),
+    "sweep": ("Over {axis}", "随 {axis} 变化"),
+    "alone": (
+        "{name}: {ir} of the tasks that started take more than 1.25 times their ideal time;"
+        " {slo} of all tasks meet their deadline, {drop} are dropped.",
+        "{name}：{ir} 的已启动任务耗时超过理想时长的 1.25 倍；{slo} 的任务满足期限，{drop} 被丢弃。",
+    ),
+    "ir_best": (
+        "{best} isolates best: {good} of its started tasks take more than 1.25 times their ideal time,"
+        " {bad} in {worst}.",
+        "{best} 的隔离最好：{good} 的已启动任务耗时超过理想时长的 1.25 倍，{worst} 为 {bad}。",
+    ),
+    "ir_equal": (
+        "The scenarios isolate alike: {good} of started tasks take more than 1.25 times their ideal time.",
+        "各场景隔离效果相同：{good} 的已启动任务耗时超过理想时长的 1.25 倍。",
+    ),
+    "slo_best": (
+        "Most tasks meet their deadline in {best} ({good}), fewest in {worst} ({bad}).",
+        "满足期限的任务在 {best} 最多（{good}），在 {worst} 最少（{bad}）。",
+    ),
+    "slo_equal": ("The scenarios meet as many deadlines: {good}.", "各场景满足期限的任务一样多：{good}。"),
+    "changes": (
+        "From {axis} {first} to {last} the SLO rate goes: {changes}.",
+        "{axis} 从 {first} 到 {last}，SLO 满足率：{changes}。",
+    ),
+    "changes_nothing": (
+        "From {axis} {first} to {last} the SLO rate does not change.",
+        "{axis} 从 {first} 到 {last}，SLO 满足率不变。",
+    ),
+    "unlike": (
+        "The scenarios have tasks, arrivals or lengths of their own; give --tasks, --arrival and --duration"
+        " to compare them under one load.",
+        "各场景的任务数、到达方式或时长不同；用 --tasks、--arrival、--duration 在同一负载下比较。",
+    ),
 }
-SHARES = {
-    "slo_rate",
-    "drop_rate",
-    "ir_over_1_25",
-    "ir_over_1_5",
-    "ir_over_2",
-    "ir_finished_over_1_25",
-}
-COLUMNS = (
-    "started",
-    "slo_rate",
-    "drop_rate",
-    "ir_mean",
-    "ir_p95",
-    "ir_p99",
-    "ir_over_1_25",
-    "ir_over_1_5",
-    "ir_over_2",
-    "ir_finished_over_1_25",
-    "slowdown_p95",
-    "duration_p95_s",
-    "limited_tasks",
-)
-FIGURES = ("ir_cdf", "slo_rate", "compute_util", "drop_rate", "limiter_events")
-STYLE = (
-    "body{font:15px/1.5 system-ui,'Noto Sans CJK SC','Microsoft YaHei',sans-serif;margin:2rem;color:#222}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .6rem;border-bottom:1px solid #ddd;"
-    "text-align:right;white-space:nowrap}th:first-child,td:first-child{text-align:left;white-space:normal}"
-    ".wide{overflow-x:auto}img{max-width:100%;width:34rem;margin:.5rem}small{color:#666}"
-)
+
+
+def text(key: str, language: str) -> str:
+    """Return a text of the page in that language."""
+    return TEXTS[key][LANGUAGES.index(language)]
 
 
 def render_page(
     language: str,
-    collected: Mapping[str, Mapping[str, Any]],
+    collected: Collected,
+    swept: Swept,
     titles: Mapping[str, tuple[str, str]],
     seeds: Sequence[int],
+    pictures: Mapping[str, Picture],
+    same_load: bool,
 ) -> str:
-    """Render the page as HTML; `collected` is `metrics.collect` by scenario, figures are files beside it."""
-    text = TEXTS[language]
-    at = 1 if language == "zh" else 0
-    heads = {name: escape(pair[at] or pair[0]) for name, pair in titles.items()}
-    rows = [
-        [
-            f'<b>{escape(name)}</b> {heads[name]} <small><a href="{quote(name)}_report.json">'
-            f"{text['report']}</a></small>",
-            *(spread_cell(figures["confidence"][key], key in SHARES) for key in COLUMNS),
-        ]
-        for name, figures in collected.items()
+    """Return the page as HTML; `titles` are those of the scenarios in both languages."""
+    at = LANGUAGES.index(language)
+    name = Column(text("scenario", language), "text")
+    gates = [Column(text(gate, language), digits=0) for gate in GATES]
+    dimensions = [Column(text(dimension, language), "share") for dimension in SHORT_DIMENSIONS]
+    about: Rows = [[each, both[at] or both[0]] for each, both in titles.items()]
+    events: Rows = [
+        [each, *(_mean(figures["limiter_events"][gate]) for gate in GATES)]
+        for each, figures in collected.items()
     ]
-    events = [
-        [
-            escape(name),
-            *(
-                f"{sum(figures['limiter_events'][gate]) / len(figures['limiter_events'][gate]):,.0f}"
-                for gate in GATES
-            ),
-        ]
-        for name, figures in collected.items()
+    use: Rows = [
+        [f"{each}, {node}", *(amounts[dimension] for dimension in SHORT_DIMENSIONS)]
+        for each, figures in collected.items()
+        for node, amounts in figures["utilization"].items()
     ]
-    use = [
-        [
-            escape(name),
-            escape(node),
-            *(f"{dimensions[each]:.1%}" for each in ("compute", "memory", "bandwidth")),
-        ]
-        for name, figures in collected.items()
-        for node, dimensions in figures["utilization"].items()
+    sections = [
+        Section(
+            text("scenarios", language),
+            tables=[Table([name, Column(text("about", language), "text")], about)],
+        ),
+        Section(
+            text("quality", language),
+            text("note", language),
+            [figures_table(collected, keys, language) for keys in (INTERFERENCE, SERVICE)],
+            [replace(pictures[key], title=titles[at]) for key, titles in PICTURES.items()],
+        ),
+        *(
+            Section(
+                text("sweep", language).format(axis=axis),
+                tables=sweep_tables(points, language),
+                pictures=[
+                    replace(pictures[f"sweep_{axis}_{key}"], title=FIGURES[key][2][at]) for key in SWEPT
+                ],
+            )
+            for axis, points in swept.items()
+        ),
+        Section(text("events", language), tables=[Table([name, *gates], events)]),
+        Section(text("utilisation", language), tables=[Table([name, *dimensions], use)]),
+        Section(
+            text("histograms", language),
+            pictures=[replace(pictures[f"{each}_ir_hist"], title=each) for each in collected],
+        ),
     ]
-    pictures = [*FIGURES, *(f"{name}_ir_hist" for name in collected)]
-    return "\n".join(
-        [
-            f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8">',
-            f"<title>{text['title']}</title><style>{STYLE}</style></head><body>",
-            f"<h1>{text['title']}</h1><p>{text['other']} · {text['seeds']}: {ranges(seeds)}</p>",
-            f"<p>{text['note']}</p>",
-            table([text["scenario"], *(text[key] for key in COLUMNS)], rows),
-            f"<h2>{text['events']}</h2>",
-            table([text["scenario"], *(text[gate] for gate in GATES)], events),
-            f"<h2>{text['utilisation']}</h2>",
-            table(
-                [text[key] for key in ("scenario", "node", "compute", "memory", "bandwidth")],
-                use,
-            ),
-            f"<h2>{text['figures']}</h2>",
-            *(f'<img src="{quote(each)}.png" alt="{escape(each)}">' for each in pictures),
-            "</body></html>\n",
+    other = "comparison.html" if language == "zh" else "comparison.zh.html"
+    links = {text("other", language): other, **{f"{k}_report.json": f"{k}_report.json" for k in collected}}
+    lines = verdict(collected, swept, language)
+    if not same_load:
+        lines.append(text("unlike", language))
+    about_seeds = f"{text('seeds', language)}: {ranges(seeds)}"
+    return render(Page(text("title", language), lines, sections, about_seeds, links, language))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def verdict(collected: Collected, swept: Swept, language: str = "en") -> list[str]:
+    """Return sentences on interference, deadlines and what each sweep changes; equal scenarios named once."""
+    groups = same_together({name: each["confidence"] for name, each in collected.items()})
+    means = {name: {key: each[key]["mean"] for key in SWEPT} for name, each in groups.items()}
+    known = {name: each for name, each in means.items() if None not in each.values()}
+    lines = []
+    if len(known) == 1:
+        ((name, alone),) = known.items()
+        ir, slo, drop = (share(alone[key]) for key in SWEPT)
+        lines.append(text("alone", language).format(name=name, ir=ir, slo=slo, drop=drop))
+    elif known:
+        ranked = sorted(known, key=lambda name: known[name]["ir_over_1_25"])
+        lines.append(_contrast("ir", known, "ir_over_1_25", ranked[0], ranked[-1], language))
+        ranked = sorted(known, key=lambda name: known[name]["slo_rate"])
+        lines.append(_contrast("slo", known, "slo_rate", ranked[-1], ranked[0], language))
+    for axis, points in swept.items():
+        rates = {
+            name: [share(each[name]["confidence"]["slo_rate"]["mean"] or 0.0) for each in points.values()]
+            for name in collected
+        }
+        changed = [
+            f"{name} {each[0]} → {each[-1]}"
+            for name, each in same_together(rates).items()
+            if len(set(each)) > 1
         ]
+        key = "changes" if changed else "changes_nothing"
+        first, *_, last = (f"{value:g}" for value in [*points, *points])
+        lines.append(
+            text(key, language).format(axis=axis, first=first, last=last, changes=", ".join(changed))
+        )
+    return lines
+
+
+def _contrast(sentence: str, known: Mapping[str, Any], key: str, best: str, worst: str, language: str) -> str:
+    shown = {name: share(known[name][key]) for name in (best, worst)}
+    differ = shown[best] != shown[worst]
+    return text(f"{sentence}_best" if differ else f"{sentence}_equal", language).format(
+        best=best, worst=worst, good=shown[best], bad=shown[worst]
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Render an HTML table; the cells are already HTML."""
-    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
-    lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
-    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+def figures_table(collected: Collected, keys: Collection[str], language: str = "en", note: str = "") -> Table:
+    """Return a row per scenario with the means of those figures and their confidence."""
+    at = LANGUAGES.index(language)
+    columns = [Column(titles[at], kind, digits) for kind, digits, titles in map(FIGURES.__getitem__, keys)]
+    rows: Rows = [
+        [name, *(spread(each["confidence"][key]) for key in keys)] for name, each in collected.items()
+    ]
+    return Table([Column(text("scenario", language), "text"), *columns], rows, note=note)
 
 
-def spread_cell(spread: Mapping[str, float | None], is_share: bool) -> str:
-    """Format mean ± half width; a dash without a mean."""
-    mean, high = spread["mean"], spread["high"]
-    if mean is None:
-        return "–"
-    form = "{:.2%}" if is_share else "{:.3g}"
-    return form.format(mean) + ("" if high is None else f" ± {form.format(high - mean)}")
+def sweep_tables(points: Mapping[float, Collected], language: str = "en", axis: str = "") -> list[Table]:
+    """Return a table per figure of `SWEPT`: a row per scenario, a column per value of the axis."""
+    name = Column(text("scenario", language), "text")
+    columns = [name, *(Column(f"{value:g}", "share", 2) for value in points)]
+    tables = []
+    for key in SWEPT:
+        rows: Rows = [
+            [scenario, *(spread(each[scenario]["confidence"][key]) for each in points.values())]
+            for scenario in next(iter(points.values()))
+        ]
+        title = FIGURES[key][2][LANGUAGES.index(language)]
+        tables.append(Table(columns, rows, f"{title} by {axis}" if axis else title))
+    return tables
+
+
+def spread(of: Mapping[str, float | None]) -> Spread:
+    """Return the mean over seeds with the half width of its interval, from `metrics.over_seeds`."""
+    mean, high = of["mean"], of["high"]
+    return Spread(mean, None if mean is None or high is None else high - mean)
 
 
 def ranges(seeds: Sequence[int]) -> str:

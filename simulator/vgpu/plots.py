@@ -1,4 +1,4 @@
-"""Figures of a sweep, labelled in English, and in Chinese if a font has the glyphs."""
+"""Figures of a comparison, labelled in English, and in Chinese if a font has the glyphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from simulator.present.figures import (
+    draw_lines,
+    draw_points,
+    draw_stacked,
+    height_of,
+    new_figure,
+    same_together,
+    show_shares,
+)
+from simulator.present.palette import light
 from simulator.vgpu.metrics import STATES, over_seeds, values_of
+from simulator.vgpu.page import FIGURES, SWEPT, Collected, spread
 from simulator.vgpu.results import GATES, Run
 
 CHINESE_FONTS = (
@@ -28,7 +39,6 @@ NO_FONT = (
     " on Debian install fonts-noto-cjk and run again"
 )
 CHINESE = {
-    "scenario": "场景",
     "tasks": "任务数",
     "share of started tasks": "已启动任务占比",
     "interference ratio (actual / ideal duration)": "干扰率（实际/理想时长）",
@@ -69,10 +79,9 @@ class Labels:
         return cls(None)
 
     @property
-    def settings(self) -> Any:
-        """Settings of matplotlib with which the labels render."""
-        families = ["DejaVu Sans"] if self.font is None else [self.font, "DejaVu Sans"]
-        return {"font.family": families, "axes.unicode_minus": False, "text.parse_math": False}
+    def fonts(self) -> list[str]:
+        """Fonts with which the labels render."""
+        return ["DejaVu Sans"] if self.font is None else [self.font, "DejaVu Sans"]
 
     def __call__(self, english: str) -> str:
         return english if self.font is None else f"{english} · {CHINESE[english]}"
@@ -81,24 +90,49 @@ class Labels:
 def draw_all(
     runs: Mapping[str, Sequence[Run]],
     summaries: Mapping[str, Sequence[dict[str, Any]]],
+    swept: Mapping[str, Mapping[float, Collected]],
     bucket: float,
     labels: Labels,
 ) -> dict[str, Any]:
-    """Draw all figures of a report, by file name; `summaries` are `metrics.summarise` of the runs."""
+    """Draw all figures of a report, by name; `summaries` are `metrics.summarise` of the runs."""
     ratios = {
-        name: [value for run in each for value in values_of(run.outcomes, "interference_ratio")]
+        name: sorted(value for run in each for value in values_of(run.outcomes, "interference_ratio"))
         for name, each in runs.items()
     }
+    slo = {name: [each["slo_rate"] for each in some] for name, some in summaries.items()}
+    compute = {
+        name: [
+            float(np.mean([node["utilization"]["compute"] for node in each["nodes"].values()]))
+            for each in some
+        ]
+        for name, some in summaries.items()
+    }
+    reasons = ("dropped past 1.5 deadlines", "cut off by the end", "never started")
+    dropped = {
+        labels(reason): [
+            float(np.mean([each["states"][state] / max(1, each["tasks"]) for each in some]))
+            for some in summaries.values()
+        ]
+        for state, reason in zip(STATES[1:], reasons, strict=True)
+    }
+    events = {
+        labels(f"{gate} gate"): [
+            float(np.mean([each["limiter_events"][gate] for each in some])) for some in summaries.values()
+        ]
+        for gate in GATES
+    }
     return {
+        "ir_cdf": ir_cdf(ratios, labels),
+        "slo_rate": points(slo, "SLO rate", labels),
+        "compute_util": points(compute, "mean compute utilisation", labels),
+        "drop_rate": stacked(list(summaries), dropped, "share of tasks", labels, shares=True),
+        "limiter_events": stacked(list(summaries), events, "limiter events per run", labels),
         **{
-            f"{name}_ir_hist.png": ir_histogram(name, values, bucket, labels)
-            for name, values in ratios.items()
+            f"sweep_{axis}_{figure}": over_axis(axis, figure, by_value)
+            for axis, by_value in swept.items()
+            for figure in SWEPT
         },
-        "ir_cdf.png": ir_cdf(ratios, labels),
-        "slo_rate.png": slo_rate(summaries, labels),
-        "compute_util.png": compute_utilisation(summaries, labels),
-        "drop_rate.png": drop_rate(summaries, labels),
-        "limiter_events.png": limiter_events(summaries, labels),
+        **{f"{name}_ir_hist": ir_histogram(name, values, bucket, labels) for name, values in ratios.items()},
     }
 
 
@@ -107,9 +141,8 @@ def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labe
     figure, axes = new_figure()
     if values:
         edges = np.arange(np.floor(min(values) / bucket), np.floor(max(values) / bucket) + 2) * bucket
-        axes.hist(values, bins=edges, color="#4f81bd", edgecolor="white")
-    axes.axvline(1.25, color="#c0504d", linestyle="--", linewidth=1)
-    axes.set_title(name)
+        axes.hist(values, bins=edges, color=light("series-1"), edgecolor=light("paper"))
+    axes.axvline(1.25, color=light("limit"), linestyle="--", linewidth=1)
     axes.set_xlabel(labels("interference ratio (actual / ideal duration)"))
     axes.set_ylabel(labels("tasks"))
     return figure
@@ -118,98 +151,58 @@ def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labe
 def ir_cdf(ratios: Mapping[str, Sequence[float]], labels: Labels) -> Any:
     """Draw the CDF of the interference ratio of started tasks; the legend has the tails above two limits."""
     figure, axes = new_figure()
-    for name, values in ratios.items():
-        if not values:
-            continue
+    curves = {}
+    for name, values in same_together({name: values for name, values in ratios.items() if values}).items():
         above = {limit: sum(value > limit for value in values) / len(values) for limit in (1.25, 1.5)}
-        label = f"{name}  IR>1.25: {above[1.25]:.1%}, IR>1.5: {above[1.5]:.1%}"
-        axes.step(sorted(values), np.arange(1, len(values) + 1) / len(values), where="post", label=label)
-    axes.axvline(1.25, color="grey", linestyle=":", linewidth=1)
+        label = f"{name}: IR>1.25 {above[1.25]:.1%}, IR>1.5 {above[1.5]:.1%}"
+        curves[label] = [(values, [place / len(values) for place in range(1, len(values) + 1)])]
+    draw_lines(axes, curves, steps=True)
+    axes.axvline(1.25, color=light("quiet"), linestyle=":", linewidth=1)
     axes.set_xlabel(labels("interference ratio (actual / ideal duration)"))
     axes.set_ylabel(labels("share of started tasks"))
-    if axes.lines[:-1]:
-        axes.legend(loc="lower right", fontsize="small")
+    show_shares(axes.yaxis)
     return figure
-
-
-def slo_rate(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """Draw the mean SLO rate by scenario, with the 95 % confidence interval over seeds."""
-    return points(
-        {name: [each["slo_rate"] for each in runs] for name, runs in summaries.items()}, "SLO rate", labels
-    )
-
-
-def compute_utilisation(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """Draw the mean over nodes of the compute utilisation, by scenario."""
-    return points(
-        {
-            name: [
-                float(np.mean([node["utilization"]["compute"] for node in each["nodes"].values()]))
-                for each in runs
-            ]
-            for name, runs in summaries.items()
-        },
-        "mean compute utilisation",
-        labels,
-    )
-
-
-def drop_rate(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """Draw the fraction of tasks that did not complete, stacked by reason."""
-    reasons = dict(
-        zip(STATES[1:], ("dropped past 1.5 deadlines", "cut off by the end", "never started"), strict=True)
-    )
-    shares = {
-        text: [
-            float(np.mean([each["states"][state] / max(1, each["tasks"]) for each in runs]))
-            for runs in summaries.values()
-        ]
-        for state, text in reasons.items()
-    }
-    return stacked(list(summaries), shares, "share of tasks", labels)
-
-
-def limiter_events(summaries: Mapping[str, Sequence[dict[str, Any]]], labels: Labels) -> Any:
-    """Draw the limiter events (a gate cuts a task in a tick), mean over seeds, stacked by gate."""
-    counts = {
-        f"{gate} gate": [
-            float(np.mean([each["limiter_events"][gate] for each in runs])) for runs in summaries.values()
-        ]
-        for gate in GATES
-    }
-    return stacked(list(summaries), counts, "limiter events per run", labels)
 
 
 def points(values: Mapping[str, Sequence[float | None]], title: str, labels: Labels) -> Any:
-    """Draw one point per scenario, with its confidence interval."""
-    figure, axes = new_figure()
-    spreads = {name: over_seeds(each) for name, each in values.items()}
-    shown = {name: spread for name, spread in spreads.items() if spread["mean"] is not None}
-    means = [spread["mean"] or 0.0 for spread in shown.values()]
-    halves = [(spread["high"] or mean) - mean for spread, mean in zip(shown.values(), means, strict=True)]
-    axes.errorbar(list(shown), means, yerr=halves, marker="o", capsize=4, color="#4f81bd")
-    axes.set_ylim(0, 1)
-    axes.set_xlabel(labels("scenario"))
-    axes.set_ylabel(labels(title))
+    """Draw one point per scenario, with its 95 % confidence interval over seeds."""
+    figure, axes = new_figure(height=height_of(len(values)))
+    draw_points(axes, {name: spread(over_seeds(each)) for name, each in values.items()})
+    show_shares(axes.xaxis)
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(labels(title))
     return figure
 
 
-def stacked(names: list[str], parts: Mapping[str, list[float]], title: str, labels: Labels) -> Any:
+def stacked(
+    names: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    title: str,
+    labels: Labels,
+    *,
+    shares: bool = False,
+) -> Any:
     """Draw one stacked bar per scenario."""
-    figure, axes = new_figure()
-    below = np.zeros(len(names))
-    for text, values in parts.items():
-        axes.bar(names, values, bottom=below, label=labels(text))
-        below += np.array(values)
-    axes.set_xlabel(labels("scenario"))
-    axes.set_ylabel(labels(title))
-    axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure, axes = new_figure(height=height_of(len(names)) + 0.4)
+    draw_stacked(axes, names, parts)
+    if shares:
+        show_shares(axes.xaxis)
+    axes.set_xlabel(labels(title))
     return figure
 
 
-def new_figure() -> tuple[Any, Any]:
-    """Return a figure that pyplot does not keep open, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2))
-    return figure, figure.subplots()
+def over_axis(axis: str, figure_name: str, by_value: Mapping[float, Collected]) -> Any:
+    """Draw the mean of a figure over the values of a sweep, a line per scenario."""
+    figure, axes = new_figure()
+    values = sorted(by_value)
+    means = {
+        name: [by_value[value][name]["confidence"][figure_name]["mean"] for value in values]
+        for name in by_value[values[0]]
+    }
+    draw_lines(axes, {name: [(values, each)] for name, each in means.items()}, marker="o")
+    show_shares(axes.yaxis)
+    axes.set_xticks(values)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(axis)
+    axes.set_ylabel(FIGURES[figure_name][2][0])
+    return figure

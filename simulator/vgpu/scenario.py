@@ -301,3 +301,18 @@ def without_profiles_except(scenario: Scenario, names: tuple[str, ...]) -> Scena
         if name not in known:
             raise InputError(f"unknown profile {name!r}; known are {', '.join(known)}", path=scenario.name)
     return replace(scenario, profiles=tuple(known[name] for name in names))
+
+
+def with_card_factor(scenario: Scenario, factor: float) -> Scenario:
+    """Return the scenario with the coefficients (alpha, beta, gamma) times the factor, raw cards excepted.
+
+    Raises `InputError` for a factor of 0.
+    """
+    if factor <= 0:
+        raise InputError(f"card_factor must be above 0, got {factor:g}", path=scenario.name)
+    cards = dict(scenario.cards)
+    for name, card in cards.items():
+        if card.coefficients != (1.0, 1.0, 1.0):
+            alpha, beta, gamma = card.coefficients
+            cards[name] = replace(card, coefficients=(alpha * factor, beta * factor, gamma * factor))
+    return replace(scenario, cards=cards)

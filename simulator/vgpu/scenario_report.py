@@ -8,33 +8,37 @@ from pathlib import Path
 from typing import Any
 
 from simulator.io.files import write_json, write_text
-from simulator.report import save_figure
+from simulator.present.figures import drawing, picture, save_png
 from simulator.vgpu.metrics import collect, histogram, summarise, values_of
-from simulator.vgpu.page import render_page
+from simulator.vgpu.page import LANGUAGES, Swept, render_page
 from simulator.vgpu.plots import Labels, draw_all
 from simulator.vgpu.pool import build_nodes
-from simulator.vgpu.results import Outcome, Run
+from simulator.vgpu.results import SHORT_DIMENSIONS, Decision, Outcome, Run
 from simulator.vgpu.scenario import as_tables
+from simulator.vgpu.tick import LIMITED_BY_MORE_THAN
 
 
-def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], bucket: float) -> list[Path]:
+def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], swept: Swept, bucket: float) -> list[Path]:
     """Write all reports on the runs (scenario -> one run per seed) into the folder; return the files."""
-    from matplotlib import rc_context
-
     labels = Labels.for_this_machine()
     summaries = {name: [summarise(run) for run in each] for name, each in runs.items()}
     collected = {name: collect(each) for name, each in summaries.items()}
-    titles = {name: (each[0].scenario.title, each[0].scenario.title_zh) for name, each in runs.items()}
+    scenarios = [each[0].scenario for each in runs.values()]
+    titles = {each.name: (each.title, each.title_zh) for each in scenarios}
+    same_load = len({(each.tasks, each.arrival, each.duration_s) for each in scenarios}) == 1
     seeds = [run.seed for run in next(iter(runs.values()))]
     files: dict[str, Callable[[Path], None]] = {}
     for name, each in runs.items():
         report = scenario_report(each, summaries[name], bucket)
         files[f"{name}_report.json"] = partial(write_json, value=report)
-    for language, name in (("en", "comparison.html"), ("zh", "comparison.zh.html")):
-        files[name] = partial(write_text, text=render_page(language, collected, titles, seeds))
-    with rc_context(labels.settings):
-        for name, figure in draw_all(runs, summaries, bucket, labels).items():
-            files[name] = partial(save_figure, figure)
+    with drawing(labels.fonts):
+        figures = draw_all(runs, summaries, swept, bucket, labels)
+        pictures = {name: picture(name, figure) for name, figure in figures.items()}
+        for language, name in zip(LANGUAGES, ("comparison.html", "comparison.zh.html"), strict=True):
+            page = render_page(language, collected, swept, titles, seeds, pictures, same_load)
+            files[name] = partial(write_text, text=page)
+        for name, figure in figures.items():
+            files[f"{name}.png"] = partial(save_png, figure)
         # Everything is rendered before the first file is written.
         for name, write in files.items():
             write(folder / name)
@@ -89,4 +93,56 @@ def describe_outcome(outcome: Outcome) -> dict[str, Any]:
         "duration_s": outcome.duration_s,
         "interference_ratio": outcome.interference_ratio,
         "slowdown": outcome.slowdown,
+    }
+
+
+def trace(run: Run, decisions: Sequence[Decision], every: int) -> dict[str, Any]:
+    """Return a run as JSON values: what a report has, and a sample of pool and tasks every `every` ticks."""
+    delta_t_s = run.scenario.delta_t_s
+    by_tick: dict[int, list[Decision]] = {tick: [] for tick in range(0, run.scenario.ticks, every)}
+    for decision in decisions:
+        by_tick[decision.tick].append(decision)
+    samples = []
+    for tick, running in by_tick.items():
+        now = tick * delta_t_s
+        usage = {node: dict.fromkeys(SHORT_DIMENSIONS, 0.0) for node in run.utilisation}
+        for decision in running:
+            for name, amount in zip(SHORT_DIMENSIONS, decision.granted, strict=True):
+                usage[decision.node][name] += float(amount)
+        waiting = [
+            each.task_id
+            for each in run.outcomes
+            if each.arrival_s <= tick * delta_t_s
+            and (each.start_s is None or each.start_s > tick * delta_t_s)
+        ]
+        samples.append(
+            {
+                "tick": tick,
+                "time_s": now,
+                "waiting_tasks": waiting,
+                "running_tasks": [describe_decision(each) for each in running],
+                "node_usage": usage,
+            }
+        )
+    report = scenario_report([run], [summarise(run)], 0.1)
+    return {**report, "delta_t_s": delta_t_s, "sample_ticks": every, "samples": samples}
+
+
+def describe_decision(decision: Decision) -> dict[str, Any]:
+    """Return a decision with its amounts by dimension and the gates that cut the task."""
+    amounts = {
+        key: dict(zip(SHORT_DIMENSIONS, map(float, getattr(decision, key)), strict=True))
+        for key in ("quota", "demand", "allowed", "granted")
+    }
+    return {
+        "task_id": decision.task_id,
+        "node": decision.node,
+        **amounts,
+        "limited": {
+            name: amounts["allowed"][name] + LIMITED_BY_MORE_THAN < amounts["demand"][name]
+            for name in SHORT_DIMENSIONS
+        },
+        "tokens": float(decision.tokens),
+        "scale": float(decision.scale),
+        "progress_tflop": float(decision.progress),
     }

@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TypeVar
 
 from simulator.sweep import processes
 from simulator.vgpu.results import Run
 from simulator.vgpu.scenario import Scenario
 from simulator.vgpu.simulation import simulate
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +25,24 @@ class TimedRun:
 
 
 def run_all(
-    scenarios: Mapping[str, Scenario], seeds: Sequence[int], *, jobs: int = 1, use_numba: bool | None = None
-) -> Iterator[tuple[str, TimedRun]]:
-    """Yield (scenario, run) for every seed of every scenario, in that order, independent of `jobs`.
+    scenarios: Mapping[Key, Scenario], seeds: Sequence[int], *, jobs: int = 1, use_numba: bool | None = None
+) -> Iterator[tuple[Key, TimedRun]]:
+    """Yield (key, run) for every seed of every scenario, in that order, independent of `jobs`.
 
     `use_numba` None uses the compiled tick if numba is installed.
     """
     numba = find_spec("numba") is not None if use_numba is None else use_numba
-    work = [(name, scenario, seed, numba) for name, scenario in scenarios.items() for seed in seeds]
+    work = [(key, scenario, seed, numba) for key, scenario in scenarios.items() for seed in seeds]
     with processes(min(jobs, len(work))) as pool:
         yield from pool.map(_run_one, work, chunksize=max(1, len(work) // (8 * jobs)))
 
 
-def _run_one(work: tuple[str, Scenario, int, bool]) -> tuple[str, TimedRun]:
-    name, scenario, seed, numba = work
+def _run_one(work: tuple[Key, Scenario, int, bool]) -> tuple[Key, TimedRun]:
+    key, scenario, seed, numba = work
     warm_up(scenario, numba)
     began = time.perf_counter()
     run = simulate(scenario, seed, use_numba=numba)
-    return name, TimedRun(run, time.perf_counter() - began)
+    return key, TimedRun(run, time.perf_counter() - began)
 
 
 _warm = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from simulator.engine import EventQueue
 from simulator.vgpu.pool import Amounts, Ledger
 from simulator.vgpu.results import SHORT_DIMENSIONS, Decision, Outcome, Run, Utilisation
 from simulator.vgpu.scenario import Scenario
@@ -25,34 +26,48 @@ def simulate(
     *,
     use_numba: bool = True,
     observers: Sequence[Observer] = (),
+    observe_every: int = 1,
     tasks: Sequence[Task] | None = None,
 ) -> Run:
     """Run the scenario; equal scenario and seed give an equal `Run`, interpreted or compiled.
 
     `observers` are called with a `Decision` for every running task after every tick (`sandbox_apply` in
-    the original). `tasks`, sorted by arrival, replace those drawn from the seed.
+    the original), or after the first of every `observe_every` ticks. `tasks`, sorted by arrival, replace
+    those drawn from the seed.
     """
     if tasks is None:
         tasks = generate(scenario.profiles, scenario.tasks, scenario.duration_s, scenario.arrival, seed)
-    simulation = Simulation(scenario, tasks, use_numba, observers)
+    simulation = Simulation(scenario, tasks, use_numba, observers, observe_every)
     simulation.run()
     return Run(scenario, seed, tuple(tasks), simulation.outcomes(), simulation.utilisation())
 
 
 class Simulation:
-    """State of one run between ticks."""
+    """State of one run between ticks.
+
+    Arrivals are events of a queue. Ends are not: the demand of a task, and so its progress, changes in every
+    tick, so nobody knows its end before the tick in which it comes.
+    """
 
     def __init__(
-        self, scenario: Scenario, tasks: Sequence[Task], use_numba: bool, observers: Sequence[Observer]
+        self,
+        scenario: Scenario,
+        tasks: Sequence[Task],
+        use_numba: bool,
+        observers: Sequence[Observer],
+        observe_every: int = 1,
     ) -> None:
         self.scenario = scenario
         self.tasks = tasks
         self.observers = observers
+        self.observe_every = observe_every
         self.ledger = Ledger(scenario)
         self.nodes = [state.name for state in self.ledger.cluster.nodes]
         self.node_index = {name: i for i, name in enumerate(self.nodes)}
         delta_t = scenario.delta_t_s
-        self.arrival_tick = [math.ceil(task.arrival_s / delta_t - 1e-9) for task in tasks]
+        self.arrivals: EventQueue[int] = EventQueue()
+        for i, task in enumerate(tasks):
+            self.arrivals.schedule(math.ceil(task.arrival_s / delta_t - 1e-9), i)
         # A task is dropped in the first tick at whose end it exceeds its allowed time. The number of ticks is
         # capped at the end of the run, because it may be too large for an integer array.
         most = scenario.ticks
@@ -64,7 +79,6 @@ class Simulation:
         self.end_tick: list[int] = [scenario.ticks] * len(tasks)
         self.node_of: list[str | None] = [None] * len(tasks)
         self.waiting: list[int] = []
-        self.arrived = 0
         self.demand_used = 0
         self.width = max(1, len(tasks))
         self.rules = rules_of(scenario)
@@ -92,8 +106,12 @@ class Simulation:
             # Run to the next pass that may admit a task; if the ledger follows usage, ticks may stop first.
             next_pass = tick - tick % interval + interval
             if not (self.waiting and stale):
-                next_pass = max(next_pass, self._next_arrival(interval, end))
-            stop = tick + 1 if self.observers else min(end, next_pass)
+                arrival = min(self.arrivals.next_time, end)
+                next_pass = max(next_pass, math.ceil(arrival / interval) * interval)
+            stop = min(end, next_pass)
+            if self.observers:
+                every = self.observe_every
+                stop = min(stop, math.ceil(tick / every) * every + 1)
             stop_if_fits = bool(self.waiting) and self.ledger.follows_usage
             tick = self.advance(
                 self.state,
@@ -103,24 +121,18 @@ class Simulation:
                 tick,
                 stop,
             )
-            if self.observers:
+            if self.observers and (tick - 1) % self.observe_every == 0:
                 self._observe(tick - 1)
             stale = self._retire(tick) or stale
 
     # ---- arrivals and scheduling ----
 
     def _arrivals(self, tick: int) -> bool:
-        before = self.arrived
-        while self.arrived < len(self.tasks) and self.arrival_tick[self.arrived] <= tick:
-            self.waiting.append(self.arrived)
-            self.demanded.count[self.kind[self.arrived]] += 1
-            self.arrived += 1
-        return self.arrived > before
-
-    def _next_arrival(self, interval: int, end: int) -> int:
-        if self.arrived == len(self.tasks):
-            return end
-        return -(-self.arrival_tick[self.arrived] // interval) * interval
+        before = len(self.waiting)
+        for task in self.arrivals.pop_due(tick):
+            self.waiting.append(task)
+            self.demanded.count[self.kind[task]] += 1
+        return len(self.waiting) > before
 
     def _schedule(self, tick: int) -> bool:
         """Try every pending task once, in order of arrival; return True if one was admitted."""

@@ -97,8 +97,10 @@ def test_reports_and_plots_are_written(tmp_path: Path) -> None:
     pages = [
         (tmp_path / name).read_text(encoding="utf-8") for name in ("comparison.html", "comparison.zh.html")
     ]
-    assert ["Slowdown p95" in page for page in pages] == [True, False]
-    assert ["SLO 满足率" in page for page in pages] == [False, True]
+    assert ["slowdown p95" in page for page in pages] == [True, False]
+    assert ["减速比 p95" in page for page in pages] == [False, True]
+    for page in pages:
+        assert page.index('class="verdict"') < page.index("<table>") < page.index("<svg")
 
 
 def test_a_scenario_name_may_contain_any_characters(tmp_path: Path) -> None:
@@ -108,8 +110,60 @@ def test_a_scenario_name_may_contain_any_characters(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
     assert 'href="a%24%5E%24%231_report.json"' in page
-    assert 'src="a%24%5E%24%231_ir_hist.png"' in page
+    assert "a$^$#1" in page[page.index("<svg") :]
     assert "&lt;i&gt;" in page
+
+
+def test_a_sweep_varies_load_and_sandbox_one_at_a_time_and_draws_each(tmp_path: Path) -> None:
+    axes = {"tasks": "10,20", "duration": "20,40", "limit_threshold": "1,1.2", "card_factor": "0.9,1"}
+    sweeps = [part for axis, values in axes.items() for part in ("--sweep", f"{axis}:{values}")]
+    arguments = ("--scenarios", "A1,A3", *SHORT, *sweeps, "--output-dir", str(tmp_path), "--json")
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert {axis: list(points) for axis, points in found["sweeps"].items()} == {
+        axis: values.split(",") for axis, values in axes.items()
+    }
+    # The values that the scenarios have anyway change nothing, others do.
+    unchanged = {
+        name: {key: value for key, value in each.items() if key != "wall_s"}
+        for name, each in found["scenarios"].items()
+    }
+    same = {axis: points[axes[axis].split(",")[1]]["scenarios"] for axis, points in found["sweeps"].items()}
+    assert same["tasks"] == same["duration"] == same["card_factor"] == unchanged
+    assert found["sweeps"]["tasks"]["10"]["scenarios"] != unchanged
+    assert found["sweeps"]["card_factor"]["0.9"]["scenarios"] != unchanged
+    pictures = {path.name for path in tmp_path.glob("sweep_*.png")}
+    figures = ("ir_over_1_25", "slo_rate", "drop_rate")
+    assert pictures == {f"sweep_{axis}_{figure}.png" for axis in axes for figure in figures}
+    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert all(f"Over {axis}" in page for axis in axes)
+
+
+def test_the_trace_of_a_run_adds_up(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    arguments = ("--scenarios", "A3", *SHORT, "--seed", "2", "--trace", str(path), "--trace-ticks", "50")
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    assert [sample["tick"] for sample in trace["samples"]] == list(range(0, 4000, 50))
+    outcomes = {row["task_id"]: row for row in trace["task_outcomes"]}
+    assert len(outcomes) == 20
+    for sample in trace["samples"]:
+        now = sample["time_s"]
+        running = {row["task_id"]: row for row in sample["running_tasks"]}
+        for task_id, row in outcomes.items():
+            starts, ends = row["start_s"], row["end_s"]
+            runs = starts is not None and starts <= now < ends
+            assert (task_id in running) == runs
+            arrived = row["arrival_s"] <= now and not (starts is not None and starts <= now)
+            assert (task_id in sample["waiting_tasks"]) == arrived
+        for node, used in sample["node_usage"].items():
+            granted = [row["granted"]["compute"] for row in running.values() if row["node"] == node]
+            assert used["compute"] == pytest.approx(sum(granted))
+    assert any(any(row["limited"].values()) for s in trace["samples"] for row in s["running_tasks"])
+    figures = json.loads(result.stdout)["scenarios"]["A3"]
+    assert trace["summary"]["ir_mean"] == figures["ir_mean"]  # observed or not, the run is the same
 
 
 @pytest.mark.parametrize("with_font", [True, False])
@@ -138,6 +192,7 @@ def test_equal_seeds_write_equal_bytes(tmp_path: Path) -> None:
 def test_without_json_a_table_is_printed() -> None:
     result = call("--scenarios", "A1", *SHORT, "--seeds", "1-2")
     assert result.exit_code == 0
+    assert result.stdout.startswith("A1: ")  # the verdict
     assert "IR > 1.25" in result.stdout
     assert "means over 2 seeds" in result.stdout
 
@@ -168,6 +223,13 @@ def test_without_json_a_table_is_printed() -> None:
         (("--tasks", "10001", "--scenarios", "A1"), "tasks: input should be less than or equal to 10000"),
         (("--arrival", "never"), "--arrival"),
         (("--jobs", "0"), "--jobs"),
+        (("--sweep", "speed:1,2"), "'speed:1,2' is not AXIS:VALUES with an axis of tasks, duration"),
+        (("--sweep", "tasks:1,x"), "'x' is not a valid integer range"),
+        (("--sweep", "tasks:1", "--sweep", "tasks:2"), "tasks is varied twice"),
+        (("--sweep", "limit_threshold:0.9", "--scenarios", "A3"), "limit_threshold: input should be greater"),
+        (("--sweep", "card_factor:0", "--scenarios", "A3"), "A3: card_factor must be above 0, got 0"),
+        (("--trace", "trace.json", "--scenarios", "A1,A3"), "--trace is for one run"),
+        (("--trace-ticks", "5", "--scenarios", "A1"), "--trace-ticks is for the trace"),
     ],
 )
 def test_invalid_input_gives_one_line_and_status_2(

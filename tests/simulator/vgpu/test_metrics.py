@@ -36,7 +36,16 @@ def test_ratios_count_started_tasks_and_rates_count_all() -> None:
     assert (figures["ir_finished"]["mean"], figures["ir_finished"]["over_1_25"]) == (1.3, 1.0)
     assert figures["slowdown"]["mean"] == pytest.approx((1.9 + 2.1 + 1.0) / 3)
     assert figures["limited_tasks"] == 1
+    assert (figures["slo_violations"], figures["drop_count"]) == (3, 3)
     assert figures["limiter_events"]["compute"] == 3
+
+
+def test_durations_are_of_started_tasks_or_of_all_as_their_name_says() -> None:
+    where = scenario(profile("any", 10, 10, 10, work=100, deadline=14))
+    figures = summarise(Run(where, 0, (), FOUR, {}))
+    # Started: 8, 13, 21 s. The public simulator also counts the task that waited 5 s in vain.
+    assert figures["duration_p95_s"] == pytest.approx(13 + 0.9 * 8)
+    assert figures["duration_all_p95_s"] == pytest.approx(13 + 0.85 * 8)
 
 
 def test_a_bucket_begins_with_its_lower_edge() -> None:
