@@ -13,12 +13,13 @@ from simulator.edge.dataset import KINDS, TIERS, Dataset, Kind
 from simulator.edge.dataset_files import read_dataset, write_dataset
 from simulator.edge.environment import Environment
 from simulator.edge.plan import read_plan, write_plan
-from simulator.edge.published import published_score
 from simulator.edge.random_dataset import generate
+from simulator.edge.report import score_table, verdict_of, write_report
 from simulator.edge.scorer import Score, score_plan
 from simulator.edge.timetable import plan_timetable
 from simulator.edge.water_gate import plan_water_gate
-from simulator.io.files import write_json, write_text
+from simulator.io.files import write_json
+from simulator.present.tables import print_tables
 from simulator.progress import Progress, progress_bar
 
 
@@ -80,23 +81,20 @@ def command(
         made_by = policy
     score = score_plan(dataset, plan)
     summary = summarise(score, time.perf_counter() - began)
+    verdict = verdict_of(dataset, made_by, tiers, score)
     table = score_table(dataset, made_by, tiers, score)
     if output_dir is not None:
-        from simulator.edge.gantt import save_gantt_charts
-
         if plan_folder is None:
             write_plan(plan, output_dir)
         if data is None:
             write_dataset(dataset, output_dir / dataset.name)
-        save_gantt_charts(dataset, score, output_dir)
         write_json(output_dir / "summary.json", summary)
-        write_text(output_dir / "scores.md", table)
+        write_report(dataset, score, verdict, table, output_dir)
     if as_json:
         print_json(summary)
     else:
-        click.echo(table, nl=False)
-        for reason, count in score.failed.items():
-            click.echo(f"commands without effect, {reason}: {count}")
+        click.echo("\n".join(verdict))
+        print_tables(table)
 
 
 def summarise(score: Score, wall_s: float) -> dict[str, float]:
@@ -109,17 +107,3 @@ def summarise(score: Score, wall_s: float) -> dict[str, float]:
         "wall_s": round(wall_s, 3),
         "failed_commands": sum(score.failed.values()),
     }
-
-
-def score_table(dataset: Dataset, made_by: str, tiers: str, score: Score) -> str:
-    """Return a Markdown table: this score, and the published ones if the dataset is public."""
-    lines = [
-        f"| {dataset.name} | tiers | score | jobs done | mean job completion time (s) |",
-        "|---|---|---:|---:|---:|",
-        f"| {made_by} | {tiers} | {score.score:.2f} | {score.job_rate:.0%} | {score.mean_jct_s:.2f} |",
-    ]
-    for used in TIERS:
-        published = published_score(dataset.name, used)
-        if published is not None:  # they completed every job, so the score determines the mean time
-            lines.append(f"| published | {used} | {published:.2f} | 100% | {30_001 - published:.2f} |")
-    return "\n".join(lines) + "\n"

@@ -14,12 +14,16 @@ from typing import Any
 from simulator.io.files import write_atomically
 from simulator.present.palette import HEAT, SERIES_COLOURS, VARIABLES, light, style_of
 from simulator.present.tables import Spread
+from simulator.present.units import time_unit
 
 WIDTH, HEIGHT = 5.6, 3.2
 """Inches of a usual figure: its text stays readable on a page of 390 pixels."""
 LEGEND_CHARACTERS = 62
 MANY_BARS = 2000
 """Bars above which a Gantt chart is kept in a page as a picture, not as one shape each."""
+
+MANY_ROWS = 50
+"""Rows above which those of a Gantt chart are not named, for want of space."""
 
 Curve = tuple[Sequence[float], Sequence[float]]
 """Values across and up."""
@@ -97,7 +101,7 @@ def picture(title: str, figure: Any, *, wide: bool = False) -> Picture:
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(text, format="svg", dpi=150, transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
@@ -242,25 +246,36 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def draw_gantt(axes: Any, bars: Sequence[Bar], rows: Sequence[str]) -> None:
-    """Draw the bars in their rows; bars that overlap in time get lanes inside the row."""
+    """Draw the bars (in seconds) in their rows; bars that overlap in time get lanes inside the row."""
     from matplotlib.collections import PolyCollection
 
+    unit = time_unit(max((bar.end for bar in bars), default=0.0))
     by_row: dict[str, list[Bar]] = {row: [] for row in rows}
     for bar in bars:
         by_row[bar.row].append(bar)
     groups = {group: place for place, group in enumerate(dict.fromkeys(bar.group for bar in bars))}
-    boxes, colours = [], []
-    for place, members in enumerate(by_row.values()):
+    boxes, colours, middles, top = [], [], [], 0.0
+    for members in by_row.values():
         chosen = lanes([(bar.begin, bar.end) for bar in members])
-        height = 0.86 / (max(chosen, default=0) + 1)
         for bar, lane in zip(members, chosen, strict=True):
-            top = place - 0.43 + lane * height
-            low = top + height
-            boxes.append([(bar.begin, top), (bar.end, top), (bar.end, low), (bar.begin, low)])
-            colour = SERIES_COLOURS[groups[bar.group] % len(SERIES_COLOURS)]
-            colours.append(light("faded") if bar.group is None else colour)
-    shapes = PolyCollection(boxes, facecolors=colours, linewidths=0.2, edgecolors=light("paper"))
+            left, right, low = bar.begin / unit.seconds, bar.end / unit.seconds, top + lane
+            boxes.append([(left, low), (right, low), (right, low + 0.9), (left, low + 0.9)])
+            place = groups[bar.group] % (len(SERIES_COLOURS) - 1)  # the last is grey, like faded bars
+            colours.append(light("faded") if bar.group is None else SERIES_COLOURS[place])
+        count = max(chosen, default=0) + 1
+        middles.append(top + count / 2)
+        top += count + 0.6
+    shapes = PolyCollection(boxes, facecolors=colours, linewidths=0)
     shapes.set_rasterized(len(boxes) > MANY_BARS)
     axes.add_collection(shapes)
-    axes.autoscale()
-    _name_rows(axes, rows)
+    axes.autoscale(axis="x")
+    axes.set_ylim(top, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    if len(rows) <= MANY_ROWS:
+        axes.set_yticks(middles, rows)
+    else:
+        axes.set_yticks([])
+        axes.set_ylabel(f"{len(rows)} rows, from {rows[0]} to {rows[-1]}")
+    axes.set_xlabel(f"time, {unit.name}")
+    axes.figure.set_figheight(min(12.0, max(2.0, 1.0 + 0.1 * top, 1.0 + 0.2 * min(len(rows), MANY_ROWS))))

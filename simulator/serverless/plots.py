@@ -1,126 +1,154 @@
-"""Plots of an episode: Gantt of NUMA nodes, utilisation and load over time, makespans, rent."""
+"""Report of an episode: Gantt chart of the NUMA nodes, utilisation and load over time, makespans, rent."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from simulator.report import plain, pyplot, save_figure
-from simulator.serverless.cluster import Location
+import numpy as np
+
+from simulator.io.files import write_text
+from simulator.present.figures import (
+    WIDTH,
+    Bar,
+    draw_gantt,
+    draw_lines,
+    drawing,
+    new_figure,
+    picture,
+    save_png,
+    show_shares,
+)
+from simulator.present.page import Page, Section, render
+from simulator.present.palette import light
+from simulator.present.tables import Column, Table
+from simulator.present.units import duration, share, time_unit
 from simulator.serverless.raw_env import RawEnv
-from simulator.serverless.run import Episode, FunctionRecord
+from simulator.serverless.run import Episode
 
 TIME_POINTS = 400
-ROW_HEIGHT = 0.86
+TITLES = {
+    "gantt": "Containers on NUMA nodes, coloured by workflow",
+    "utilization": "Cores and memory in use",
+    "load": "Threads for each core",
+    "makespans": "Makespans of workflows",
+    "rent": "Rent so far",
+}
 
 
 def write_plots(env: RawEnv, episode: Episode, folder: Path) -> list[Path]:
-    """Write `gantt.png`, `utilization.png`, `makespans.png` and `rent.png`; return their paths."""
-    written = []
-    for name, draw in (
-        ("gantt", _gantt),
-        ("utilization", _utilization),
-        ("makespans", _makespans),
-        ("rent", _rent),
-    ):
-        path = folder / f"{name}.png"
-        save_figure(draw(env, episode), path)
-        written.append(path)
-    return written
+    """Write a PNG file for each of `TITLES`, and `report.html` with all of them; return the paths."""
+    times = np.linspace(0.0, episode.summary.last_completion_s, TIME_POINTS)
+    cores, memory, threads = _use(env, times)
+    with drawing():
+        figures = {
+            "gantt": _gantt(env, episode),
+            "utilization": _over_time(times, {"cores": cores, "memory": memory}, "in use", shares=True),
+            "load": _over_time(times, {"": threads}, "threads per core"),
+            "makespans": _makespans(episode),
+            "rent": _rent(episode),
+        }
+        pictures = [picture(TITLES[name], figure, wide=name == "gantt") for name, figure in figures.items()]
+        html = render(_page(episode, float(cores.mean()), float(memory.mean()), pictures))
+        for name, figure in figures.items():
+            save_png(figure, folder / f"{name}.png")
+    write_text(folder / "report.html", html)
+    return [*(folder / f"{name}.png" for name in figures), folder / "report.html"]
 
 
-def _gantt(env: RawEnv, episode: Episode) -> object:
-    """Draw one row per NUMA node; containers that overlap in time get lanes of their own."""
-    from matplotlib.collections import PolyCollection
+def _page(episode: Episode, cores: float, memory: float, pictures: Any) -> Page:
+    summary, records = episode.summary, episode.records
+    running = sum(record.completion_time - record.start_time for record in records)
+    prepared = sum(record.creation_time - record.submission_time for record in records)
+    queued = sum(record.start_time - record.creation_time for record in records)
+    total = max(running + prepared + queued, 1e-9)
+    verdict = [
+        f"{summary.workflows:,} workflows of {summary.functions:,} functions end after"
+        f" {duration(summary.last_completion_s)} for {summary.rent:,.2f} $ of rent; a workflow takes"
+        f" {duration(summary.mean_makespan_s)} on average.",
+        f"Of a function's time {share(running / total)} is running, {share(prepared / total)} cold start and"
+        f" transfer of data, {share(queued / total)} waiting for memory.",
+        f"On average {share(cores)} of the cores and {share(memory)} of the memory are in use.",
+    ]
+    times = sorted(episode.makespans_s)
+    columns = [Column("makespans", "text"), *(Column(name, "time") for name in ("least", "mean", "most"))]
+    table = Table(columns, [["all workflows", times[0], summary.mean_makespan_s, times[-1]]])
+    sections = [Section("Workflows", tables=[table]), Section("Over time", pictures=pictures)]
+    return Page("Serverless workflows on NUMA servers", verdict, sections)
 
-    rows = {location: row for row, location in enumerate(env.cluster.locations)}
-    by_row: dict[int, list[FunctionRecord]] = {}
-    for record in episode.records:
-        location = Location(record.server_name, record.server_id, record.numa_node_id)
-        by_row.setdefault(rows[location], []).append(record)
-    bars, workflows = [], []
-    for row, records in by_row.items():
-        lanes = _lanes(records)
-        height = ROW_HEIGHT / (max(lanes) + 1)
-        for record, lane in zip(records, lanes, strict=True):
-            top = row - ROW_HEIGHT / 2 + lane * height
-            left, right = record.start_time, record.completion_time
-            bars.append([(left, top), (right, top), (right, top + height), (left, top + height)])
-            workflows.append(record.wf_id)
-    figure, axes = pyplot().subplots(figsize=(9, min(12.0, max(2.5, 0.35 * len(rows)))))
-    boxes = PolyCollection(bars, cmap="tab20", linewidths=0.1, edgecolors="white")
-    boxes.set_array(workflows)
-    axes.add_collection(boxes)
-    axes.autoscale()
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    names = [plain(f"{name}/{server}/{node}") for name, server, node in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=6)
-    axes.set_xlabel("time (s)")
-    axes.set_title("containers by NUMA node, coloured by workflow")
+
+def _gantt(env: RawEnv, episode: Episode) -> Any:
+    figure, axes = new_figure(width=2 * WIDTH)
+    names = {location: "/".join(map(str, location)) for location in env.cluster.locations}
+    bars = [
+        Bar(
+            f"{record.server_name}/{record.server_id}/{record.numa_node_id}",
+            record.start_time,
+            record.completion_time,
+            record.wf_id,
+        )
+        for record in episode.records
+    ]
+    draw_gantt(axes, bars, list(names.values()))
     return figure
 
 
-def _lanes(records: list[FunctionRecord]) -> list[int]:
-    """Return for each record the lowest lane that is free from its start to its end."""
-    free_at: list[float] = []
-    lane_of: dict[tuple[int, int], int] = {}
-    for record in sorted(records, key=lambda record: record.start_time):
-        lane = next((lane for lane, time in enumerate(free_at) if time <= record.start_time), len(free_at))
-        free_at[lane : lane + 1] = [record.completion_time]
-        lane_of[record.wf_id, record.fn_id] = lane
-    return [lane_of[record.wf_id, record.fn_id] for record in records]
-
-
-def _utilization(env: RawEnv, episode: Episode) -> object:
-    import numpy as np
-
-    times = np.linspace(0.0, episode.summary.last_completion_s, TIME_POINTS)
+def _use(env: RawEnv, times: Any) -> Any:
+    """Return the share of cores and of memory in use, and the threads per core, at these times."""
     nodes = env.cluster.nodes
     cores = np.array([node.cpu for node in nodes], dtype=float)
     memory = np.array([node.memory for node in nodes], dtype=float)
-    values = np.zeros((3, TIME_POINTS))
-    for node, share, mib in zip(nodes, cores / cores.sum(), memory / memory.sum(), strict=True):
+    values = np.zeros((3, len(times)))
+    for node, share_of_cores, share_of_memory in zip(
+        nodes, cores / cores.sum(), memory / memory.sum(), strict=True
+    ):
         records = node.utilization.records
         at = np.searchsorted([record.timestamp for record in records], times, side="right") - 1
-        values[0] += share * np.array([record.cpu for record in records])[at]
-        values[1] += mib * np.array([record.memory for record in records])[at]
-        values[2] += share * np.array([record.load for record in records])[at]
-    figure, (upper, lower) = pyplot().subplots(2, 1, figsize=(9, 5), sharex=True)
-    upper.plot(times, 100 * values[0], label="cores")
-    upper.plot(times, 100 * values[1], label="memory")
-    upper.set_ylabel("in use (%)")
-    upper.set_ylim(0, 105)
-    upper.legend()
-    lower.plot(times, values[2], color="tab:red")
-    lower.set_ylabel("threads per core")
-    lower.set_ylim(bottom=0)
-    lower.set_xlabel("time (s)")
-    upper.set_title("utilisation and load of the cluster")
+        values[0] += share_of_cores * np.array([record.cpu for record in records])[at]
+        values[1] += share_of_memory * np.array([record.memory for record in records])[at]
+        values[2] += share_of_cores * np.array([record.load for record in records])[at]
+    return values
+
+
+def _over_time(times: Any, values: Mapping[str, Any], label: str, *, shares: bool = False) -> Any:
+    figure, axes = new_figure()
+    unit = time_unit(times[-1])
+    across = unit.scaled(times)
+    draw_lines(axes, {name: [(across, list(up))] for name, up in values.items()})
+    axes.set_ylim(bottom=0)
+    if shares:
+        show_shares(axes.yaxis)
+    axes.set_xlabel(f"time, {unit.name}")
+    axes.set_ylabel(label)
     return figure
 
 
-def _makespans(env: RawEnv, episode: Episode) -> object:
-    figure, axes = pyplot().subplots(figsize=(6, 3.5))
-    axes.hist(episode.makespans_s, bins=min(30, max(5, len(episode.makespans_s))))
-    axes.axvline(episode.summary.mean_makespan_s, color="black", linestyle="--", label="mean")
-    axes.set_xlabel("makespan (s)")
+def _makespans(episode: Episode) -> Any:
+    figure, axes = new_figure()
+    unit = time_unit(max(episode.makespans_s))
+    makespans = unit.scaled(episode.makespans_s)
+    axes.hist(makespans, bins=min(30, max(5, len(makespans))), color=light("series-1"))
+    mean = episode.summary.mean_makespan_s / unit.seconds
+    axes.axvline(mean, color=light("limit"), linestyle="--", label="mean")
+    axes.set_xlabel(f"makespan, {unit.name}")
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("workflows")
     axes.legend()
-    axes.set_title("makespans of workflows")
     return figure
 
 
-def _rent(env: RawEnv, episode: Episode) -> object:
-    figure, axes = pyplot().subplots(figsize=(6, 3.5))
+def _rent(episode: Episode) -> Any:
+    figure, axes = new_figure()
+    unit = time_unit(episode.summary.last_completion_s)
     times, totals, total = [0.0], [0.0], 0.0
     for record in episode.records:
         total += record.rent
         times.append(record.submission_time)
         totals.append(total)
     times.append(episode.summary.last_completion_s)
-    totals.append(total)
-    axes.step(times, totals, where="post")
+    axes.step(unit.scaled(times), [*totals, total], where="post", color=light("series-1"))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("time of the decision (s)")
-    axes.set_ylabel("rent so far ($)")
-    axes.set_title("rent")
+    axes.set_xlabel(f"time of the decision, {unit.name}")
+    axes.set_ylabel("rent so far, $")
     return figure

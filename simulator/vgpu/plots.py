@@ -144,6 +144,7 @@ def ir_histogram(name: str, values: Sequence[float], bucket: float, labels: Labe
         axes.hist(values, bins=edges, color=light("series-1"), edgecolor=light("paper"))
     axes.axvline(1.25, color=light("limit"), linestyle="--", linewidth=1)
     axes.set_xlabel(labels("interference ratio (actual / ideal duration)"))
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(labels("tasks"))
     return figure
 

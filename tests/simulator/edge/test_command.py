@@ -30,7 +30,9 @@ def test_a_plan_is_written_drawn_and_scored_again_equally(tables: Path, tmp_path
     assert summary["job_rate"] == 1
     assert json.loads((out / "summary.json").read_text()) == summary
     assert (out / "gantt-host.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "scores.md").read_text().count("\n") == 3
+    page = (out / "report.html").read_text()
+    assert f"{policy} scores {summary['score']:,.2f}" in page
+    assert page.index('class="verdict"') < page.index("<table>") < page.index("<svg")
     again = json.loads(call("--data", tables, "--score-only", out, "--json").stdout)
     assert {**again, "wall_s": 0} == {**summary, "wall_s": 0}
 
@@ -38,7 +40,7 @@ def test_a_plan_is_written_drawn_and_scored_again_equally(tables: Path, tmp_path
 def test_a_generated_dataset_is_written_beside_its_plan(tmp_path: Path) -> None:
     result = call("--seed", 4, "--jobs", 3, "--policy", "water_gate", "--output-dir", tmp_path)
     assert result.exit_code == 0
-    assert "| water_gate | host+bs+ue |" in result.stdout
+    assert "with host+bs+ue: 100 % of the jobs are done" in result.stdout
     assert len(read_dataset(tmp_path / "generated-4").jobs) == 3
     renamed = (tmp_path / "generated-4").rename(tmp_path / "a $^$")  # a formula to matplotlib
     scored = call("--data", renamed, "--score-only", tmp_path, "--output-dir", tmp_path / "charts", "--json")
@@ -51,9 +53,11 @@ def test_a_generated_dataset_is_written_beside_its_plan(tmp_path: Path) -> None:
 def test_the_table_has_the_published_scores_of_a_public_dataset(shared_data: Path) -> None:
     folder = shared_data / "edge"
     result = call("--data", folder / "test0", "--score-only", folder / "published_plans" / "test0")
-    assert "29035.78" in result.stdout
-    assert "| published | host+bs+ue | 29312.14 | 100% | 688.86 |" in result.stdout
-    assert "commands without effect, match: no such executor: 957" in result.stdout
+    assert "29,035.78" in result.stdout
+    assert "That is 276.36 below the published plan." in result.stdout
+    cells = [line.strip("│ ").split() for line in result.stdout.splitlines()]
+    assert ["published", "│", "host+bs+ue", "│", "29,312.14", "│", "100", "%", "│", "688.86"] in cells
+    assert "957 commands had no effect (match: no such executor)." in result.stdout
 
 
 def test_only_public_datasets_have_a_published_score() -> None:

@@ -65,6 +65,7 @@ def test_no_two_of_many_series_look_alike() -> None:
 def test_spans_of_one_lane_do_not_overlap_and_lanes_are_few() -> None:
     spans = [(0.0, 5.0), (1.0, 2.0), (2.0, 3.0), (4.0, 6.0), (5.0, 7.0)]
     assert lanes(spans) == [0, 1, 1, 1, 0]
+    assert lanes([(0, 4), (5, 6), (1, 5), (2, 3), (3, 9)]) == [0, 0, 1, 2, 2]
 
 
 def test_a_gantt_chart_is_written_as_a_file(tmp_path: Path) -> None:

@@ -86,7 +86,15 @@ def test_a_generated_shape_needs_no_file() -> None:
 def test_plots_are_written(chain: Path, tmp_path: Path) -> None:
     result = simulate("--workflows", chain, "--arrivals", "poisson:1:5", "--output-dir", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    names = {"gantt.png", "utilization.png", "makespans.png", "rent.png", "summary.json"}
+    names = {
+        "gantt.png",
+        "utilization.png",
+        "load.png",
+        "makespans.png",
+        "rent.png",
+        "summary.json",
+        "report.html",
+    }
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert "mean makespan" in result.stdout
 
