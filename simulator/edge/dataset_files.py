@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from simulator.edge.dataset import (
 )
 from simulator.errors import InputError
 from simulator.io.files import write_csv
+from simulator.io.rows import Row, read_csv
 
 COLUMNS = {
     "cloud_table": ("CloudId", "Rate"),
@@ -35,49 +35,12 @@ COLUMNS = {
     "job_table": ("JobId", "ArriveTime"),
     "task_table": ("TaskId", "JobId", "CategoryId", "ParentTasks", "ChildTasks", "ComputeDuration"),
 }
+NUMBERS_OF_TASK = ("TaskId", "JobId", "CategoryId", "ComputeDuration")
 MAX_TIME_S = 1_000_000
 """Upper bound (s) of the times in tables and plans: every second up to it is simulated."""
 MAX_NUMBER = 2**31 - 1
 """Upper bound of numbers, which are stored in arrays of 32 bits."""
 MAY_BE_ZERO = {"Time", "Rate", "OnlineTime", "OfflineTime", "ArriveTime", "CPU", "Memory"}
-
-
-def read_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, named columns as text) of every row; raise `InputError` for a missing file or column."""
-    try:
-        file = path.open(newline="", encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError("no such table", path=path) from None
-    with file:
-        rows = csv.reader(file)
-        try:
-            header = next(rows, [])
-            missing = [name for name in columns if name not in header]
-            if missing:
-                raise InputError(f"the column {missing[0]} is missing", path=path, line=1)
-            places = [header.index(name) for name in columns]
-            width = max(places)
-            for row in rows:
-                if not row:
-                    continue
-                if len(row) <= width:
-                    reason = f"{len(row)} values for {len(header)} columns"
-                    raise InputError(reason, path=path, line=rows.line_num)
-                yield rows.line_num, [row[place] for place in places]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"not a table of text: {error}", path=path) from error
-
-
-def whole_number(text: str, column: str, path: Path, line: int) -> int:
-    """Parse an integer of 0 or more; raise `InputError`."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise InputError(f"{column} is {text!r}, not a whole number", path=path, line=line) from None
-    if not 0 <= value <= MAX_NUMBER:
-        reason = "below 0" if value < 0 else f"above {MAX_NUMBER}"
-        raise InputError(f"{column} is {value}, {reason}", path=path, line=line)
-    return value
 
 
 class _Tables:
@@ -89,38 +52,34 @@ class _Tables:
     def path(self, table: str) -> Path:
         return self.folder / f"{table}.csv"
 
-    def numbers(self, table: str) -> Iterator[tuple[int, list[int]]]:
-        path, columns = self.path(table), COLUMNS[table]
+    def rows(self, table: str) -> Iterator[Row]:
+        return read_csv(self.path(table), COLUMNS[table])
+
+    def numbers(self, table: str) -> Iterator[tuple[Row, list[int]]]:
+        columns = COLUMNS[table]
         positive = [
             name not in MAY_BE_ZERO and not name.endswith("Id") and name != "PrepareDuration"
             for name in columns
         ]
-        for line, texts in read_rows(path, columns):
-            try:
-                values = [int(text) for text in texts]
-            except ValueError:
-                values = [-1]
-            if min(values) < 0 or max(values) > MAX_NUMBER:  # parse one by one to name the column
-                values = [
-                    whole_number(text, name, path, line) for text, name in zip(texts, columns, strict=True)
-                ]
+        for row in self.rows(table):
+            values = row.wholes(columns, MAX_NUMBER)
             if 0 in values:
                 for value, name, must in zip(values, columns, positive, strict=True):
                     if must and value == 0:
-                        raise InputError(f"{name} must be above 0", path=path, line=line)
-            yield line, values
+                        raise row.fail(f"{name} must be above 0")
+            yield row, values
 
-    def keyed(self, table: str) -> dict[int, tuple[int, list[int]]]:
-        """Return first column -> (line, row)."""
-        found: dict[int, tuple[int, list[int]]] = {}
-        for line, row in self.numbers(table):
-            if row[0] in found:
-                self.fail(table, line, f"{COLUMNS[table][0]} {row[0]} is given twice")
-            found[row[0]] = line, row
+    def keyed(self, table: str) -> dict[int, tuple[Row, list[int]]]:
+        """Return first column -> (row, its values)."""
+        found: dict[int, tuple[Row, list[int]]] = {}
+        for row, values in self.numbers(table):
+            if values[0] in found:
+                raise row.fail(f"{COLUMNS[table][0]} {values[0]} is given twice")
+            found[values[0]] = row, values
         return found
 
-    def fail(self, table: str, line: int | None, reason: str) -> NoReturn:
-        raise InputError(reason, path=self.path(table), line=line)
+    def fail(self, table: str, reason: str) -> InputError:
+        return InputError(reason, path=self.path(table))
 
 
 def read_dataset(folder: Path) -> Dataset:
@@ -147,23 +106,23 @@ def read_dataset(folder: Path) -> Dataset:
 def _read_devices(tables: _Tables) -> tuple[Device, ...]:
     clouds = tables.keyed("cloud_table")
     devices: list[Device] = []
-    for line, (host_id, cloud_id, _, _, factor) in tables.keyed("host_table").values():
+    for row, (host_id, cloud_id, _, _, factor) in tables.keyed("host_table").values():
         if cloud_id not in clouds:
-            tables.fail("host_table", line, f"CloudId {cloud_id} is not in cloud_table.csv")
+            raise row.fail(f"CloudId {cloud_id} is not in cloud_table.csv")
         rate = clouds[cloud_id][1][1]
         if rate == 0:
-            tables.fail("cloud_table", clouds[cloud_id][0], "Rate must be above 0")
+            raise clouds[cloud_id][0].fail("Rate must be above 0")
         devices.append(Device(len(devices), "Cloud", host_id, factor, rate, cloud_id))
     if not devices:
-        tables.fail("host_table", None, "the table has no host")
-    for line, (bs_id, rate, factor) in tables.keyed("bs_table").values():
+        raise tables.fail("host_table", "the table has no host")
+    for row, (bs_id, rate, factor) in tables.keyed("bs_table").values():
         if rate == 0:
-            tables.fail("bs_table", line, "Rate must be above 0")
+            raise row.fail("Rate must be above 0")
         devices.append(Device(len(devices), "BS", bs_id, factor, rate))
-    for line, (ue_id, factor, online, offline) in tables.keyed("ue_table").values():
+    for row, (ue_id, factor, online, offline) in tables.keyed("ue_table").values():
         if not online <= offline < METRIC_PERIOD_S:
             reason = f"online from {online} to {offline} is not within 0 to {METRIC_PERIOD_S - 1}"
-            tables.fail("ue_table", line, reason)
+            raise row.fail(reason)
         devices.append(Device(len(devices), "UE", ue_id, factor, online_s=online, offline_s=offline))
     return tuple(devices)
 
@@ -171,109 +130,107 @@ def _read_devices(tables: _Tables) -> tuple[Device, ...]:
 def _read_bs_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any) -> None:
     stations = {device.device_id: device.index for device in devices if device.kind == "BS"}
     missing = {(bs_id, at) for bs_id in stations for at in range(0, METRIC_PERIOD_S, BS_METRIC_STEP_S)}
-    for line, (bs_id, at, cpus, memory) in tables.numbers("bs_metric"):
+    for row, (bs_id, at, cpus, memory) in tables.numbers("bs_metric"):
         if bs_id not in stations:
-            tables.fail("bs_metric", line, f"BSId {bs_id} is not in bs_table.csv")
+            raise row.fail(f"BSId {bs_id} is not in bs_table.csv")
         if (bs_id, at) not in missing:
-            tables.fail("bs_metric", line, f"Time {at} of BSId {bs_id} is not 0 or 600, or is given twice")
+            raise row.fail(f"Time {at} of BSId {bs_id} is not 0 or 600, or is given twice")
         missing.remove((bs_id, at))
         step = slice(at, at + BS_METRIC_STEP_S)
         capacity[0, stations[bs_id], step], capacity[1, stations[bs_id], step] = cpus, memory
     if missing:
         bs_id, at = min(missing)
-        tables.fail("bs_metric", None, f"BSId {bs_id} has no row for Time {at}")
+        raise tables.fail("bs_metric", f"BSId {bs_id} has no row for Time {at}")
 
 
 def _read_ue_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any, links: Any) -> None:
     ues = [device for device in devices if device.kind == "UE"]
     stations = {device.device_id for device in devices if device.kind == "BS"}
-    rows = {device.device_id: row for row, device in enumerate(ues)}
+    place = {device.device_id: index for index, device in enumerate(ues)}
     found: list[tuple[int, ...]] = []
-    for line, (ue_id, at, rate, bs_id, cpus, memory) in tables.numbers("ue_metric"):
-        if ue_id not in rows:
-            tables.fail("ue_metric", line, f"UEId {ue_id} is not in ue_table.csv")
+    for row, (ue_id, at, rate, bs_id, cpus, memory) in tables.numbers("ue_metric"):
+        if ue_id not in place:
+            raise row.fail(f"UEId {ue_id} is not in ue_table.csv")
         if at >= METRIC_PERIOD_S:
-            tables.fail("ue_metric", line, f"Time is {at}, above {METRIC_PERIOD_S - 1}")
+            raise row.fail(f"Time is {at}, above {METRIC_PERIOD_S - 1}")
         if bs_id not in stations:
-            tables.fail("ue_metric", line, f"BSId {bs_id} is not in bs_table.csv")
-        found.append((rows[ue_id], at, rate, bs_id, cpus, memory))
+            raise row.fail(f"BSId {bs_id} is not in bs_table.csv")
+        found.append((place[ue_id], at, rate, bs_id, cpus, memory))
     if found:
-        row, at, rate, bs_id, cpus, memory = np.array(found, dtype=np.int32).T
+        index, at, rate, bs_id, cpus, memory = np.array(found, dtype=np.int32).T
         first = len(devices) - len(ues)
-        links[0, row, at], links[1, row, at] = rate, bs_id
-        capacity[0, first + row, at], capacity[1, first + row, at] = cpus, memory
-    for row, device in enumerate(ues):
+        links[0, index, at], links[1, index, at] = rate, bs_id
+        capacity[0, first + index, at], capacity[1, first + index, at] = cpus, memory
+    for index, device in enumerate(ues):
         online = slice(device.online_s, device.offline_s + 1)
-        gaps = np.flatnonzero(links[0, row, online] == NO_METRIC)
+        gaps = np.flatnonzero(links[0, index, online] == NO_METRIC)
         if gaps.size:
             at = device.online_s + int(gaps[0])
-            tables.fail("ue_metric", None, f"UEId {device.device_id} is online at {at} but has no row for it")
+            raise tables.fail("ue_metric", f"UEId {device.device_id} is online at {at} but has no row for it")
 
 
 def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[int, Job], dict[int, Task]]:
-    path = tables.path("task_table")
     arrivals = {}
-    for job_id, (line, (_, arrival_s)) in tables.keyed("job_table").items():
+    for job_id, (row, (_, arrival_s)) in tables.keyed("job_table").items():
         if arrival_s > MAX_TIME_S:
-            tables.fail("job_table", line, f"ArriveTime is {arrival_s}, above {MAX_TIME_S}")
+            raise row.fail(f"ArriveTime is {arrival_s}, above {MAX_TIME_S}")
         arrivals[job_id] = arrival_s
     if not arrivals:
-        tables.fail("job_table", None, "the table has no job")
+        raise tables.fail("job_table", "the table has no job")
     tasks: dict[int, Task] = {}
-    lines: dict[int, int] = {}
+    rows: dict[int, Row] = {}
     members: dict[int, list[int]] = {job_id: [] for job_id in arrivals}
-    for line, texts in read_rows(path, COLUMNS["task_table"]):
-        numbers = dict(zip(COLUMNS["task_table"], texts, strict=True))
-        edges = [_edges(numbers.pop(name), name, path, line) for name in ("ParentTasks", "ChildTasks")]
-        task_id, job_id, category_id, compute_s = (
-            whole_number(text, name, path, line) for name, text in numbers.items()
-        )
+    for row in tables.rows("task_table"):
+        edges = [_edges(row, name) for name in ("ParentTasks", "ChildTasks")]
+        task_id, job_id, category_id, compute_s = row.wholes(NUMBERS_OF_TASK, MAX_NUMBER)
         if task_id in tasks:
-            tables.fail("task_table", line, f"TaskId {task_id} is given twice")
+            raise row.fail(f"TaskId {task_id} is given twice")
         if job_id not in members:
-            tables.fail("task_table", line, f"JobId {job_id} is not in job_table.csv")
+            raise row.fail(f"JobId {job_id} is not in job_table.csv")
         if category_id not in categories:
-            tables.fail("task_table", line, f"CategoryId {category_id} is not in category_table.csv")
+            raise row.fail(f"CategoryId {category_id} is not in category_table.csv")
         if not 0 < compute_s <= MAX_TIME_S:
-            tables.fail("task_table", line, f"ComputeDuration is {compute_s}, not within 1 to {MAX_TIME_S}")
+            raise row.fail(f"ComputeDuration is {compute_s}, not within 1 to {MAX_TIME_S}")
         tasks[task_id] = Task(task_id, job_id, category_id, edges[0], edges[1], compute_s)
-        lines[task_id] = line
+        rows[task_id] = row
         members[job_id].append(task_id)
-    _check_graph(tasks, lambda task_id, reason: tables.fail("task_table", lines[task_id], reason))
+    _check_graph(tasks, rows)
     for job_id, task_ids in members.items():
         if not task_ids:
-            tables.fail("job_table", None, f"JobId {job_id} has no task in task_table.csv")
+            raise tables.fail("job_table", f"JobId {job_id} has no task in task_table.csv")
     return {job_id: Job(job_id, at, tuple(members[job_id])) for job_id, at in arrivals.items()}, tasks
 
 
-def _edges(text: str, column: str, path: Path, line: int) -> tuple[tuple[int, int], ...]:
+def _edges(row: Row, column: str) -> tuple[tuple[int, int], ...]:
+    text = row.text(column)
     try:
         pairs = json.loads(text)
         edges = tuple((task_id, size) for task_id, size in pairs)
         if not all(type(value) is int and value >= 0 for edge in edges for value in edge):
             raise ValueError
     except (ValueError, TypeError):
-        reason = f"{column} is {text!r}, not a list of [task id, size]"
-        raise InputError(reason, path=path, line=line) from None
+        raise row.fail(f"{column} is {text!r}, not a list of [task id, size]") from None
     return edges
 
 
-def _check_graph(tasks: dict[int, Task], fail: Callable[[int, str], NoReturn]) -> None:
+def _check_graph(tasks: dict[int, Task], rows: dict[int, Row]) -> None:
     both = ("parent", "child")
     for task in tasks.values():
         for word, edges in zip(both, (task.parents, task.children), strict=True):
             for other, _ in edges:
                 if other not in tasks:
-                    fail(task.task_id, f"task {task.task_id} has an unknown {word}, {other}")
+                    raise rows[task.task_id].fail(f"task {task.task_id} has an unknown {word}, {other}")
                 if tasks[other].job_id != task.job_id:
-                    fail(task.task_id, f"the {word} {other} of task {task.task_id} belongs to another job")
+                    raise rows[task.task_id].fail(
+                        f"the {word} {other} of task {task.task_id} belongs to another job"
+                    )
     for task in tasks.values():
         for word, edges in zip(both, (task.parents, task.children), strict=True):
             for other, size in edges:
                 back = tasks[other].children if word == "parent" else tasks[other].parents
                 if (task.task_id, size) not in back:
                     claim = f"task {task.task_id} lists {word} {other} with size {size}"
-                    fail(task.task_id, f"{claim}; task {other} does not match")
+                    raise rows[task.task_id].fail(f"{claim}; task {other} does not match")
     waiting = {task.task_id: len(task.parents) for task in tasks.values()}
     ready = [task_id for task_id, parents in waiting.items() if not parents]
     while ready:
@@ -284,7 +241,7 @@ def _check_graph(tasks: dict[int, Task], fail: Callable[[int, str], NoReturn]) -
             if not waiting[child]:
                 ready.append(child)
     if waiting:
-        fail(min(waiting), f"task {min(waiting)} is on or behind a cycle of parents")
+        raise rows[min(waiting)].fail(f"task {min(waiting)} is on or behind a cycle of parents")
 
 
 def write_dataset(dataset: Dataset, folder: Path) -> None:

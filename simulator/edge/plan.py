@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulator.edge.dataset import Dataset, Device
-from simulator.edge.dataset_files import MAX_TIME_S, read_rows, whole_number
+from simulator.edge.dataset_files import MAX_NUMBER, MAX_TIME_S
 from simulator.errors import InputError
 from simulator.io.files import write_csv
+from simulator.io.rows import Row, read_csv
 
 EXECUTOR_COLUMNS = ("Time", "Action", "ExecutorId", "CategoryId", "DeviceType", "DeviceId")
 TASK_COLUMNS = ("Time", "ExecutorId", "TaskId")
@@ -47,46 +48,33 @@ Plan = dict[int, Step]
 def read_plan(folder: Path, dataset: Dataset) -> Plan:
     """Read the plan in that folder; raise `InputError` if it cannot be for this dataset."""
     plan: Plan = {}
-    path = folder / "executor.csv"
-    for line, (time, action, executor, category, kind, device) in read_rows(path, EXECUTOR_COLUMNS):
-        at = _second(time, path, line)
-        executor_id = whole_number(executor, "ExecutorId", path, line)
-        step = plan.setdefault(at, Step())
+    for row in read_csv(folder / "executor.csv", EXECUTOR_COLUMNS):
+        executor_id = row.whole("ExecutorId", most=MAX_NUMBER)
+        step = plan.setdefault(row.whole("Time", most=MAX_TIME_S), Step())
+        action, kind = row.text("Action"), row.text("DeviceType")
         if action == "Delete":
             step.deletes.append(executor_id)
             continue
         if action != "Add":
-            raise InputError(f"Action is {action!r}, neither Add nor Delete", path=path, line=line)
-        category_id = whole_number(category, "CategoryId", path, line)
-        device_id = whole_number(device, "DeviceId", path, line)
+            raise row.fail(f"Action is {action!r}, neither Add nor Delete")
+        category_id, device_id = row.wholes(("CategoryId", "DeviceId"), MAX_NUMBER)
         if category_id not in dataset.categories:
-            raise _foreign(f"CategoryId {category_id}", dataset, path, line)
+            raise _foreign(f"CategoryId {category_id}", dataset, row)
         if (kind, device_id) not in dataset.by_name:
-            raise _foreign(f"device {kind} {device_id}", dataset, path, line)
+            raise _foreign(f"device {kind} {device_id}", dataset, row)
         step.adds.append(Add(executor_id, category_id, dataset.by_name[kind, device_id]))
-    path = folder / "task.csv"
-    for line, texts in read_rows(path, TASK_COLUMNS):
-        at = _second(texts[0], path, line)
-        executor_id, task_id = (
-            whole_number(text, name, path, line)
-            for text, name in zip(texts[1:], TASK_COLUMNS[1:], strict=True)
-        )
+    for row in read_csv(folder / "task.csv", TASK_COLUMNS):
+        executor_id, task_id = row.wholes(("ExecutorId", "TaskId"), MAX_NUMBER)
         if task_id not in dataset.tasks:
-            raise _foreign(f"TaskId {task_id}", dataset, path, line)
-        plan.setdefault(at, Step()).matches.append(Match(executor_id, task_id))
+            raise _foreign(f"TaskId {task_id}", dataset, row)
+        plan.setdefault(row.whole("Time", most=MAX_TIME_S), Step()).matches.append(
+            Match(executor_id, task_id)
+        )
     return plan
 
 
-def _second(text: str, path: Path, line: int) -> int:
-    at = whole_number(text, "Time", path, line)
-    if at > MAX_TIME_S:
-        raise InputError(f"Time is {at}, above {MAX_TIME_S}", path=path, line=line)
-    return at
-
-
-def _foreign(what: str, dataset: Dataset, path: Path, line: int) -> InputError:
-    reason = f"{what} is not in dataset {dataset.name}: is this plan for another one?"
-    return InputError(reason, path=path, line=line)
+def _foreign(what: str, dataset: Dataset, row: Row) -> InputError:
+    return row.fail(f"{what} is not in dataset {dataset.name}: is this plan for another one?")
 
 
 def write_plan(plan: Plan, folder: Path) -> None:

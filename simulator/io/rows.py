@@ -8,9 +8,8 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.errors import InputError
 
@@ -18,8 +17,7 @@ MAX_VALUE = 10**15
 """Largest number a table may hold: sums and squares stay finite, and seconds exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One row of a table: its values by column, and its position."""
 
     values: Mapping[str, Any]
@@ -49,6 +47,17 @@ class Row:
         if value > most:
             raise self.fail(f"{column} is {value}, above {most:,}")
         return value
+
+    def wholes(self, columns: Iterable[str], most: int) -> list[int]:
+        """Return whole numbers of 0 to `most`: quicker than one call of `whole` for each column."""
+        try:
+            values = self.values
+            numbers = [int(values[column]) for column in columns]
+        except (TypeError, ValueError):
+            numbers = [-1]
+        if min(numbers) < 0 or max(numbers) > most:
+            return [self.whole(column, most=most) for column in columns]
+        return numbers
 
     def number(self, column: str, default: float | None = None) -> float:
         """Return a number of 0 to `MAX_VALUE`; an empty value gives the default, if there is one."""
@@ -138,6 +147,6 @@ def read_json(path: Path) -> Any:
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"not JSON: {error}", path=path) from error
+        raise InputError(f"not JSON: {error}", path=path, line=getattr(error, "lineno", None)) from error
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from error

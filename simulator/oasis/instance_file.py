@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
 from simulator.io.files import write_json
+from simulator.io.rows import read_json
 from simulator.oasis.model import MAX_AMOUNT, MAX_COUNT, RESOURCES, Amounts, Instance, Job
 
 
@@ -63,20 +63,11 @@ class InstanceDocument(Document):
 
 def read_instance(path: Path) -> Instance:
     """Return the instance in the file; raise `InputError` with the file, the position and the reason."""
+    value = read_json(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", path=path) from error
-    try:
-        document = InstanceDocument.model_validate(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error.msg}", path=path, line=error.lineno) from error
+        document = InstanceDocument.model_validate(value)
     except ValidationError as error:
         raise InputError(first_error(error), path=path) from error
-    except RecursionError:
-        raise InputError("not JSON: nested too deeply", path=path) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise InputError(f"not JSON: {error}", path=path) from error
     try:
         return to_instance(document)
     except InputError as error:

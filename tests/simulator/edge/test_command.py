@@ -74,7 +74,10 @@ def test_only_public_datasets_have_a_published_score() -> None:
             ["--data", "{tables}", "--score-only", "x", "--policy", "timetable"],
             "leave out --tiers and --polic",
         ),
-        (["--data", "{tables}", "--score-only", "nowhere"], "nowhere/executor.csv: no such table"),
+        (
+            ["--data", "{tables}", "--score-only", "nowhere"],
+            "nowhere/executor.csv: cannot be read: No such file",
+        ),
         (["--data", "{tables}", "--tiers", "ue"], "Invalid value for '--tiers'"),
         (["--data", "{tables}", "--policy", "magic"], "Invalid value for '--policy'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),

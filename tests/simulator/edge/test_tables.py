@@ -35,7 +35,7 @@ def test_a_plan_written_reads_back(tables: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "old", "new", "line", "reason"),
     [
-        ("bs_table", None, None, None, "no such table"),
+        ("bs_table", None, None, None, "cannot be read: No such file"),
         ("job_table", "ArriveTime", "Arrival", 1, "the column ArriveTime is missing"),
         ("job_table", "0,10", "0,soon", 2, "ArriveTime is 'soon', not a whole number"),
         ("job_table", "0,10", "0,-1", 2, "ArriveTime is -1, below 0"),
@@ -83,7 +83,7 @@ def test_an_invalid_table_is_refused_with_file_line_and_reason(
         ("executor", "1,Add,0,9,Cloud,0", "CategoryId 9 is not in dataset tiny"),
         ("executor", "1,Move,0,0,Cloud,0", "Action is 'Move', neither Add nor Delete"),
         ("executor", "1.5,Add,0,0,Cloud,0", "Time is '1.5', not a whole number"),
-        ("task", "9000000,0,0", "Time is 9000000, above 1000000"),
+        ("task", "9000000,0,0", "Time is 9000000, above 1,000,000"),
         ("task", "1,0,99", "TaskId 99 is not in dataset tiny: is this plan for another one?"),
     ],
 )
