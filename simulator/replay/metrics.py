@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU
 from simulator.replay.replay import JobRun, Record, Sample
+from simulator.stats import mean, percentile
 
 
 def summarise(record: Record) -> dict[str, Any]:
@@ -28,11 +28,11 @@ def summarise(record: Record) -> dict[str, Any]:
         "started": len(started),
         "ended": len(ends),
         "cancelled": sum(job_run.cancelled for job_run in job_runs),
-        "mean_wait_s": _rounded(_mean(waits)),
-        "p50_wait_s": _rounded(quantile(waits, 0.5)),
-        "p95_wait_s": _rounded(quantile(waits, 0.95)),
+        "mean_wait_s": _rounded(mean(waits)),
+        "p50_wait_s": _rounded(percentile(waits, 50)),
+        "p95_wait_s": _rounded(percentile(waits, 95)),
         "max_wait_s": _rounded(waits[-1] if waits else None),
-        "mean_jct_s": _rounded(_mean(completions)),
+        "mean_jct_s": _rounded(mean(completions)),
         "makespan_s": _rounded(max(ends) - first if ends else None),
         **over_time(record),
     }
@@ -86,17 +86,6 @@ def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[fl
         used[nodes[job_run.placement.node]] += np.clip(overlap, 0, None) * milli
     shares = used / (width * sizes[:, None])
     return list(nodes), shares.tolist(), start, end
-
-
-def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """Return the smallest of the sorted values with at least that fraction at or below it (nearest rank)."""
-    if not ascending:
-        return None
-    return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _time_mean(samples: Sequence[Sample], values: Sequence[float]) -> float:

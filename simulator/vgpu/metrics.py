@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.stats import percentile
 from simulator.vgpu.results import GATES, Outcome, Run
 
 IR_LIMITS = {"over_1_25": 1.25, "over_1_5": 1.5, "over_2": 2.0}
@@ -78,11 +79,6 @@ def ratio_figures(values: Sequence[float]) -> dict[str, float | None]:
 def share(part: int, whole: int) -> float | None:
     """Return part / whole; None if `whole` is 0."""
     return part / whole if whole else None
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the percentile, interpolated between neighbours; None without values."""
-    return float(np.percentile(values, percent)) if values else None
 
 
 def histogram(values: Sequence[float], bucket: float) -> list[dict[str, float]]:
