@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,25 @@ def seeds_of(seeds: list[int] | None, seed: int) -> list[int]:
         return [seed]
     reject_given(("seed",), "is for one run; use either --seed or --seeds")
     return seeds
+
+
+def options_as(name: str, into: type, *options: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decorator that adds the options, one for each field of the dataclass `into`, to a command.
+
+    The command receives them as one value of that class, under that name.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def command(**values: Any) -> Any:
+            made = into(**{field.name: values.pop(field.name) for field in fields(into)})
+            return function(**{name: made}, **values)
+
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def sweep_option(axes: Mapping[str, click.ParamType[Any]], example: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Node, Placement, Request
 from resource_manager.scheduling.allocator import grant, release
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
-from simulator.edge.plan import Add, Match, Plan, Step
+from simulator.edge.plan import Add, Commands, Match, Plan
 from simulator.edge.transfers import transfer_s, upload_s
 from simulator.errors import SimulationError
 
@@ -142,8 +142,8 @@ class Environment:
         if expected is not None:
             heapq.heappush(self._ends, (expected[0], task_id, executor.executor_id, expected[1]))
 
-    def _step(self) -> Step:
-        return self.plan.setdefault(self.now, Step())
+    def _step(self) -> Commands:
+        return self.plan.setdefault(self.now, Commands())
 
     def _end_lease(self, executor: Executor, outcome: str) -> None:
         for change in release(self.cluster, executor.lease_id, self.now, outcome=outcome):

@@ -33,7 +33,7 @@ class Match:
 
 
 @dataclass(slots=True)
-class Step:
+class Commands:
     """Commands of one second, in the order of their execution: delete, add, match."""
 
     deletes: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Step:
     matches: list[Match] = field(default_factory=list)
 
 
-Plan = dict[int, Step]
+Plan = dict[int, Commands]
 """Second -> its commands."""
 
 
@@ -50,7 +50,7 @@ def read_plan(folder: Path, dataset: Dataset) -> Plan:
     plan: Plan = {}
     for row in read_csv(folder / "executor.csv", EXECUTOR_COLUMNS):
         executor_id = row.whole("ExecutorId", most=MAX_NUMBER)
-        step = plan.setdefault(row.whole("Time", most=MAX_TIME_S), Step())
+        step = plan.setdefault(row.whole("Time", most=MAX_TIME_S), Commands())
         action, kind = row.text("Action"), row.text("DeviceType")
         if action == "Delete":
             step.deletes.append(executor_id)
@@ -67,7 +67,7 @@ def read_plan(folder: Path, dataset: Dataset) -> Plan:
         executor_id, task_id = row.wholes(("ExecutorId", "TaskId"), MAX_NUMBER)
         if task_id not in dataset.tasks:
             raise _foreign(f"TaskId {task_id}", dataset, row)
-        plan.setdefault(row.whole("Time", most=MAX_TIME_S), Step()).matches.append(
+        plan.setdefault(row.whole("Time", most=MAX_TIME_S), Commands()).matches.append(
             Match(executor_id, task_id)
         )
     return plan

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from simulator.edge.dataset import METRIC_PERIOD_S, Dataset, Device
-from simulator.edge.plan import Add, Match, Plan, Step
+from simulator.edge.plan import Add, Commands, Match, Plan
 from simulator.edge.transfers import transfer_s, upload_s
 
 UNFINISHED_JCT_S = 10_000
@@ -15,7 +15,7 @@ UNFINISHED_JCT_S = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TaskRun:
     """Run of a task on an executor of a device, from its match to its end, in seconds."""
 
     task_id: int
@@ -40,7 +40,7 @@ class Score:
     mean_jct_s: float
     simulated_s: int
     end_s: dict[int, int]
-    runs: tuple[Run, ...]
+    runs: tuple[TaskRun, ...]
     failed: dict[str, int]
 
 
@@ -79,12 +79,12 @@ class _Replay:
         self.kept_on: dict[int, Device] = {}
         # (end, task, second of its match, device that keeps the data); the match tells it from a killed run
         self.ends: list[tuple[int, int, int, int]] = []
-        self.runs: list[Run] = []
+        self.runs: list[TaskRun] = []
         self.failed: Counter[str] = Counter()
 
     def run(self, plan: Plan) -> Score:
         last_command = max(plan, default=0)
-        self.command(plan.get(0, Step()))
+        self.command(plan.get(0, Commands()))
         while self.now < last_command or self.ends:
             self.advance()
             step = plan.get(self.now)
@@ -94,7 +94,7 @@ class _Replay:
 
     # ---- commands ----
 
-    def command(self, step: Step) -> None:
+    def command(self, step: Commands) -> None:
         for executor_id in step.deletes:
             if executor_id in self.executors:
                 self.drop(self.executors[executor_id])
@@ -155,7 +155,7 @@ class _Replay:
             self.ran(executor, task_id, self.now, completed=False)
 
     def ran(self, executor: _Executor, task_id: int, end_s: int, *, completed: bool) -> None:
-        run = Run(task_id, executor.executor_id, executor.device, executor.matched_s, end_s, completed)
+        run = TaskRun(task_id, executor.executor_id, executor.device, executor.matched_s, end_s, completed)
         self.runs.append(run)
 
     # ---- the clock ----

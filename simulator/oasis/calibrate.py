@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.oasis.model import Instance, Job
+from simulator.oasis.model import Instance, TrainingJob
 from simulator.oasis.planner import Oasis
 from simulator.oasis.prices import OUTLIERS, fit_prices, safe_eta
 from simulator.oasis.simulation import run
@@ -27,7 +27,7 @@ class Calibration:
 
 
 def calibrate(
-    training: Sequence[tuple[Instance, Sequence[Job]]], progress: Progress = no_progress
+    training: Sequence[tuple[Instance, Sequence[TrainingJob]]], progress: Progress = no_progress
 ) -> Calibration:
     """Return the floor and eta under which OASiS loses least on the training pairs (instance, history).
 
@@ -47,7 +47,9 @@ def calibrate(
     return min(tried, key=lambda each: each[0])[1]
 
 
-def share_gained(instance: Instance, history: Sequence[Job], utility_floor: float, eta: float) -> float:
+def share_gained(
+    instance: Instance, history: Sequence[TrainingJob], utility_floor: float, eta: float
+) -> float:
     """Return OASiS's utility as a fraction of the total if each job had the cluster to itself."""
     prices = fit_prices(history, instance, utility_floor, eta, OUTLIERS)
     utility = run(instance, lambda ledger: Oasis(ledger, prices)).utility

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from simulator.oasis.baselines import Dorm, Drf, Fifo, Rrh
 from simulator.oasis.ledger import Ledger
@@ -15,11 +15,11 @@ from simulator.oasis.optimum import TIME_LIMIT_S, FixedPlan, Optimum, find_optim
 from simulator.oasis.planner import Oasis
 from simulator.oasis.prices import OUTLIERS, Prices, fit_prices
 from simulator.oasis.random_instances import draw_history
-from simulator.oasis.simulation import OnSlot, Run, Scheduler, run
+from simulator.oasis.simulation import InstanceRun, OnSlot, Scheduler, run
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PricedInstance:
     """One instance to schedule: the seed of an algorithm's random draws, and the prices for OASiS."""
 
     seed: int
@@ -30,15 +30,15 @@ class Case:
 class MakeScheduler(Protocol):
     """Factory of the scheduler of a case on an empty ledger."""
 
-    def __call__(self, ledger: Ledger, case: Case) -> Scheduler: ...
+    def __call__(self, ledger: Ledger, priced: PricedInstance) -> Scheduler: ...
 
 
 SCHEDULERS: dict[str, MakeScheduler] = {
-    "oasis": lambda ledger, case: Oasis(ledger, case.prices),
-    "fifo": lambda ledger, case: Fifo(ledger, case.seed),
-    "drf": lambda ledger, case: Drf(ledger),
-    "rrh": lambda ledger, case: Rrh(ledger, case.seed),
-    "dorm": lambda ledger, case: Dorm(ledger, case.instance),
+    "oasis": lambda ledger, priced: Oasis(ledger, priced.prices),
+    "fifo": lambda ledger, priced: Fifo(ledger, priced.seed),
+    "drf": lambda ledger, priced: Drf(ledger),
+    "rrh": lambda ledger, priced: Rrh(ledger, priced.seed),
+    "dorm": lambda ledger, priced: Dorm(ledger, priced.instance),
 }
 """Algorithm -> factory of its scheduler."""
 
@@ -50,13 +50,13 @@ ALGORITHMS = (*SCHEDULERS, "optimal")
 class Comparison:
     """The runs on one case by algorithm, and the optimum where it was requested."""
 
-    case: Case
-    runs: dict[str, Run]
+    priced: PricedInstance
+    runs: dict[str, InstanceRun]
     optimum: Optimum | None
 
 
 def compare(
-    case: Case,
+    priced: PricedInstance,
     algorithms: Sequence[str],
     *,
     reoffer_after: int = 0,
@@ -64,20 +64,20 @@ def compare(
     on_slot: OnSlot | None = None,
 ) -> Comparison:
     """Return each algorithm's run; `on_slot` observes OASiS, `time_limit_s` limits the optimum."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, InstanceRun] = {}
     optimum = None
     for name in algorithms:
         if name == "optimal":
-            optimum = find_optimum(case.instance, time_limit_s)
-            runs[name] = run(case.instance, partial(FixedPlan, plan=optimum.plan))
+            optimum = find_optimum(priced.instance, time_limit_s)
+            runs[name] = run(priced.instance, partial(FixedPlan, plan=optimum.plan))
         else:
             runs[name] = run(
-                case.instance,
-                partial(SCHEDULERS[name], case=case),
+                priced.instance,
+                partial(SCHEDULERS[name], priced=priced),
                 reoffer_after=reoffer_after if name == "oasis" else 0,
                 on_slot=on_slot if name == "oasis" else None,
             )
-    return Comparison(case, runs, optimum)
+    return Comparison(priced, runs, optimum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +85,26 @@ class Method:
     """Settings of a comparison: the algorithms, and the source of OASiS's prices."""
 
     algorithms: list[str]
-    clairvoyant: bool
+    prices: Literal["estimated", "clairvoyant"]
     utility_floor: float
     eta: float | None
     misestimate: tuple[float, float]
     reoffer_after: int
     time_limit_s: float
 
-    def prices(self, instance: Instance, seed: int) -> Prices:
+    def fit(self, instance: Instance, seed: int) -> Prices:
         """Return the price functions for the instance."""
-        history, outliers = (
-            (instance.jobs, 0.0) if self.clairvoyant else (draw_history(instance, seed), OUTLIERS)
-        )
-        fitted = fit_prices(history, instance, self.utility_floor, self.eta, outliers)
+        if self.prices == "clairvoyant":
+            fitted = fit_prices(instance.jobs, instance, self.utility_floor, self.eta, 0.0)
+        else:
+            history = draw_history(instance, seed)
+            fitted = fit_prices(history, instance, self.utility_floor, self.eta, OUTLIERS)
         return fitted.scaled(*self.misestimate)
 
     def compare(self, instance: Instance, seed: int, on_slot: OnSlot | None = None) -> Comparison:
         """Return the comparison of every algorithm on the instance."""
         return compare(
-            Case(seed, instance, self.prices(instance, seed)),
+            PricedInstance(seed, instance, self.fit(instance, seed)),
             self.algorithms,
             reoffer_after=self.reoffer_after,
             time_limit_s=self.time_limit_s,
@@ -112,7 +113,7 @@ class Method:
 
 
 def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the object that `--json` prints: figures by algorithm, one a case, and each case's load."""
+    """Return the object that `--json` prints: figures by algorithm, one an instance, and their loads."""
     algorithms: dict[str, dict[str, Any]] = {}
     for name in comparisons[0].runs:
         mine = [comparison.runs[name] for comparison in comparisons]
@@ -125,7 +126,7 @@ def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             decisions = [spent for each in mine for spent in each.decision_s]
             algorithms[name]["decision_ms_mean"] = 1000 * statistics.fmean(decisions) if decisions else 0.0
         if name == "oasis":
-            algorithms[name]["alpha"] = [comparison.case.prices.alpha for comparison in comparisons]
+            algorithms[name]["alpha"] = [comparison.priced.prices.alpha for comparison in comparisons]
     optima = [comparison.optimum for comparison in comparisons if comparison.optimum is not None]
     if optima:
         algorithms["optimal"] |= {
@@ -142,9 +143,9 @@ def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 ]
     return {
         "algorithms": algorithms,
-        "load": [comparison.case.instance.load() for comparison in comparisons],
-        "seeds": [comparison.case.seed for comparison in comparisons],
-        "jobs": [len(comparison.case.instance.jobs) for comparison in comparisons],
+        "load": [comparison.priced.instance.load() for comparison in comparisons],
+        "seeds": [comparison.priced.seed for comparison in comparisons],
+        "jobs": [len(comparison.priced.instance.jobs) for comparison in comparisons],
     }
 
 

@@ -11,7 +11,7 @@ from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
 from simulator.io.files import write_json
 from simulator.io.rows import read_json
-from simulator.oasis.model import MAX_AMOUNT, MAX_COUNT, RESOURCES, Amounts, Instance, Job
+from simulator.oasis.model import MAX_AMOUNT, MAX_COUNT, RESOURCES, Amounts, Instance, TrainingJob
 
 
 class Document(BaseModel):
@@ -94,7 +94,7 @@ def to_instance(document: InstanceDocument) -> Instance:
     """Return the document as an instance; raise `InputError` for a job that cannot fit its slots."""
     jobs = []
     for index, entry in enumerate(document.jobs):
-        job = Job(
+        job = TrainingJob(
             job_id=entry.id or f"job-{index}",
             arrival=entry.a,
             chunks=entry.N,

@@ -13,7 +13,7 @@ from resource_manager.core.models import Gpu, Lease, Node, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.errors import SimulationError
-from simulator.oasis.model import GPU, Amounts, Instance, Job, Units, to_units
+from simulator.oasis.model import GPU, Amounts, Instance, TrainingJob, Units, to_units
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -51,20 +51,20 @@ class Pool:
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def demand(self, job: Job) -> Units:
+    def demand(self, job: TrainingJob) -> Units:
         """Return the demand of one worker, or one PS, of the job."""
         return demand_of(job, self.role)
 
-    def room(self, job: Job) -> int:
+    def fit_when_empty(self, job: TrainingJob) -> int:
         """Return how many workers (or PS) of the job fit when nothing else runs."""
         return int(max_multiple(self.capacity, self.demand(job)).sum())
 
-    def fit(self, job: Job, first_slot: int, last_slot: int | None = None) -> Ints:
+    def fit(self, job: TrainingJob, first_slot: int, last_slot: int | None = None) -> Ints:
         """Return how many workers (or PS) of the job still fit on each server: slots x servers."""
         return max_multiple(self.free[first_slot:last_slot], self.demand(job))
 
 
-def demand_of(job: Job, role: str) -> Units:
+def demand_of(job: TrainingJob, role: str) -> Units:
     """Return the demand of one worker, or one PS, of the job."""
     return job.worker_units if role == WORKER else job.ps_units
 
@@ -98,7 +98,7 @@ class Ledger:
         """Return the servers of the role."""
         return self.worker if role == WORKER else self.ps
 
-    def place(self, slot: int, job: Job, role: str, server: int, count: int) -> Lease:
+    def place(self, slot: int, job: TrainingJob, role: str, server: int, count: int) -> Lease:
         """Allocate that many workers (or PS) of the job on the server, as one lease.
 
         Raises `SimulationError` if the allocator refuses: the scheduler's plan exceeds a capacity.

@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """A training job on workers and parameter servers (PS); a comment gives the paper's symbol of each field.
 
     Times are in slots. `gradient` is in Gb/s x slots (gigabits divided by the seconds of a slot), so that
@@ -140,7 +140,7 @@ class Instance:
     slots: int
     worker_servers: tuple[Amounts, ...]
     ps_servers: tuple[Amounts, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[TrainingJob, ...]
 
     def __post_init__(self) -> None:
         if self.slots < 1:

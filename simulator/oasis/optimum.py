@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.oasis.ledger import PS, WORKER, Ledger
-from simulator.oasis.model import RESOURCES, Instance, Job
+from simulator.oasis.model import RESOURCES, Instance, TrainingJob
 from simulator.oasis.planner import allocate_shares, best_schedule
 from simulator.oasis.prices import Prices, fit_prices, safe_eta
 from simulator.oasis.programme import Completions, Plan, Programme
@@ -56,7 +56,7 @@ class FixedPlan:
         self.ledger = ledger
         self.plan = plan
 
-    def arrive(self, job: Job, slot: int) -> bool:
+    def arrive(self, job: TrainingJob, slot: int) -> bool:
         shares = self.plan.get(job.job_id, ())
         allocate_shares(self.ledger, job, shares)
         return bool(shares)
@@ -108,7 +108,7 @@ def find_optimum(instance: Instance, time_limit_s: float = TIME_LIMIT_S) -> Opti
 
 
 def lay_out_by_server(
-    instance: Instance, jobs: Sequence[Job], completions: Completions, deadline: float
+    instance: Instance, jobs: Sequence[TrainingJob], completions: Completions, deadline: float
 ) -> tuple[Plan | None, bool]:
     """Return a plan with these completions, server by server, and whether the answer was found in time."""
     programme = Programme(instance, jobs, fixed=completions)
@@ -119,14 +119,14 @@ def lay_out_by_server(
     return (None, False) if isinstance(plan, list) else (plan, True)
 
 
-def plan_online(instance: Instance, jobs: Sequence[Job]) -> Plan:
+def plan_online(instance: Instance, jobs: Sequence[TrainingJob]) -> Plan:
     """Return OASiS's own best plan over some values of eta, the fallback when the time is too short."""
     eta = safe_eta(jobs, instance)
     plans = [plan_at_prices(instance, jobs, fit_prices(jobs, instance, eta=eta / 10**k)) for k in range(8)]
     return max(plans, key=lambda plan: worth(instance, plan))
 
 
-def top_up(instance: Instance, jobs: Sequence[Job], plan: Plan) -> Plan:
+def top_up(instance: Instance, jobs: Sequence[TrainingJob], plan: Plan) -> Plan:
     """Return the plan with the jobs that the programme left out as worthless, where capacity is free."""
     nothing = {WORKER: math.ulp(0.0), PS: math.ulp(0.0)}
     free = Prices(nothing, {role: (price,) * len(RESOURCES) for role, price in nothing.items()})
@@ -134,7 +134,7 @@ def top_up(instance: Instance, jobs: Sequence[Job], plan: Plan) -> Plan:
 
 
 def plan_at_prices(
-    instance: Instance, jobs: Sequence[Job], prices: Prices, before: Plan | None = None
+    instance: Instance, jobs: Sequence[TrainingJob], prices: Prices, before: Plan | None = None
 ) -> Plan:
     """Return OASiS's plans, job by job in order of arrival, added to the given plan."""
     ledger = Ledger(instance)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from simulator.oasis.ledger import PS, WORKER, Floats, Ints, Ledger
-from simulator.oasis.model import Job
+from simulator.oasis.model import TrainingJob
 from simulator.oasis.prices import Prices
 
 
@@ -32,7 +32,7 @@ class Share:
 class Schedule:
     """A job's placement in every slot; `completion` is its last slot, `cost` its price in total."""
 
-    job: Job
+    job: TrainingJob
     shares: tuple[Share, ...]
     completion: int
     cost: float
@@ -49,7 +49,7 @@ class Oasis:
         self.ledger = ledger
         self.prices = prices
 
-    def arrive(self, job: Job, slot: int) -> bool:
+    def arrive(self, job: TrainingJob, slot: int) -> bool:
         """Return whether the job, new or offered again, is accepted; if so, allocate its plan to the end."""
         schedule = best_schedule(job, slot, self.ledger, self.prices)
         if schedule is None:
@@ -61,13 +61,13 @@ class Oasis:
         """Do nothing: every slot was allocated on arrival."""
 
 
-def allocate_shares(ledger: Ledger, job: Job, shares: Iterable[Share]) -> None:
+def allocate_shares(ledger: Ledger, job: TrainingJob, shares: Iterable[Share]) -> None:
     """Allocate every share through the ledger's allocator."""
     for share in shares:
         ledger.place(share.slot, job, share.role, share.server, share.count)
 
 
-def best_schedule(job: Job, slot: int, ledger: Ledger, prices: Prices) -> Schedule | None:
+def best_schedule(job: TrainingJob, slot: int, ledger: Ledger, prices: Prices) -> Schedule | None:
     """Return the schedule from `slot` on with the largest payoff (Algorithm 2); None if none is above 0."""
     first = max(slot, job.arrival)
     if ledger.slots - first < job.shortest_duration:
@@ -140,7 +140,7 @@ class Supply:
         return shares
 
 
-def cheapest_worker_slots(job: Job, first: int, cost: Floats) -> tuple[list[int], float] | None:
+def cheapest_worker_slots(job: TrainingJob, first: int, cost: Floats) -> tuple[list[int], float] | None:
     """Return workers a slot, up to the end slot with the largest payoff, and their cost; None if none pays.
 
     `cost` is slots x workers. DP_COST(t, work) = min over d of COST_t(d) + DP_COST(t - 1, work - d), built

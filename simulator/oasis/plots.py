@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +12,7 @@ from simulator.oasis.experiment import Comparison
 from simulator.oasis.ledger import Floats, Ledger
 from simulator.oasis.model import Instance
 from simulator.oasis.prices import Prices
-from simulator.report import pyplot, save_figure
+from simulator.present.figures import draw_boxes, draw_heat, draw_lines, draw_log_scale, height_of, new_figure
 
 
 class PriceRecorder:
@@ -29,97 +28,74 @@ class PriceRecorder:
         self.rows.append(self.prices.unit_price(ledger.worker, self.demand, slot)[0])
 
 
-def plot_comparison(folder: Path, comparisons: Sequence[Comparison], watch: PriceRecorder | None) -> None:
-    """Write the figures that the runs allow into the folder."""
-    names = list(comparisons[0].runs)
-    runs = {name: [comparison.runs[name] for comparison in comparisons] for name in names}
-    plot_boxes(
-        folder / "utility.png",
-        {name: [run.utility for run in mine] for name, mine in runs.items()},
-        "utility",
-    )
-    plot_boxes(
-        folder / "decision_time.png",
-        {
-            name: [1000 * spent for run in mine for spent in run.decision_s]
-            for name, mine in runs.items()
+def draw_all(
+    summary: Mapping[str, Any], comparisons: Sequence[Comparison], watch: PriceRecorder | None
+) -> dict[str, Any]:
+    """Return the figures that the runs allow, by file name without its ending."""
+    algorithms = summary["algorithms"]
+    runs = {name: [comparison.runs[name] for comparison in comparisons] for name in algorithms}
+    decisions = {
+        name: [1000 * spent for run in mine for spent in run.decision_s]
+        for name, mine in runs.items()
+        if name != "optimal"
+    }
+    gaps = {
+        name: [o.target_gap for run in mine for o in run.outcomes if o.target_gap is not None]
+        for name, mine in runs.items()
+    }
+    found = {
+        "utility": boxes({name: each["utility"] for name, each in algorithms.items()}, "utility"),
+        "decision_time": boxes(decisions, "decision time, ms per job", logarithmic=True),
+        "target_gap": boxes(gaps, "slots after the target duration"),
+    }
+    if "optimal" in algorithms:
+        ratios = {
+            name: [ratio for ratio in each["optimal_over_utility"] if ratio is not None]
+            for name, each in algorithms.items()
             if name != "optimal"
-        },
-        "decision time, ms per job",
-        logarithmic=True,
-    )
-    plot_boxes(
-        folder / "target_gap.png",
-        {
-            name: [
-                outcome.target_gap
-                for run in mine
-                for outcome in run.outcomes
-                if outcome.target_gap is not None
-            ]
-            for name, mine in runs.items()
-        },
-        "slots after the target duration",
-    )
-    optima = [comparison.optimum for comparison in comparisons if comparison.optimum is not None]
-    if optima:
-        plot_boxes(
-            folder / "ratio_to_optimum.png",
-            {
-                name: [
-                    optimum.utility / run.utility
-                    for optimum, run in zip(optima, mine, strict=True)
-                    if run.utility > 0
-                ]
-                for name, mine in runs.items()
-                if name != "optimal"
-            },
-            "optimum / utility",
-            logarithmic=True,
-        )
+        }
+        found["ratio_to_optimum"] = boxes(ratios, "optimum / utility", logarithmic=True)
     if watch is not None:
-        plot_prices(folder / "prices.png", watch)
+        found["prices"] = prices_over_time(watch)
+    for axis, points in summary.get("sweeps", {}).items():
+        found[f"utility_by_{axis}"] = over_axis(axis, points)
+    return found
 
 
-def plot_boxes(
-    path: Path, values: Mapping[str, Sequence[float]], label: str, *, logarithmic: bool = False
-) -> None:
-    """Draw one box per algorithm: quartiles, whiskers, and the mean as a triangle."""
-    some = {name: list(found) for name, found in values.items() if len(found)}
-    figure, axes = pyplot().subplots(figsize=(1.2 + 1.0 * max(2, len(some)), 3.6))
-    if some:
-        axes.boxplot(list(some.values()), tick_labels=list(some), showmeans=True)
+def boxes(values: Mapping[str, Sequence[float]], label: str, *, logarithmic: bool = False) -> Any:
+    """Draw one box per algorithm: quartiles, whiskers, and the mean as a diamond."""
+    figure, axes = new_figure(height=height_of(len(values)))
+    draw_boxes(axes, values)
     if logarithmic:
-        axes.set_yscale("log")
-    axes.set_ylabel(label)
-    axes.grid(axis="y", alpha=0.3)
-    save_figure(figure, path)
+        draw_log_scale(axes.xaxis)
+    axes.set_xlabel(label)
+    return figure
 
 
-def plot_prices(path: Path, watch: PriceRecorder) -> None:
+def prices_over_time(watch: PriceRecorder) -> Any:
     """Draw a heat map, servers by slots, of the price of a worker."""
     from matplotlib.colors import LogNorm
 
-    figure, axes = pyplot().subplots(figsize=(7, 1.6 + 0.12 * len(watch.rows[0])))
-    image = axes.imshow(np.array(watch.rows).T, aspect="auto", interpolation="nearest", norm=LogNorm())
+    figure, axes = new_figure(height=1.6 + 0.12 * len(watch.rows[0]))
+    image = draw_heat(axes, np.array(watch.rows).T, across=(0, len(watch.rows)), norm=LogNorm())
     axes.set_xlabel("slot")
     axes.set_ylabel("worker server")
-    figure.colorbar(image, ax=axes, label="price of a worker, utility a slot")
-    save_figure(figure, path)
+    figure.colorbar(image, ax=axes, label="price of a worker", format="%g")
+    return figure
 
 
-def plot_sweep(path: Path, axis: str, points: Mapping[str, Mapping[str, Any]]) -> None:
+def over_axis(axis: str, points: Mapping[str, Mapping[str, Any]]) -> Any:
     """Draw each algorithm's mean utility against the number of jobs, of servers, or the load."""
-    figure, axes = pyplot().subplots(figsize=(5, 3.6))
+    figure, axes = new_figure()
     values = [float(value) for value in points]
-    for name in next(iter(points.values()))["algorithms"]:
-        means = [fmean(point["algorithms"][name]["utility"]) for point in points.values()]
-        axes.plot(values, means, marker="o", label=name)
+    means = {
+        name: [fmean(point["algorithms"][name]["utility"]) for point in points.values()]
+        for name in next(iter(points.values()))["algorithms"]
+    }
+    draw_lines(axes, {name: [(values, each)] for name, each in means.items()}, marker="o")
     axes.set_xticks(values)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(axis)
     axes.set_ylabel("mean utility")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    save_figure(figure, path)
+    return figure

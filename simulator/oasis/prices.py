@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.errors import InputError
 from simulator.oasis.ledger import PS, WORKER, Floats, Pool
-from simulator.oasis.model import RESOURCES, Amounts, Instance, Job, Units
+from simulator.oasis.model import RESOURCES, Amounts, Instance, TrainingJob, Units
 
 UTILITY_FLOOR = 0.5
 """f(T - a) counts as at least this fraction of gamma 1; otherwise one urgent job makes all prices near 0."""
@@ -83,7 +83,7 @@ def used_share(pool: Pool, r: int, first_slot: int) -> Floats:
 
 
 def fit_prices(
-    history: Sequence[Job],
+    history: Sequence[TrainingJob],
     instance: Instance,
     utility_floor: float = UTILITY_FLOOR,
     eta: float | None = ETA,
@@ -122,7 +122,7 @@ def fit_prices(
     return Prices(low, high)
 
 
-def safe_eta(history: Sequence[Job], instance: Instance, outliers: float = 0.0) -> float:
+def safe_eta(history: Sequence[TrainingJob], instance: Instance, outliers: float = 0.0) -> float:
     """Return the smallest eta that the proof of the competitive ratio allows."""
     history = feasible_jobs(history, instance)
     return max(
@@ -132,7 +132,7 @@ def safe_eta(history: Sequence[Job], instance: Instance, outliers: float = 0.0) 
     )
 
 
-def feasible_jobs(history: Sequence[Job], instance: Instance) -> list[Job]:
+def feasible_jobs(history: Sequence[TrainingJob], instance: Instance) -> list[TrainingJob]:
     """Return the jobs that could finish within the slots; raise `InputError` if there is none."""
     found = [job for job in history if job.arrival + job.shortest_duration <= instance.slots]
     if not found:
@@ -140,7 +140,7 @@ def feasible_jobs(history: Sequence[Job], instance: Instance) -> list[Job]:
     return found
 
 
-def shares_of(history: Sequence[Job], instance: Instance, role: str) -> tuple[Floats, Floats]:
+def shares_of(history: Sequence[TrainingJob], instance: Instance, role: str) -> tuple[Floats, Floats]:
     """Return fractions of all servers per worker (or PS), jobs x resources; their sums times the work."""
     if role == WORKER:
         share = demand_shares([job.worker for job in history], instance.worker_servers)

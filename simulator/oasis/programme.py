@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from simulator.oasis.ledger import PS, WORKER, demand_of
 from simulator.oasis.milp import Maximisation, Solution
-from simulator.oasis.model import Instance, Job
+from simulator.oasis.model import Instance, TrainingJob
 from simulator.oasis.packing import (
     ServerType,
     capacity_rows,
@@ -41,7 +41,9 @@ class Programme:
     only question is feasibility.
     """
 
-    def __init__(self, instance: Instance, jobs: Sequence[Job], fixed: Completions | None = None) -> None:
+    def __init__(
+        self, instance: Instance, jobs: Sequence[TrainingJob], fixed: Completions | None = None
+    ) -> None:
         self.instance = instance
         self.jobs = [job for job in jobs if fixed is None or job.job_id in fixed]
         self.fixed = fixed
@@ -60,7 +62,7 @@ class Programme:
             for index, kind in enumerate(types):
                 self._add_capacity(role, index, kind)
 
-    def _add_job(self, job: Job) -> None:
+    def _add_job(self, job: TrainingJob) -> None:
         model = self.model
         ends = self._ends(job)
         if not ends:
@@ -101,7 +103,7 @@ class Programme:
                 model.constrain({**done, **steps}, at_least=0)
         self.finished |= {(job.job_id, slot): column for slot, column in finished.items()}
 
-    def _ends(self, job: Job) -> range:
+    def _ends(self, job: TrainingJob) -> range:
         """Return the slots that the job may end in."""
         if self.fixed is not None:
             return range(self.fixed[job.job_id], self.fixed[job.job_id] + 1)
@@ -112,12 +114,12 @@ class Programme:
             last += 1
         return range(first, last)
 
-    def _most_workers(self, job: Job) -> int:
+    def _most_workers(self, job: TrainingJob) -> int:
         """Return how many workers the job could have in one slot if it were alone."""
-        room = sum(max_count_on(kind, job.worker_units) for kind in self.types[WORKER])
-        return min(job.chunks, job.work, room)
+        fitting = sum(max_count_on(kind, job.worker_units) for kind in self.types[WORKER])
+        return min(job.chunks, job.work, fitting)
 
-    def _add_counts(self, job: Job, role: str, slot: int) -> dict[int, float]:
+    def _add_counts(self, job: TrainingJob, role: str, slot: int) -> dict[int, float]:
         workers = self._most_workers(job)
         most = workers if role == WORKER else job.ps_for[workers]
         columns: dict[int, float] = {}
@@ -224,7 +226,7 @@ class Programme:
                 found = True
         return found
 
-    def _counts(self, solution: Solution, job: Job, role: str, slot: int, most: int) -> list[int]:
+    def _counts(self, solution: Solution, job: TrainingJob, role: str, slot: int, most: int) -> list[int]:
         """Return the solution's count by server type, cut to `most` in all."""
         counts = []
         for index in range(len(self.types[role])):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import InputError
-from simulator.oasis.model import ROUNDING, Amounts, Instance, Job
+from simulator.oasis.model import ROUNDING, Amounts, Instance, TrainingJob
 
 GPU_SERVERS: tuple[Amounts, ...] = (
     (8, 64, 488, 1024, 25),
@@ -32,6 +32,27 @@ TYPICAL_SHARE = 0.1
 HISTORY_STREAM = 1
 TRAINING_STREAM = 2
 """Extra words of a seed, so that a history or a training set shares no draw with an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceShape:
+    """Size and load of the instances to draw."""
+
+    jobs: int
+    slots: int
+    servers: int
+    mixed: bool
+    load: float | None
+
+    def draw(self, seed: int, axis: str = "", value: float = 0.0) -> Instance:
+        """Return the instance of that seed, with `jobs`, `load` or `servers` (under the same jobs) varied."""
+        shape = self
+        if axis == "jobs":
+            shape = replace(self, jobs=int(value))
+        elif axis == "load":
+            shape = replace(self, load=value)
+        drawn = draw_instance(seed, shape.jobs, self.slots, self.servers, load=shape.load, mixed=self.mixed)
+        return with_servers(drawn, int(value), self.mixed) if axis == "servers" else drawn
 
 
 def draw_instance(
@@ -67,12 +88,12 @@ def with_servers(instance: Instance, servers: int, mixed: bool = False) -> Insta
     )
 
 
-def draw_history(like: Instance, seed: int, jobs: int = 200) -> tuple[Job, ...]:
+def draw_history(like: Instance, seed: int, jobs: int = 200) -> tuple[TrainingJob, ...]:
     """Return jobs as in an operator's records: the same distribution and load, other draws."""
     return draw_jobs_like(like, [seed, HISTORY_STREAM], jobs)
 
 
-def draw_training(like: Instance, count: int) -> list[tuple[Instance, tuple[Job, ...]]]:
+def draw_training(like: Instance, count: int) -> list[tuple[Instance, tuple[TrainingJob, ...]]]:
     """Return pairs (instance, history) of the same size and load, from draws that no user's seed gives."""
     training = []
     for index in range(count):
@@ -82,7 +103,7 @@ def draw_training(like: Instance, count: int) -> list[tuple[Instance, tuple[Job,
     return training
 
 
-def draw_jobs_like(like: Instance, seed: Sequence[int], count: int) -> tuple[Job, ...]:
+def draw_jobs_like(like: Instance, seed: Sequence[int], count: int) -> tuple[TrainingJob, ...]:
     """Return that many jobs, each requesting on average as much as one of the instance."""
     drawn = replace(like, jobs=draw_jobs(np.random.default_rng(seed), count, like.slots))
     load_each = like.load() / max(1, len(like.jobs))
@@ -94,11 +115,11 @@ def alternate(types: Sequence[Amounts], count: int, mixed: bool) -> tuple[Amount
     return tuple(types[index % len(types) if mixed else 0] for index in range(count))
 
 
-def draw_jobs(rng: np.random.Generator, count: int, slots: int) -> tuple[Job, ...]:
+def draw_jobs(rng: np.random.Generator, count: int, slots: int) -> tuple[TrainingJob, ...]:
     """Return jobs in order of arrival; each could finish within the slots if it had the cluster to itself."""
     # A slot's seconds follow from the distribution, not from the jobs drawn, so that all share them.
     slot_s = median_shortest_s() / max(1.0, TYPICAL_SHARE * slots)
-    drawn: list[Job] = []
+    drawn: list[TrainingJob] = []
     while len(drawn) < count:
         job = draw_job(rng, slot_s)
         if job.shortest_duration <= max(1, MAX_WAIT_SHARE * slots):
@@ -119,7 +140,7 @@ def median_shortest_s() -> float:
     return float(np.median(seconds))
 
 
-def draw_job(rng: np.random.Generator, slot_s: float) -> Job:
+def draw_job(rng: np.random.Generator, slot_s: float) -> TrainingJob:
     """Return a job arriving in slot 0 with the paper's ranges; tau is 0.01 to 1 s a mini-batch."""
     worker = (
         int(rng.integers(0, 5)),
@@ -142,7 +163,7 @@ def draw_job(rng: np.random.Generator, slot_s: float) -> Job:
         sensitivity = float(rng.uniform(0.01, 1.0))
     else:
         sensitivity = float(rng.uniform(4.0, 6.0))
-    return Job(
+    return TrainingJob(
         job_id="job",
         arrival=0,
         chunks=int(rng.integers(5, 101)),

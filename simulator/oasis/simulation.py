@@ -12,7 +12,7 @@ from typing import Protocol
 from resource_manager.core.models import Lease
 from simulator.errors import SimulationError
 from simulator.oasis.ledger import PS, WORKER, Ledger, count_of, role_of
-from simulator.oasis.model import BANDWIDTH, RESOURCES, UNITS, Amounts, Instance, Job, to_units
+from simulator.oasis.model import BANDWIDTH, RESOURCES, UNITS, Amounts, Instance, TrainingJob, to_units
 
 OnSlot = Callable[[int, Ledger], object]
 
@@ -20,7 +20,7 @@ OnSlot = Callable[[int, Ledger], object]
 class Scheduler(Protocol):
     """Scheduler of an algorithm; it allocates on the ledger and nowhere else."""
 
-    def arrive(self, job: Job, slot: int) -> bool:
+    def arrive(self, job: TrainingJob, slot: int) -> bool:
         """Return whether the job is accepted, in the slot of its arrival or when it is offered again."""
 
     def begin_slot(self, slot: int, remaining: Mapping[str, int]) -> None:
@@ -28,10 +28,10 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """Result of a job: the slot it finished in, if it did, and its utility."""
 
-    job: Job
+    job: TrainingJob
     accepted: bool
     completion: int | None
     utility: float
@@ -43,10 +43,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class InstanceRun:
     """The outcome of every job, in order of the instance, and the processor time of each decision."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[JobOutcome, ...]
     decision_s: tuple[float, ...]
 
     @property
@@ -68,7 +68,7 @@ def run(
     *,
     reoffer_after: int = 0,
     on_slot: OnSlot | None = None,
-) -> Run:
+) -> InstanceRun:
     """Return the run of the instance; `decision_s` is the scheduler's processor time per job, in seconds.
 
     A job that could not finish even alone is refused at once. With `reoffer_after`, a refused job is offered
@@ -77,7 +77,7 @@ def run(
     """
     ledger = Ledger(instance)
     scheduler = scheduler_on(ledger)
-    offers: dict[int, list[Job]] = defaultdict(list)
+    offers: dict[int, list[TrainingJob]] = defaultdict(list)
     for job in instance.jobs:
         if job.arrival + job.shortest_duration <= instance.slots:
             offers[job.arrival].append(job)
@@ -109,9 +109,9 @@ def run(
                 completion.setdefault(job_id, slot)
                 del remaining[job_id]
     share_s = booking_s / max(1, len(arriving_s))
-    return Run(
+    return InstanceRun(
         tuple(
-            Outcome(
+            JobOutcome(
                 job,
                 job.job_id in accepted,
                 completion.get(job.job_id),
@@ -124,7 +124,7 @@ def run(
 
 
 def work_done(
-    instance: Instance, jobs: Mapping[str, Job], slot: int, leases: Iterable[Lease]
+    instance: Instance, jobs: Mapping[str, TrainingJob], slot: int, leases: Iterable[Lease]
 ) -> dict[str, int]:
     """Return the workers that ran, by job; raise `SimulationError` if a constraint of the model is broken."""
     workers: dict[str, int] = defaultdict(int)
@@ -155,7 +155,7 @@ def refuse_overuse(slot: int, server: str, used: Mapping[str, list[int]], capaci
             )
 
 
-def refuse_broken_job(slot: int, job: Job, workers: int, servers: int) -> None:
+def refuse_broken_job(slot: int, job: TrainingJob, workers: int, servers: int) -> None:
     sent, taken = workers * job.worker_units[BANDWIDTH], servers * job.ps_units[BANDWIDTH]
     for broken, rule in (
         (slot < job.arrival, f"runs before it arrives in slot {job.arrival}"),

@@ -211,6 +211,16 @@ def show_shares(axis: Any) -> None:
     axis.axes.set(**{f"{axis.axis_name}lim": (0, None)})
 
 
+def draw_log_scale(axis: Any) -> None:
+    """Set a logarithmic scale with plain numbers at 1, 2, 5, 10 and so on."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis._set_axes_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def draw_time_scale(axis: Any) -> None:
     """Set a scale from nothing to months, with ticks that people count in: 1 s, 1 min, 1 hour, 1 day."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator

@@ -23,7 +23,7 @@ from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
 from simulator.vgpu.metrics import collect, summarise
 from simulator.vgpu.page import Swept, figures_table, sweep_tables, verdict
-from simulator.vgpu.results import Decision, Run
+from simulator.vgpu.results import SandboxDecision, ScenarioRun
 from simulator.vgpu.scenario import (
     ADMISSIONS,
     ARBITRATIONS,
@@ -151,7 +151,7 @@ def command(
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
     use_numba = {"auto": None, "plain": False, "numba": True}[engine]
-    runs: dict[str, list[Run]] = {name: [] for name in names}
+    runs: dict[str, list[ScenarioRun]] = {name: [] for name in names}
     summaries: dict[Point, list[dict[str, Any]]] = {point: [] for point in points}
     walls: dict[str, list[float]] = {name: [] for name in names}
     with progress_bar("runs") as progress:
@@ -220,13 +220,13 @@ def write_trace(path: Path, scenario: Scenario, seed: int, every: int, use_numba
     """Run the scenario once more, observed, and write its trace."""
     from simulator.vgpu.scenario_report import trace
 
-    decisions: list[Decision] = []
+    decisions: list[SandboxDecision] = []
     observers = [decisions.append]
     run = simulate(scenario, seed, use_numba=use_numba, observers=observers, observe_every=every)
     write_json(path, trace(run, decisions, every))
 
 
-def write_files(folder: Path, runs: Mapping[str, list[Run]], swept: Swept, bucket: float) -> None:
+def write_files(folder: Path, runs: Mapping[str, list[ScenarioRun]], swept: Swept, bucket: float) -> None:
     """Write reports, plots and the comparison page; note missing Chinese labels on standard error."""
     from simulator.vgpu.plots import NO_FONT, Labels
     from simulator.vgpu.scenario_report import write_reports

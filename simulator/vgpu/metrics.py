@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from simulator.stats import percentile
-from simulator.vgpu.results import GATES, Outcome, Run
+from simulator.vgpu.results import GATES, ScenarioRun, TaskOutcome
 
 IR_LIMITS = {"over_1_25": 1.25, "over_1_5": 1.5, "over_2": 2.0}
 STATES = ("completed", "overtime", "unfinished", "never_started")
 
 
-def summarise(run: Run) -> dict[str, Any]:
+def summarise(run: ScenarioRun) -> dict[str, Any]:
     """Return the metrics of one run, as plain values; None if no task contributes.
 
     `ir` counts every task that started, dropped ones included, as the original does; `ir_finished` only
@@ -58,7 +58,7 @@ def summarise(run: Run) -> dict[str, Any]:
     }
 
 
-def values_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
+def values_of(outcomes: Sequence[TaskOutcome], name: str) -> list[float]:
     """Return that ratio, or the duration, of every task that started."""
     return [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
 

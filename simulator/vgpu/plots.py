@@ -20,7 +20,7 @@ from simulator.present.figures import (
 from simulator.present.palette import light
 from simulator.vgpu.metrics import STATES, over_seeds, values_of
 from simulator.vgpu.page import FIGURES, SWEPT, Collected, spread
-from simulator.vgpu.results import GATES, Run
+from simulator.vgpu.results import GATES, ScenarioRun
 
 CHINESE_FONTS = (
     "Noto Sans CJK SC",
@@ -88,7 +88,7 @@ class Labels:
 
 
 def draw_all(
-    runs: Mapping[str, Sequence[Run]],
+    runs: Mapping[str, Sequence[ScenarioRun]],
     summaries: Mapping[str, Sequence[dict[str, Any]]],
     swept: Mapping[str, Mapping[float, Collected]],
     bucket: float,

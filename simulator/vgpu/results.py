@@ -13,7 +13,7 @@ SHORT_DIMENSIONS = ("compute", "memory", "bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SandboxDecision:
     """Effect of sandbox and arbitration on one task in one tick; amounts by dimension."""
 
     tick: int
@@ -29,7 +29,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """Outcome of one task; times are seconds, None if it never started.
 
     `state` is completed, overtime (dropped past 1.5 deadlines), unfinished (cut off by the end of the run)
@@ -72,11 +72,11 @@ class Utilisation:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScenarioRun:
     """Results of one run."""
 
     scenario: Scenario
     seed: int
     tasks: tuple[Task, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[TaskOutcome, ...]
     utilisation: dict[str, dict[str, Utilisation]]

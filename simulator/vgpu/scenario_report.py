@@ -13,12 +13,14 @@ from simulator.vgpu.metrics import collect, histogram, summarise, values_of
 from simulator.vgpu.page import LANGUAGES, Swept, render_page
 from simulator.vgpu.plots import Labels, draw_all
 from simulator.vgpu.pool import build_nodes
-from simulator.vgpu.results import SHORT_DIMENSIONS, Decision, Outcome, Run
+from simulator.vgpu.results import SHORT_DIMENSIONS, SandboxDecision, ScenarioRun, TaskOutcome
 from simulator.vgpu.scenario import as_tables
 from simulator.vgpu.tick import LIMITED_BY_MORE_THAN
 
 
-def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], swept: Swept, bucket: float) -> list[Path]:
+def write_reports(
+    folder: Path, runs: Mapping[str, Sequence[ScenarioRun]], swept: Swept, bucket: float
+) -> list[Path]:
     """Write all reports on the runs (scenario -> one run per seed) into the folder; return the files."""
     labels = Labels.for_this_machine()
     summaries = {name: [summarise(run) for run in each] for name, each in runs.items()}
@@ -46,7 +48,7 @@ def write_reports(folder: Path, runs: Mapping[str, Sequence[Run]], swept: Swept,
 
 
 def scenario_report(
-    runs: Sequence[Run], summaries: Sequence[dict[str, Any]], bucket: float
+    runs: Sequence[ScenarioRun], summaries: Sequence[dict[str, Any]], bucket: float
 ) -> dict[str, Any]:
     """Return the report on one scenario; each row of `tasks` and `task_outcomes` has its seed."""
     scenario = runs[0].scenario
@@ -75,7 +77,7 @@ def scenario_report(
     }
 
 
-def describe_tasks(run: Run) -> list[dict[str, Any]]:
+def describe_tasks(run: ScenarioRun) -> list[dict[str, Any]]:
     """Return the drawn values of each task; its profile is in the settings by name."""
     rows = []
     for task in run.tasks:
@@ -86,7 +88,7 @@ def describe_tasks(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def describe_outcome(outcome: Outcome) -> dict[str, Any]:
+def describe_outcome(outcome: TaskOutcome) -> dict[str, Any]:
     """Return the outcome of a task, with its ratios."""
     return {
         **as_tables(outcome),
@@ -96,10 +98,10 @@ def describe_outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def trace(run: Run, decisions: Sequence[Decision], every: int) -> dict[str, Any]:
+def trace(run: ScenarioRun, decisions: Sequence[SandboxDecision], every: int) -> dict[str, Any]:
     """Return a run as JSON values: what a report has, and a sample of pool and tasks every `every` ticks."""
     delta_t_s = run.scenario.delta_t_s
-    by_tick: dict[int, list[Decision]] = {tick: [] for tick in range(0, run.scenario.ticks, every)}
+    by_tick: dict[int, list[SandboxDecision]] = {tick: [] for tick in range(0, run.scenario.ticks, every)}
     for decision in decisions:
         by_tick[decision.tick].append(decision)
     samples = []
@@ -128,7 +130,7 @@ def trace(run: Run, decisions: Sequence[Decision], every: int) -> dict[str, Any]
     return {**report, "delta_t_s": delta_t_s, "sample_ticks": every, "samples": samples}
 
 
-def describe_decision(decision: Decision) -> dict[str, Any]:
+def describe_decision(decision: SandboxDecision) -> dict[str, Any]:
     """Return a decision with its amounts by dimension and the gates that cut the task."""
     amounts = {
         key: dict(zip(SHORT_DIMENSIONS, map(float, getattr(decision, key)), strict=True))

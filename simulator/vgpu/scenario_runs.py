@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 from simulator.sweep import processes
-from simulator.vgpu.results import Run
+from simulator.vgpu.results import ScenarioRun
 from simulator.vgpu.scenario import Scenario
 from simulator.vgpu.simulation import simulate
 
@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 class TimedRun:
     """A run and the seconds it took."""
 
-    run: Run
+    run: ScenarioRun
     wall_s: float
 
 

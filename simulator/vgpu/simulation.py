@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from simulator.engine import EventQueue
 from simulator.vgpu.pool import Amounts, Ledger
-from simulator.vgpu.results import SHORT_DIMENSIONS, Decision, Outcome, Run, Utilisation
+from simulator.vgpu.results import SHORT_DIMENSIONS, SandboxDecision, ScenarioRun, TaskOutcome, Utilisation
 from simulator.vgpu.scenario import Scenario
 from simulator.vgpu.state import Pack, as_array, as_list, empty_state, no_pending
 from simulator.vgpu.tasks import Task, demand_series, generate
@@ -17,7 +17,7 @@ DROP_AFTER_DEADLINES = 1.5
 PRESSURE_SHARE, PRESSURE_S = 0.1, 0.05
 
 
-Observer = Callable[[Decision], object]
+Observer = Callable[[SandboxDecision], object]
 
 
 def simulate(
@@ -28,18 +28,18 @@ def simulate(
     observers: Sequence[Observer] = (),
     observe_every: int = 1,
     tasks: Sequence[Task] | None = None,
-) -> Run:
-    """Run the scenario; equal scenario and seed give an equal `Run`, interpreted or compiled.
+) -> ScenarioRun:
+    """Run the scenario; equal scenario and seed give an equal `ScenarioRun`, interpreted or compiled.
 
-    `observers` are called with a `Decision` for every running task after every tick (`sandbox_apply` in
-    the original), or after the first of every `observe_every` ticks. `tasks`, sorted by arrival, replace
-    those drawn from the seed.
+    `observers` are called with a `SandboxDecision` for every running task after every tick
+    (`sandbox_apply` in the original), or after the first of every `observe_every` ticks. `tasks`, sorted by
+    arrival, replace those drawn from the seed.
     """
     if tasks is None:
         tasks = generate(scenario.profiles, scenario.tasks, scenario.duration_s, scenario.arrival, seed)
     simulation = Simulation(scenario, tasks, use_numba, observers, observe_every)
     simulation.run()
-    return Run(scenario, seed, tuple(tasks), simulation.outcomes(), simulation.utilisation())
+    return ScenarioRun(scenario, seed, tuple(tasks), simulation.outcomes(), simulation.utilisation())
 
 
 class Simulation:
@@ -230,7 +230,7 @@ class Simulation:
         for node, count in enumerate(state.running):
             for task in state.slots[node * self.width : node * self.width + count]:
                 k = state.demand_origin[task] + tick
-                decision = Decision(
+                decision = SandboxDecision(
                     tick,
                     self.tasks[task].task_id,
                     self.nodes[node],
@@ -247,7 +247,7 @@ class Simulation:
 
     # ---- results ----
 
-    def outcomes(self) -> tuple[Outcome, ...]:
+    def outcomes(self) -> tuple[TaskOutcome, ...]:
         """Return the outcome of every task, in order of arrival."""
         state, delta_t = self.state, self.scenario.delta_t_s
         results = []
@@ -257,7 +257,7 @@ class Simulation:
             how = "never_started" if start is None else ENDED[code]
             ran_s = None if start is None else (self.end_tick[i] - start) * delta_t
             results.append(
-                Outcome(
+                TaskOutcome(
                     task.task_id,
                     task.profile.name,
                     how,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from simulator.oasis.baselines.drf import add_worker, dominant_share
 from simulator.oasis.ledger import Ledger
 from simulator.oasis.milp import Maximisation
-from simulator.oasis.model import BANDWIDTH, RESOURCES, Instance, Job
+from simulator.oasis.model import BANDWIDTH, RESOURCES, Instance, TrainingJob
 from simulator.oasis.packing import capacity_rows, max_count_on, server_types
 
 FAIRNESS_LOSS = 0.1
@@ -31,11 +31,11 @@ class Dorm:
         self.ledger = ledger
         self.types = server_types(instance.worker_servers)
         self.ps_types = server_types(instance.ps_servers)
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, TrainingJob] = {}
         self.workers: dict[str, int] = {}
         self.changed = False
 
-    def arrive(self, job: Job, slot: int) -> bool:
+    def arrive(self, job: TrainingJob, slot: int) -> bool:
         self.jobs[job.job_id] = job
         self.changed = True
         return True
@@ -54,7 +54,7 @@ class Dorm:
                 if not add_worker(self.ledger, slot, job, held):
                     break
 
-    def repartition(self, jobs: Sequence[Job]) -> dict[str, int] | None:
+    def repartition(self, jobs: Sequence[TrainingJob]) -> dict[str, int] | None:
         """Return workers by job id, running jobs first; None if no partition satisfies the bounds."""
         model = Maximisation()
         columns: dict[str, list[int]] = {}
@@ -90,7 +90,7 @@ class Dorm:
         return {job_id: found[job_id] for job_id in dict.fromkeys([*before, *found])}
 
     def _bound_unfairness(
-        self, model: Maximisation, jobs: Sequence[Job], columns: Mapping[str, list[int]]
+        self, model: Maximisation, jobs: Sequence[TrainingJob], columns: Mapping[str, list[int]]
     ) -> None:
         distances = []
         for job, fair in zip(jobs, fair_workers(self.ledger, jobs), strict=True):
@@ -103,7 +103,7 @@ class Dorm:
         model.constrain(dict.fromkeys(distances, 1.0), at_most=FAIRNESS_LOSS * 2 * len(RESOURCES))
 
     def _bound_adjustments(
-        self, model: Maximisation, jobs: Sequence[Job], columns: Mapping[str, list[int]]
+        self, model: Maximisation, jobs: Sequence[TrainingJob], columns: Mapping[str, list[int]]
     ) -> None:
         resized = []
         for job in jobs:
@@ -118,13 +118,13 @@ class Dorm:
             model.constrain(dict.fromkeys(resized, 1.0), at_most=math.ceil(ADJUSTMENTS * len(resized)))
 
 
-def share_of(ledger: Ledger, job: Job) -> list[float]:
+def share_of(ledger: Ledger, job: TrainingJob) -> list[float]:
     """Return the fraction of each worker resource that one worker takes."""
     total = ledger.worker.total
     return [amount / total[r] if total[r] else 0.0 for r, amount in enumerate(job.worker_units)]
 
 
-def fair_workers(ledger: Ledger, jobs: Sequence[Job]) -> list[float]:
+def fair_workers(ledger: Ledger, jobs: Sequence[TrainingJob]) -> list[float]:
     """Return the workers of each job at equal dominant shares, as large as fit the cluster as a whole."""
     one = [max(share_of(ledger, job)) for job in jobs]
 

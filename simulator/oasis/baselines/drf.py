@@ -9,7 +9,7 @@ import numpy as np
 
 from resource_manager.core.models import Lease
 from simulator.oasis.ledger import PS, WORKER, Ledger, Pool
-from simulator.oasis.model import Job
+from simulator.oasis.model import TrainingJob
 
 
 class Drf:
@@ -17,9 +17,9 @@ class Drf:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, TrainingJob] = {}
 
-    def arrive(self, job: Job, slot: int) -> bool:
+    def arrive(self, job: TrainingJob, slot: int) -> bool:
         self.jobs[job.job_id] = job
         return True
 
@@ -38,7 +38,7 @@ class Drf:
                 heapq.heappush(poorest, (share, index, job))
 
 
-def dominant_share(ledger: Ledger, job: Job, workers: int) -> float:
+def dominant_share(ledger: Ledger, job: TrainingJob, workers: int) -> float:
     """Return the largest share of any resource of the worker or PS servers that so many workers take."""
     shares = [
         count * np.divide(pool.demand(job), pool.total, out=np.zeros(len(pool.total)), where=pool.total > 0)
@@ -47,7 +47,7 @@ def dominant_share(ledger: Ledger, job: Job, workers: int) -> float:
     return float(max(share.max() for share in shares))
 
 
-def add_worker(ledger: Ledger, slot: int, job: Job, held: int) -> bool:
+def add_worker(ledger: Ledger, slot: int, job: TrainingJob, held: int) -> bool:
     """Allocate one more worker and the PS that its bandwidth needs, or nothing if either does not fit."""
     added: list[Lease] = []
     for role, count in ((WORKER, 1), (PS, job.ps_for[held + 1] - job.ps_for[held])):
@@ -61,7 +61,7 @@ def add_worker(ledger: Ledger, slot: int, job: Job, held: int) -> bool:
     return True
 
 
-def freest_server(pool: Pool, job: Job, slot: int) -> int | None:
+def freest_server(pool: Pool, job: TrainingJob, slot: int) -> int | None:
     """Return the server that fits the most workers (or PS) of the job in the slot; None if none fits one."""
     fit = pool.fit(job, slot, slot + 1)[0]
     server = int(fit.argmax())

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.oasis.baselines.gang import Gang, draw_gang, keep, spread
 from simulator.oasis.ledger import Ledger
-from simulator.oasis.model import Job
+from simulator.oasis.model import TrainingJob
 from simulator.oasis.planner import Share, allocate_shares
 
 
@@ -22,7 +22,7 @@ class Fifo:
         self.pending: deque[Gang] = deque()
         self.running: dict[str, tuple[Gang, tuple[Share, ...]]] = {}
 
-    def arrive(self, job: Job, slot: int) -> bool:
+    def arrive(self, job: TrainingJob, slot: int) -> bool:
         gang = draw_gang(job, self.rng, self.ledger)
         if gang is not None:
             self.pending.append(gang)

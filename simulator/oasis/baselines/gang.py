@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.oasis.ledger import PS, WORKER, Ledger
-from simulator.oasis.model import Job
+from simulator.oasis.model import TrainingJob
 from simulator.oasis.planner import Share, allocate_shares
 
 MAX_WORKERS = 30
@@ -18,7 +18,7 @@ MAX_WORKERS = 30
 class Gang:
     """A job with the number of workers it requested."""
 
-    job: Job
+    job: TrainingJob
     workers: int
 
     @property
@@ -27,14 +27,14 @@ class Gang:
         return -(-self.job.work // self.workers)
 
 
-def draw_gang(job: Job, rng: np.random.Generator, ledger: Ledger) -> Gang | None:
+def draw_gang(job: TrainingJob, rng: np.random.Generator, ledger: Ledger) -> Gang | None:
     """Return the job with a drawn number of workers, cut to what fits an empty slot; None if none fits.
 
     Without the cut, a gang that never fits would block the queue for ever.
     """
     wanted = min(int(rng.integers(1, MAX_WORKERS + 1)), job.chunks, job.work)
-    workers = min(wanted, ledger.worker.room(job))
-    while workers and job.ps_for[workers] > ledger.ps.room(job):
+    workers = min(wanted, ledger.worker.fit_when_empty(job))
+    while workers and job.ps_for[workers] > ledger.ps.fit_when_empty(job):
         workers -= 1
     return Gang(job, workers) if workers else None
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from simulator.oasis.baselines.gang import Gang, draw_gang, keep, spread
 from simulator.oasis.ledger import Ledger
-from simulator.oasis.model import Job
+from simulator.oasis.model import TrainingJob
 from simulator.oasis.planner import Share, allocate_shares
 
 
@@ -25,7 +25,7 @@ class Rrh:
         self.pending: list[Gang] = []
         self.running: dict[str, tuple[Gang, tuple[Share, ...], int]] = {}
 
-    def arrive(self, job: Job, slot: int) -> bool:
+    def arrive(self, job: TrainingJob, slot: int) -> bool:
         gang = draw_gang(job, self.rng, self.ledger)
         if gang is None or self.reward(gang, self.expected_start(gang, slot), slot) <= 0:
             return False
@@ -69,8 +69,8 @@ class Rrh:
         """Return the fraction of the cluster that the gang takes."""
         job = gang.job
         return max(
-            gang.workers / self.ledger.worker.room(job),
-            job.ps_for[gang.workers] / max(1, self.ledger.ps.room(job)),
+            gang.workers / self.ledger.worker.fit_when_empty(job),
+            job.ps_for[gang.workers] / max(1, self.ledger.ps.fit_when_empty(job)),
         )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.edge.environment import NEVER_S, Environment
-from simulator.edge.plan import Add, Match, Plan, Step
+from simulator.edge.plan import Add, Commands, Match, Plan
 from simulator.edge.random_dataset import generate
 from simulator.edge.scorer import score_plan
 
@@ -31,7 +31,7 @@ class RandomCommands:
         world = self.world
         while world.now < LAST_COMMAND_S or any(e.free_from_s < NEVER_S for e in world.running.values()):
             if world.now < LAST_COMMAND_S and self.random.random() < 0.3:
-                step = self.plan[world.now] = Step()
+                step = self.plan[world.now] = Commands()
                 self.delete(step)
                 self.add(step)
                 for _ in range(self.random.randrange(4)):
@@ -43,7 +43,7 @@ class RandomCommands:
     def any_executor_id(self) -> int:
         return self.random.choice([*self.executors, NO_SUCH_ID])
 
-    def delete(self, step: Step) -> None:
+    def delete(self, step: Commands) -> None:
         if self.random.random() < 0.2:
             executor_id = self.any_executor_id()
             step.deletes.append(executor_id)
@@ -52,7 +52,7 @@ class RandomCommands:
             else:
                 self.refused += 1
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Commands) -> None:
         task = self.random.choice(list(self.dataset.tasks.values()))
         category = self.dataset.categories[task.category_id]
         device = self.random.choice(self.dataset.devices)
@@ -68,7 +68,7 @@ class RandomCommands:
             step.adds.append(Add(NO_SUCH_ID - 1, category.category_id, device))
             self.refused += 1
 
-    def match(self, step: Step) -> None:
+    def match(self, step: Commands) -> None:
         world = self.world
         task_ids = list(world.executable) or list(self.dataset.tasks)
         if self.random.random() < 0.2:

@@ -17,7 +17,7 @@ from simulator.edge.dataset_files import read_dataset
 from simulator.edge.environment import Environment
 from simulator.edge.published import PUBLISHED_SCORES
 from simulator.edge.random_dataset import generate
-from simulator.edge.scorer import Run, Score, score_plan
+from simulator.edge.scorer import Score, TaskRun, score_plan
 from simulator.edge.timetable import plan_timetable
 from simulator.edge.transfers import transfer_s, upload_s
 from simulator.edge.water_gate import plan_water_gate
@@ -67,7 +67,7 @@ def test_every_plan_is_valid_and_scored_as_planned(
 
 def assert_valid(dataset: Dataset, score: Score) -> None:
     """Check that no executor runs two tasks at once, and that every completed run has its exact duration."""
-    by_executor: dict[int, list[Run]] = defaultdict(list)
+    by_executor: dict[int, list[TaskRun]] = defaultdict(list)
     for run in score.runs:
         by_executor[run.executor_id].append(run)
     for runs in by_executor.values():
@@ -92,7 +92,7 @@ def assert_valid(dataset: Dataset, score: Score) -> None:
         assert run.end_s == end
 
 
-def kept_on(dataset: Dataset, run: Run):  # type: ignore[no-untyped-def]
+def kept_on(dataset: Dataset, run: TaskRun):  # type: ignore[no-untyped-def]
     """Return the device with the output, derived from the run by the start of the upload."""
     if run.device.kind != "UE":
         return run.device

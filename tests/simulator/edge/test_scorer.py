@@ -8,7 +8,7 @@ import pytest
 
 from simulator.edge.dataset import Category, Dataset
 from simulator.edge.dataset_files import read_dataset
-from simulator.edge.plan import Add, Match, Plan, Step, read_plan
+from simulator.edge.plan import Add, Commands, Match, Plan, read_plan
 from simulator.edge.scorer import score_plan
 from tests.simulator.edge.small import job, world
 
@@ -40,7 +40,7 @@ def plan_of(dataset: Dataset, *commands: tuple[object, ...]) -> Plan:
     plan: Plan = {}
     for at, word, *values in commands:
         assert isinstance(at, int)
-        step = plan.setdefault(at, Step())
+        step = plan.setdefault(at, Commands())
         if word == "add":
             executor, category, kind, device = values
             step.adds.append(Add(executor, category, dataset.by_name[kind, device]))  # type: ignore[index, arg-type]
@@ -169,6 +169,6 @@ def test_a_smaller_capacity_kills_the_oldest_executors_and_an_offline_device_kil
     # The upload of the second run has no metric, so its end is unknown: the task never ends.
     lost = [(run.task_id, run.end_s) for run in score.runs if not run.completed]
     assert lost == [(0, 600), (0, 1295)]
-    plan[1302] = Step()  # a later command advances the clock
+    plan[1302] = Commands()  # a later command advances the clock
     lost = [(run.task_id, run.end_s) for run in score_plan(tiny, plan).runs if not run.completed]
     assert lost == [(0, 600), (0, 1301)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulator.edge.dataset_files import read_dataset, write_dataset
-from simulator.edge.plan import Add, Match, Step, read_plan, write_plan
+from simulator.edge.plan import Add, Commands, Match, read_plan, write_plan
 from simulator.errors import InputError
 
 
@@ -26,7 +26,10 @@ def test_a_dataset_written_reads_back(tables: Path, tmp_path: Path) -> None:
 
 def test_a_plan_written_reads_back(tables: Path, tmp_path: Path) -> None:
     dataset = read_dataset(tables)
-    plan = {3: Step([1], [Add(2, 1, dataset.devices[4])], [Match(2, 0)]), 1: Step(adds=[])}
+    plan = {
+        3: Commands([1], [Add(2, 1, dataset.devices[4])], [Match(2, 0)]),
+        1: Commands(adds=[]),
+    }
     plan[1].adds.append(Add(1, 0, dataset.devices[0]))
     write_plan(plan, tmp_path / "plan")
     assert read_plan(tmp_path / "plan", dataset) == plan

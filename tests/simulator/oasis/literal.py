@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from simulator.oasis.ledger import NODE_RESOURCES, Ledger, Pool
-from simulator.oasis.model import GPU, RESOURCES, Job, Units
+from simulator.oasis.model import GPU, RESOURCES, TrainingJob, Units
 from simulator.oasis.prices import Prices
 
 Deployment = dict[tuple[int, str, int], int]
@@ -21,7 +21,7 @@ Deployment = dict[tuple[int, str, int], int]
 class LiteralPlanner:
     """Algorithm 2 for one job on the ledger as it stands."""
 
-    job: Job
+    job: TrainingJob
     first: int
     ledger: Ledger
     prices: Prices

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from simulator.oasis.model import Instance, Job
+from simulator.oasis.model import Instance, TrainingJob
 
 
-def a_job(job_id: str = "job", **changes: Any) -> Job:
+def a_job(job_id: str = "job", **changes: Any) -> TrainingJob:
     """Return a job of four worker-slots of one GPU and one CPU, two workers at most, one PS for both."""
     fields: dict[str, Any] = {
         "arrival": 0,
@@ -24,7 +24,7 @@ def a_job(job_id: str = "job", **changes: Any) -> Job:
         "sensitivity": 0.5,
         "target": 4.0,
     }
-    return Job(job_id, **(fields | changes))
+    return TrainingJob(job_id, **(fields | changes))
 
 
 def amounts(gpu: int) -> st.SearchStrategy[tuple[float, ...]]:

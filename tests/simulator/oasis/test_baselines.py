@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.oasis.baselines import dorm, drf
-from simulator.oasis.experiment import SCHEDULERS, Case
+from simulator.oasis.experiment import SCHEDULERS, PricedInstance
 from simulator.oasis.ledger import WORKER, Ledger, count_of, role_of
 from simulator.oasis.model import Instance
 from simulator.oasis.prices import fit_prices
 from simulator.oasis.random_instances import draw_history, draw_instance, scale_to_load
-from simulator.oasis.simulation import Run, run
+from simulator.oasis.simulation import InstanceRun, run
 from tests.simulator.oasis.small import a_job, instances
 
 SERVER = (8, 32, 64, 32, 20.0)
 
 
-def play(instance: Instance, name: str, seed: int = 0) -> tuple[Run, dict[int, dict[str, int]]]:
+def play(instance: Instance, name: str, seed: int = 0) -> tuple[InstanceRun, dict[int, dict[str, int]]]:
     """Return the run, and the workers of each job in each slot. `run` raises where a constraint is broken."""
     workers: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
 
@@ -29,8 +29,8 @@ def play(instance: Instance, name: str, seed: int = 0) -> tuple[Run, dict[int, d
             if role_of(lease) == WORKER:
                 workers[slot][lease.request.owner] += count_of(lease)
 
-    case = Case(seed, instance, fit_prices(instance.jobs, instance))
-    result = run(instance, lambda ledger: SCHEDULERS[name](ledger, case), on_slot=watch)
+    priced = PricedInstance(seed, instance, fit_prices(instance.jobs, instance))
+    result = run(instance, lambda ledger: SCHEDULERS[name](ledger, priced), on_slot=watch)
     return result, workers
 
 

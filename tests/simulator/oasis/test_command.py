@@ -79,9 +79,20 @@ def test_figures_and_sweeps_are_written(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         "summary.json", "utility.png", "decision_time.png", "target_gap.png", "ratio_to_optimum.png",
-        "prices.png", "utility_by_jobs.png", "utility_by_servers.png",
+        "prices.png", "utility_by_jobs.png", "utility_by_servers.png", "report.html",
     }  # fmt: skip
     assert json.loads((tmp_path / "summary.json").read_text()) == found
+    page = (tmp_path / "report.html").read_text()
+    assert (
+        page.index("The optimum is proven for 2 of 2 instances") < page.index("<table>") < page.index("<svg")
+    )
+    assert "mathdefault" not in page
+
+
+def test_the_command_says_first_what_came_out() -> None:
+    result = simulate("--seed", 3, "--jobs", 4, "--slots", 10, "--servers", 2, "--algorithms", "oasis,drf")
+    assert result.exit_code == 0, result.output
+    assert "brings the most utility" in result.stdout.splitlines()[0]
 
 
 def test_calibration_reports_its_training_instances() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from simulator.oasis.ledger import PS, WORKER
 from simulator.oasis.milp import Maximisation, Solution
-from simulator.oasis.model import Instance, Job, Units, to_units
+from simulator.oasis.model import Instance, TrainingJob, Units, to_units
 from simulator.oasis.optimum import FixedPlan, find_optimum
 from simulator.oasis.packing import capacity_rows, pack, server_types
 from simulator.oasis.planner import Oasis
@@ -23,7 +23,7 @@ from simulator.oasis.simulation import run
 from tests.simulator.oasis.small import a_job, instances
 
 
-def every_course(job: Job, slots: int) -> list[tuple[int, ...]]:
+def every_course(job: TrainingJob, slots: int) -> list[tuple[int, ...]]:
     """Return every way to spread exactly the job's work over the slots, and the one of not running."""
     ranges = [range(min(job.chunks, job.work) + 1 if slot >= job.arrival else 1) for slot in range(slots)]
     return [(0,) * slots, *(course for course in itertools.product(*ranges) if sum(course) == job.work)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.vgpu.results import Decision, Run
+from simulator.vgpu.results import SandboxDecision, ScenarioRun
 from simulator.vgpu.scenario import Card, Guard, PoolNode, Sandbox, Scenario, Scheduling
 from simulator.vgpu.simulation import simulate
 from simulator.vgpu.tasks import Fluctuation, Profile, Task
@@ -44,8 +44,10 @@ def scenario(
     return replace(plain, **parts)  # type: ignore[arg-type]
 
 
-def watch(where: Scenario, *tasks: Task, use_numba: bool = False) -> tuple[Run, list[Decision]]:
+def watch(
+    where: Scenario, *tasks: Task, use_numba: bool = False
+) -> tuple[ScenarioRun, list[SandboxDecision]]:
     """Simulate; return the run and every decision in it."""
-    seen: list[Decision] = []
+    seen: list[SandboxDecision] = []
     run = simulate(where, 0, tasks=tasks, observers=[seen.append], use_numba=use_numba)
     return run, seen

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from resource_manager.scheduling import allocator
 from simulator.vgpu.pool import Ledger, slices_needed
-from simulator.vgpu.results import Decision, Run
+from simulator.vgpu.results import SandboxDecision, ScenarioRun
 from simulator.vgpu.scenario import Card, Scenario, load_scenario, scenario_names
 from simulator.vgpu.simulation import Simulation, simulate
 from simulator.vgpu.tasks import demand_series, generate
@@ -61,7 +61,7 @@ def test_every_tick_keeps_the_invariants(where: Scenario, seed: int) -> None:
     granted: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     progress: dict[str, float] = defaultdict(float)
 
-    def check(seen: Decision) -> None:
+    def check(seen: SandboxDecision) -> None:
         total = granted[seen.tick, seen.node]
         for i in range(3):
             assert 0 <= seen.granted[i] <= seen.allowed[i] <= seen.demand[i] + SLACK
@@ -122,7 +122,7 @@ def test_runs_are_equal_for_equal_seeds_only() -> None:
     assert simulate(where, 1, use_numba=False) != simulate(where, 2, use_numba=False)
 
 
-def mean_ir(run: Run) -> float:
+def mean_ir(run: ScenarioRun) -> float:
     """Return the mean IR of completed tasks; the tasks cut off by the end of the run are random."""
     return mean(each.interference_ratio or 0 for each in run.outcomes if each.state == "completed")
 
@@ -227,7 +227,7 @@ def test_slices_are_a_hard_limit_and_fill_a_card() -> None:
     kinds = {each.name: each for each in where.profiles if each.name in names}
     where = replace(where, nodes=(where.nodes[1],), profiles=tuple(kinds.values()), duration_s=4.0)
     heavy, small, middle = (kinds[name] for name in names)
-    seen: list[Decision] = []
+    seen: list[SandboxDecision] = []
     tasks = [task(heavy, 0.0, spike=1.0), task(small, 0.1), task(middle, 0.2)]
     simulate(where, 0, tasks=tasks, observers=[seen.append], use_numba=False)
     assert {each.task_id for each in seen} == {"llm-heavy@0"}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from simulator.vgpu.metrics import histogram, summarise
-from simulator.vgpu.results import Outcome, Run
+from simulator.vgpu.results import ScenarioRun, TaskOutcome
 from tests.simulator.vgpu.small import profile, scenario
 
 
 def outcome(
     state: str, arrival_s: float, start_s: float | None, end_s: float, slo_met: bool = False
-) -> Outcome:
+) -> TaskOutcome:
     """Return the outcome of a task whose work takes 10 s at its mean demand."""
     events = {"memory": 0, "bandwidth": 0, "compute": 3 if state == "overtime" else 0}
-    return Outcome(state, "any", state, "n", arrival_s, start_s, end_s, 10.0, slo_met, events)
+    return TaskOutcome(state, "any", state, "n", arrival_s, start_s, end_s, 10.0, slo_met, events)
 
 
 FOUR = (
@@ -27,7 +27,7 @@ FOUR = (
 
 def test_ratios_count_started_tasks_and_rates_count_all() -> None:
     where = scenario(profile("any", 10, 10, 10, work=100, deadline=14))
-    figures = summarise(Run(where, 0, (), FOUR, {}))
+    figures = summarise(ScenarioRun(where, 0, (), FOUR, {}))
     assert (figures["tasks"], figures["started"]) == (4, 3)
     assert figures["slo_rate"] == 1 / 4
     assert figures["drop_rate"] == 3 / 4
@@ -42,7 +42,7 @@ def test_ratios_count_started_tasks_and_rates_count_all() -> None:
 
 def test_durations_are_of_started_tasks_or_of_all_as_their_name_says() -> None:
     where = scenario(profile("any", 10, 10, 10, work=100, deadline=14))
-    figures = summarise(Run(where, 0, (), FOUR, {}))
+    figures = summarise(ScenarioRun(where, 0, (), FOUR, {}))
     # Started: 8, 13, 21 s. The public simulator also counts the task that waited 5 s in vain.
     assert figures["duration_p95_s"] == pytest.approx(13 + 0.9 * 8)
     assert figures["duration_all_p95_s"] == pytest.approx(13 + 0.85 * 8)

@@ -1,0 +1,110 @@
+"""Report of a comparison: a verdict, tables for terminal and page, and the page with the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from simulator.io.files import write_text
+from simulator.oasis.experiment import Comparison
+from simulator.oasis.plots import PriceRecorder, draw_all
+from simulator.present.figures import drawing, picture, same_together, save_png
+from simulator.present.page import Page, Section, render
+from simulator.present.tables import Cell, Column, Table
+from simulator.present.units import duration, number, share
+
+Summary = Mapping[str, Any]
+"""Value of `experiment.summarise`, with `sweeps` and `calibration` where asked for."""
+
+TITLES = {
+    "utility": "Utility by algorithm",
+    "decision_time": "Processor time of a decision",
+    "target_gap": "Slots later than the target",
+    "ratio_to_optimum": "Optimum over utility",
+    "prices": "Price of a worker over time",
+}
+
+
+def write_report(
+    folder: Path, summary: Summary, comparisons: Sequence[Comparison], watch: PriceRecorder | None
+) -> None:
+    """Write `report.html`, and each figure as a PNG file."""
+    with drawing():
+        figures = draw_all(summary, comparisons, watch)
+        pictures = [
+            picture(TITLES.get(name, name.replace("_", " ").capitalize()), figure)
+            for name, figure in figures.items()
+        ]
+        for name, figure in figures.items():
+            save_png(figure, folder / f"{name}.png")
+    sections = [Section("Results", tables=tables(summary)), Section("Figures", pictures=pictures)]
+    page = Page("Training jobs scheduled by resource prices", verdict(summary), sections)
+    write_text(folder / "report.html", render(page))
+
+
+def verdict(summary: Summary) -> list[str]:
+    """Return sentences: which algorithm brings most utility, how far from the optimum, what was fitted."""
+    algorithms = summary["algorithms"]
+    lines = []
+    online = same_together({name: each["utility"] for name, each in algorithms.items() if name != "optimal"})
+    means = sorted(((fmean(each), name) for name, each in online.items()), reverse=True)
+    if means:
+        (most, best), *others = means
+        rest = ", ".join(
+            f"{most / mean:.2f} times that of {name}" if mean > 0 else f"{name} none" for mean, name in others
+        )
+        runs = len(summary["seeds"])
+        lines.append(
+            f"{best} brings {'the most' if rest else 'a'} utility{':' if rest else ' of'} {number(most, 1)}"
+            f"{f' on average over {runs} instances' if runs > 1 else ''}{f', {rest}' if rest else ''}."
+        )
+    optimal = algorithms.get("optimal")
+    if optimal:
+        for name, each in algorithms.items():
+            ratios = [ratio for ratio in each.get("optimal_over_utility", ()) if ratio is not None]
+            if name == "oasis" and ratios:
+                lines.append(
+                    f"The optimum is {fmean(ratios):.3f} times OASiS's utility on average, {max(ratios):.3f}"
+                    " times at worst."
+                )
+        lines.append(
+            f"The optimum is proven for {sum(optimal['proven'])} of {len(optimal['proven'])} instances, with"
+            f" a gap of at most {share(max(optimal['gap']), 2)}, in {duration(fmean(optimal['seconds']))} on"
+            " average."
+        )
+    if "calibration" in summary:
+        fitted = summary["calibration"]
+        lines.append(
+            f"Calibrated on {fitted['trained_on']} other instances: utility floor"
+            f" {fitted['utility_floor']:g}, eta {fitted['eta']:.3g}."
+        )
+    return lines
+
+
+def tables(summary: Summary) -> list[Table]:
+    """Return the means over the instances, a row per algorithm, and a table for every sweep."""
+    columns = [
+        Column("algorithm", "text"),
+        *(Column(name, digits=1) for name in ("utility", "accepted", "completed")),
+        Column("decision", "time", 2),
+        Column("optimum / utility", digits=3),
+    ]
+    rows: list[list[Cell]] = []
+    for name, figures in summary["algorithms"].items():
+        ratios = [ratio for ratio in figures.get("optimal_over_utility", ()) if ratio is not None]
+        spent = figures.get("decision_ms_mean")
+        means = [fmean(figures[key]) for key in ("utility", "accepted", "completed")]
+        rows.append(
+            [name, *means, None if spent is None else spent / 1000, fmean(ratios) if ratios else None]
+        )
+    found = [Table(columns, rows, f"means over {len(summary['seeds'])} instance(s)")]
+    for axis, points in summary.get("sweeps", {}).items():
+        names = [Column("algorithm", "text"), *(Column(value, digits=1) for value in points)]
+        means_by: list[list[Cell]] = [
+            [name, *(fmean(point["algorithms"][name]["utility"]) for point in points.values())]
+            for name in summary["algorithms"]
+        ]
+        found.append(Table(names, means_by, f"mean utility by {axis}"))
+    return found
