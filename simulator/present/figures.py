@@ -138,10 +138,12 @@ def draw_lines(
 
 
 def legend_below(axes: Any) -> None:
-    """Put the legend under the axes, where it hides nothing, if there is anything to name."""
+    """Put the legend, if there is anything to name, under the axes, and make the figure that much higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = 1 if max(map(len, labels)) > LEGEND_CHARACTERS / 3 else 3
+        rows = sum(label.count("\n") + 1 for label in labels) / columns
+        axes.figure.set_figheight(axes.figure.get_figheight() + 0.18 * rows)
         axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)
 
 
@@ -182,6 +184,7 @@ def draw_stacked(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[f
         colour = SERIES_COLOURS[place % len(SERIES_COLOURS)]
         axes.barh(range(len(names)), values, left=left, label=text, color=colour, height=0.65)
         left = [before + value for before, value in zip(left, values, strict=True)]
+    axes.xaxis.set_major_formatter("{x:,g}")
     _name_rows(axes, names)
     legend_below(axes)
 

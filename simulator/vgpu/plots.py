@@ -184,7 +184,7 @@ def stacked(
     shares: bool = False,
 ) -> Any:
     """Draw one stacked bar per scenario."""
-    figure, axes = new_figure(height=height_of(len(names)) + 0.4)
+    figure, axes = new_figure(height=height_of(len(names)))
     draw_stacked(axes, names, parts)
     if shares:
         show_shares(axes.xaxis)
