@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import east_asian_width
 
 from simulator.io.files import write_atomically
 from simulator.present.palette import HEAT, SERIES_COLOURS, VARIABLES, light, style_of
@@ -18,7 +19,7 @@ from simulator.present.units import time_unit
 
 WIDTH, HEIGHT = 5.6, 3.2
 """Inches of a usual figure: its text stays readable on a page of 390 pixels."""
-LEGEND_CHARACTERS = 62
+LEGEND_CHARACTERS = 70
 MANY_BARS = 2000
 """Bars above which a Gantt chart is kept in a page as a picture, not as one shape each."""
 
@@ -70,7 +71,6 @@ def drawing(fonts: Sequence[str] = ("DejaVu Sans",)) -> Iterator[None]:
         "legend.fontsize": 9,
         "figure.dpi": 72,
         "figure.constrained_layout.use": True,
-        "savefig.bbox": "tight",
         "svg.fonttype": "none",
     }
     with matplotlib.rc_context(settings):
@@ -102,6 +102,7 @@ def picture(title: str, figure: Any, *, wide: bool = False) -> Picture:
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(text, format="svg", dpi=150, transparent=True, metadata={"Date": None})
+    figure.set_layout_engine("none")  # laid out now; a PNG file of it need not do it again
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
@@ -131,7 +132,7 @@ def draw_lines(
     """Draw the curves of each name (one per run) in one colour; equal ones once, named together."""
     for place, (name, curves) in enumerate(same_together(series).items()):
         for run, (across, up) in enumerate(curves):
-            label = textwrap.fill(name, LEGEND_CHARACTERS, subsequent_indent="  ") if run == 0 else None
+            label = textwrap.fill(name, LEGEND_CHARACTERS - 8, subsequent_indent="  ") if run == 0 else None
             draw_style = "steps-post" if steps else "default"
             axes.plot(across, up, drawstyle=draw_style, marker=marker, label=label, **style_of(place))
     legend_below(axes)
@@ -141,7 +142,8 @@ def legend_below(axes: Any) -> None:
     """Put the legend, if there is anything to name, under the axes, and make the figure that much higher."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        columns = 1 if max(map(len, labels)) > LEGEND_CHARACTERS / 3 else 3
+        widest = 6 + max(len(label) + sum(east_asian_width(c) in "WF" for c in label) for label in labels)
+        columns = max(1, min(3, LEGEND_CHARACTERS // widest))
         rows = sum(label.count("\n") + 1 for label in labels) / columns
         axes.figure.set_figheight(axes.figure.get_figheight() + 0.18 * rows)
         axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)

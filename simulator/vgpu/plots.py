@@ -160,7 +160,7 @@ def ir_cdf(ratios: Mapping[str, Sequence[float]], labels: Labels) -> Any:
     draw_lines(axes, curves, steps=True)
     axes.axvline(1.25, color=light("quiet"), linestyle=":", linewidth=1)
     axes.set_xlabel(labels("interference ratio (actual / ideal duration)"))
-    axes.set_ylabel(labels("share of started tasks"))
+    axes.set_title(labels("share of started tasks"), fontweight="normal")  # too long for the height
     show_shares(axes.yaxis)
     return figure
 
