@@ -11,7 +11,7 @@ import click
 from simulator.cli import FiniteRange, InputErrors
 from simulator.oasis.baselines import Drf
 from simulator.oasis.calibrate import calibrate
-from simulator.oasis.experiment import Comparison, PricedInstance, compare
+from simulator.oasis.experiment import Comparison, OasisCase, compare
 from simulator.oasis.model import Instance
 from simulator.oasis.optimum import Optimum, find_optimum
 from simulator.oasis.prices import ETA, OUTLIERS, UTILITY_FLOOR, fit_prices
@@ -32,18 +32,16 @@ def ten_jobs(seed: int, load: float = 1.0) -> Instance:
     return draw_instance(seed, jobs=10, slots=30, servers=5, load=load)
 
 
-def priced(
-    seed: int, instance: Instance, parameters: Parameters, low: float = 1, high: float = 1
-) -> PricedInstance:
+def case(seed: int, instance: Instance, parameters: Parameters, low: float = 1, high: float = 1) -> OasisCase:
     """Return the instance with prices estimated from a history of other jobs."""
     prices = fit_prices(draw_history(instance, seed), instance, *parameters, OUTLIERS)
-    return PricedInstance(seed, instance, prices.scaled(low, high))
+    return OasisCase(seed, instance, prices.scaled(low, high))
 
 
 def utilities(
     seeds: Sequence[int], load: float, parameters: Parameters, names: Sequence[str]
 ) -> list[Comparison]:
-    return [compare(priced(seed, ten_jobs(seed, load), parameters), names) for seed in seeds]
+    return [compare(case(seed, ten_jobs(seed, load), parameters), names) for seed in seeds]
 
 
 def train(load: float, count: int) -> Parameters:
@@ -67,7 +65,7 @@ def parameters(training: int) -> None:
             for eta in (None, 2.0, 1.0, ETA, 0.25, 0.125):
                 prices = [fit_prices(jobs, each, UTILITY_FLOOR, eta, outliers) for each, jobs in drawn]
                 trained = [
-                    PricedInstance(0, each, fitted) for (each, _), fitted in zip(drawn, prices, strict=True)
+                    OasisCase(0, each, fitted) for (each, _), fitted in zip(drawn, prices, strict=True)
                 ]
                 mean = fmean(compare(each, ["oasis"]).runs["oasis"].utility for each in trained)
                 found.append(f"{'proof' if eta is None else f'{eta:g}'} {mean / drf:.3f}")
@@ -96,8 +94,8 @@ def ratio(seeds: Sequence[int], training: int, time_limit_s: float) -> None:
     optima = find_optima({seed: ten_jobs(seed) for seed in seeds}, "T = 30, homogeneous", time_limit_s)
     for label, parameters in variants(1.0, training).items():
         comparisons = utilities(seeds, 1.0, parameters, ["oasis"])
-        ratios = [optima[each.priced.seed].bound / each.runs["oasis"].utility for each in comparisons]
-        alphas = [each.priced.prices.alpha for each in comparisons]
+        ratios = [optima[each.case.seed].bound / each.runs["oasis"].utility for each in comparisons]
+        alphas = [each.case.prices.alpha for each in comparisons]
         broken = sum(not 1 - 1e-6 <= x <= 2 * alpha for x, alpha in zip(ratios, alphas, strict=True))
         print(
             f"load 1, {label}: optimum / OASiS {fmean(ratios):.3f} mean, {max(ratios):.2f} worst; "
@@ -131,7 +129,7 @@ def speed(seeds: Sequence[int]) -> None:
         means = []
         for seed in seeds:
             instance = draw_instance(seed, jobs=100, slots=100, servers=50, load=load)
-            decisions = compare(priced(seed, instance, DEFAULT), ["oasis"]).runs["oasis"].decision_s
+            decisions = compare(case(seed, instance, DEFAULT), ["oasis"]).runs["oasis"].decision_s
             means.append(1000 * fmean(decisions))
         print(
             f"decision, T = 100, 50 + 50 servers, 100 jobs, load {load:g}: "
@@ -154,13 +152,13 @@ def misestimate(seeds: Sequence[int], training: int) -> None:
         print(f"{label} prices: utility {base:.1f}, means over {len(seeds)} seeds")
         for low, high in ((0.5, 1), (2, 1), (1, 0.5), (1, 2), (0.5, 0.5), (2, 2)):
             found = fmean(
-                compare(priced(seed, ten_jobs(seed), parameters, low, high), ["oasis"]).runs["oasis"].utility
+                compare(case(seed, ten_jobs(seed), parameters, low, high), ["oasis"]).runs["oasis"].utility
                 for seed in seeds
             )
             print(f"  L x {low:g}, U x {high:g}: {found / base - 1:+.2%}")
     base = fmean(run.runs["oasis"].utility for run in utilities(seeds, 1.0, DEFAULT, ["oasis"]))
     clairvoyant = fmean(
-        compare(PricedInstance(seed, instance, fit_prices(instance.jobs, instance)), ["oasis"])
+        compare(OasisCase(seed, instance, fit_prices(instance.jobs, instance)), ["oasis"])
         .runs["oasis"]
         .utility
         for seed in seeds

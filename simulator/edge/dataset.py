@@ -58,7 +58,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobGraph:
     """Graph of tasks that arrives as a whole; `task_ids` in the order of the table."""
 
     job_id: int
@@ -99,7 +99,7 @@ class Dataset:
 
     name: str
     categories: dict[int, Category]
-    jobs: dict[int, Job]
+    jobs: dict[int, JobGraph]
     tasks: dict[int, Task]
     devices: tuple[Device, ...]
     cpus: npt.NDArray[np.int32]

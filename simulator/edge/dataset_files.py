@@ -16,7 +16,7 @@ from simulator.edge.dataset import (
     Category,
     Dataset,
     Device,
-    Job,
+    JobGraph,
     Kind,
     Task,
 )
@@ -169,7 +169,9 @@ def _read_ue_metric(tables: _Tables, devices: tuple[Device, ...], capacity: Any,
             raise tables.fail("ue_metric", f"UEId {device.device_id} is online at {at} but has no row for it")
 
 
-def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[int, Job], dict[int, Task]]:
+def _read_jobs(
+    tables: _Tables, categories: dict[int, Category]
+) -> tuple[dict[int, JobGraph], dict[int, Task]]:
     arrivals = {}
     for job_id, (row, (_, arrival_s)) in tables.keyed("job_table").items():
         if arrival_s > MAX_TIME_S:
@@ -198,7 +200,7 @@ def _read_jobs(tables: _Tables, categories: dict[int, Category]) -> tuple[dict[i
     for job_id, task_ids in members.items():
         if not task_ids:
             raise tables.fail("job_table", f"JobId {job_id} has no task in task_table.csv")
-    return {job_id: Job(job_id, at, tuple(members[job_id])) for job_id, at in arrivals.items()}, tasks
+    return {job_id: JobGraph(job_id, at, tuple(members[job_id])) for job_id, at in arrivals.items()}, tasks
 
 
 def _edges(row: Row, column: str) -> tuple[tuple[int, int], ...]:

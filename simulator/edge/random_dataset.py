@@ -11,7 +11,7 @@ from simulator.edge.dataset import (
     Category,
     Dataset,
     Device,
-    Job,
+    JobGraph,
     Task,
 )
 
@@ -68,12 +68,12 @@ def generate(
             _fill(random, rates[row], device, 0, int(10 ** random.uniform(0.5, 2)), changes=12)
             _fill(random, links[row], device, 0, stations - 1, changes=1)
     tasks: dict[int, Task] = {}
-    drawn: dict[int, Job] = {}
+    drawn: dict[int, JobGraph] = {}
     arrivals = np.sort(random.integers(0, ARRIVALS_END_S + 1, jobs)).tolist()
     for job_id, arrival_s in enumerate(arrivals):
         members = _graph(random, job_id, len(tasks), between(1, 2 * tasks_per_job - 1))
         tasks.update((task.task_id, task) for task in members)
-        drawn[job_id] = Job(job_id, arrival_s, tuple(task.task_id for task in members))
+        drawn[job_id] = JobGraph(job_id, arrival_s, tuple(task.task_id for task in members))
     name = f"generated-{seed}"
     return Dataset(name, categories, drawn, tasks, tuple(devices), cpus, memory, rates, links)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from operator import attrgetter
 
-from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Dataset, Device, Job, Kind, Task
+from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Dataset, Device, JobGraph, Kind, Task
 from simulator.edge.environment import Environment, Executor, check_feasible
 from simulator.progress import Progress, no_progress
 
@@ -60,7 +60,7 @@ class _RankedJob:
 
     __slots__ = ("critical_s", "job", "ready", "topological", "work_s")
 
-    def __init__(self, job: Job, dataset: Dataset) -> None:
+    def __init__(self, job: JobGraph, dataset: Dataset) -> None:
         self.job = job
         self.topological = topological_order(job, dataset)
         self.critical_s = self.work_s = 0
@@ -79,7 +79,7 @@ class _RankedJob:
         self.ready = [task for task in self.topological if task.task_id in environment.executable]
 
 
-def topological_order(job: Job, dataset: Dataset) -> list[Task]:
+def topological_order(job: JobGraph, dataset: Dataset) -> list[Task]:
     """Return the tasks of a job, parents before children."""
     left = {task_id: len(dataset.tasks[task_id].parents) for task_id in job.task_ids}
     order = [task_id for task_id in job.task_ids if not left[task_id]]

@@ -19,7 +19,7 @@ from simulator.oasis.simulation import InstanceRun, OnSlot, Scheduler, run
 
 
 @dataclass(frozen=True, slots=True)
-class PricedInstance:
+class OasisCase:
     """One instance to schedule: the seed of an algorithm's random draws, and the prices for OASiS."""
 
     seed: int
@@ -30,15 +30,15 @@ class PricedInstance:
 class MakeScheduler(Protocol):
     """Factory of the scheduler of a case on an empty ledger."""
 
-    def __call__(self, ledger: Ledger, priced: PricedInstance) -> Scheduler: ...
+    def __call__(self, ledger: Ledger, case: OasisCase) -> Scheduler: ...
 
 
 SCHEDULERS: dict[str, MakeScheduler] = {
-    "oasis": lambda ledger, priced: Oasis(ledger, priced.prices),
-    "fifo": lambda ledger, priced: Fifo(ledger, priced.seed),
-    "drf": lambda ledger, priced: Drf(ledger),
-    "rrh": lambda ledger, priced: Rrh(ledger, priced.seed),
-    "dorm": lambda ledger, priced: Dorm(ledger, priced.instance),
+    "oasis": lambda ledger, case: Oasis(ledger, case.prices),
+    "fifo": lambda ledger, case: Fifo(ledger, case.seed),
+    "drf": lambda ledger, case: Drf(ledger),
+    "rrh": lambda ledger, case: Rrh(ledger, case.seed),
+    "dorm": lambda ledger, case: Dorm(ledger, case.instance),
 }
 """Algorithm -> factory of its scheduler."""
 
@@ -50,13 +50,13 @@ ALGORITHMS = (*SCHEDULERS, "optimal")
 class Comparison:
     """The runs on one case by algorithm, and the optimum where it was requested."""
 
-    priced: PricedInstance
+    case: OasisCase
     runs: dict[str, InstanceRun]
     optimum: Optimum | None
 
 
 def compare(
-    priced: PricedInstance,
+    case: OasisCase,
     algorithms: Sequence[str],
     *,
     reoffer_after: int = 0,
@@ -68,16 +68,16 @@ def compare(
     optimum = None
     for name in algorithms:
         if name == "optimal":
-            optimum = find_optimum(priced.instance, time_limit_s)
-            runs[name] = run(priced.instance, partial(FixedPlan, plan=optimum.plan))
+            optimum = find_optimum(case.instance, time_limit_s)
+            runs[name] = run(case.instance, partial(FixedPlan, plan=optimum.plan))
         else:
             runs[name] = run(
-                priced.instance,
-                partial(SCHEDULERS[name], priced=priced),
+                case.instance,
+                partial(SCHEDULERS[name], case=case),
                 reoffer_after=reoffer_after if name == "oasis" else 0,
                 on_slot=on_slot if name == "oasis" else None,
             )
-    return Comparison(priced, runs, optimum)
+    return Comparison(case, runs, optimum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Method:
     def compare(self, instance: Instance, seed: int, on_slot: OnSlot | None = None) -> Comparison:
         """Return the comparison of every algorithm on the instance."""
         return compare(
-            PricedInstance(seed, instance, self.fit(instance, seed)),
+            OasisCase(seed, instance, self.fit(instance, seed)),
             self.algorithms,
             reoffer_after=self.reoffer_after,
             time_limit_s=self.time_limit_s,
@@ -126,7 +126,7 @@ def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             decisions = [spent for each in mine for spent in each.decision_s]
             algorithms[name]["decision_ms_mean"] = 1000 * statistics.fmean(decisions) if decisions else 0.0
         if name == "oasis":
-            algorithms[name]["alpha"] = [comparison.priced.prices.alpha for comparison in comparisons]
+            algorithms[name]["alpha"] = [comparison.case.prices.alpha for comparison in comparisons]
     optima = [comparison.optimum for comparison in comparisons if comparison.optimum is not None]
     if optima:
         algorithms["optimal"] |= {
@@ -143,9 +143,9 @@ def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 ]
     return {
         "algorithms": algorithms,
-        "load": [comparison.priced.instance.load() for comparison in comparisons],
-        "seeds": [comparison.priced.seed for comparison in comparisons],
-        "jobs": [len(comparison.priced.instance.jobs) for comparison in comparisons],
+        "load": [comparison.case.instance.load() for comparison in comparisons],
+        "seeds": [comparison.case.seed for comparison in comparisons],
+        "jobs": [len(comparison.case.instance.jobs) for comparison in comparisons],
     }
 
 

@@ -28,7 +28,7 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class JobOutcome:
+class JobResult:
     """Result of a job: the slot it finished in, if it did, and its utility."""
 
     job: TrainingJob
@@ -46,7 +46,7 @@ class JobOutcome:
 class InstanceRun:
     """The outcome of every job, in order of the instance, and the processor time of each decision."""
 
-    outcomes: tuple[JobOutcome, ...]
+    outcomes: tuple[JobResult, ...]
     decision_s: tuple[float, ...]
 
     @property
@@ -111,7 +111,7 @@ def run(
     share_s = booking_s / max(1, len(arriving_s))
     return InstanceRun(
         tuple(
-            JobOutcome(
+            JobResult(
                 job,
                 job.job_id in accepted,
                 completion.get(job.job_id),

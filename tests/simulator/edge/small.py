@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.edge.dataset import METRIC_PERIOD_S, NO_METRIC, Category, Dataset, Device, Job, Kind, Task
+from simulator.edge.dataset import METRIC_PERIOD_S, NO_METRIC, Category, Dataset, Device, JobGraph, Kind, Task
 
 PREPARE_S = 3
 EXECUTOR = 2
@@ -51,7 +51,7 @@ def world(
     rate = np.full((ues, METRIC_PERIOD_S), 10, dtype=np.int32)
     link = np.full_like(rate, 1 if stations else NO_METRIC)
     tasks: dict[int, Task] = {}
-    drawn: dict[int, Job] = {}
+    drawn: dict[int, JobGraph] = {}
     for job_id, (arrival_s, compute_s, chain, data) in enumerate(jobs):
         ids = range(len(tasks), len(tasks) + len(compute_s))
         for task_id, seconds in zip(ids, compute_s, strict=True):
@@ -59,7 +59,7 @@ def world(
             children = ((task_id + 1, data),) if chain and task_id + 1 < ids.stop else ()
             category = categories[task_id] if categories else 0
             tasks[task_id] = Task(task_id, job_id, category, parents, children, seconds)
-        drawn[job_id] = Job(job_id, arrival_s, tuple(ids))
+        drawn[job_id] = JobGraph(job_id, arrival_s, tuple(ids))
     sizes = {each: EXECUTOR * (3 if each == LARGE else 1) for each in {0, *categories}}
     known = {each: Category(each, size, size, PREPARE_S) for each, size in sizes.items()}
     return Dataset("made", known, drawn, tasks, devices, capacity, capacity, rate, link)

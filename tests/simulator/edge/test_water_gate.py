@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.edge.dataset import Dataset, Job, Task
+from simulator.edge.dataset import Dataset, JobGraph, Task
 from simulator.edge.plan import Plan
 from simulator.edge.water_gate import plan_water_gate
 from tests.simulator.edge.small import LARGE, PREPARE_S, job, world
@@ -41,7 +41,7 @@ def test_running_tasks_are_not_part_of_the_critical_path() -> None:
 def test_the_task_with_most_children_goes_first_then_the_longest() -> None:
     """Task 0 of 9 s has a child, tasks 2 and 3 have none."""
     dataset = world(job(0, 9, 1, chain=True), job(0, 8, 12))
-    jobs = {0: Job(0, 0, (0, 1, 2, 3))}
+    jobs = {0: JobGraph(0, 0, (0, 1, 2, 3))}
     tasks = {
         task_id: Task(task_id, 0, 0, task.parents, task.children, task.compute_s)
         for task_id, task in dataset.tasks.items()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.oasis.baselines import dorm, drf
-from simulator.oasis.experiment import SCHEDULERS, PricedInstance
+from simulator.oasis.experiment import SCHEDULERS, OasisCase
 from simulator.oasis.ledger import WORKER, Ledger, count_of, role_of
 from simulator.oasis.model import Instance
 from simulator.oasis.prices import fit_prices
@@ -29,8 +29,8 @@ def play(instance: Instance, name: str, seed: int = 0) -> tuple[InstanceRun, dic
             if role_of(lease) == WORKER:
                 workers[slot][lease.request.owner] += count_of(lease)
 
-    priced = PricedInstance(seed, instance, fit_prices(instance.jobs, instance))
-    result = run(instance, lambda ledger: SCHEDULERS[name](ledger, priced), on_slot=watch)
+    case = OasisCase(seed, instance, fit_prices(instance.jobs, instance))
+    result = run(instance, lambda ledger: SCHEDULERS[name](ledger, case), on_slot=watch)
     return result, workers
 
 
