@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 
 from resource_manager.core.changes import Drained, InventoryChanged, Restored
@@ -12,6 +11,7 @@ from resource_manager.scheduling.allocator import grant, release
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
 from simulator.edge.plan import Add, Commands, Match, Plan
 from simulator.edge.transfers import transfer_s, upload_s
+from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 
 NEVER_S = 1 << 30
@@ -63,7 +63,7 @@ class Environment:
         self.executable: dict[int, None] = {}  # in the order in which they became executable
         self._kept_on: dict[int, Device] = {}
         self._parents_left = {task.task_id: len(task.parents) for task in dataset.tasks.values()}
-        self._ends: list[tuple[int, int, int, Device]] = []
+        self._ends: EventQueue[tuple[int, Executor, Device]] = EventQueue()
         self._last_executor_id = -1
         self._arrivals: dict[int, list[int]] = {}
         for job in dataset.jobs.values():
@@ -140,7 +140,7 @@ class Environment:
         expected = self.expected_end(task_id, executor.device, self.now)
         executor.free_from_s = NEVER_S if expected is None else expected[0]
         if expected is not None:
-            heapq.heappush(self._ends, (expected[0], task_id, executor.executor_id, expected[1]))
+            self._ends.schedule(expected[0], (task_id, executor, expected[1]), priority=task_id)
 
     def _step(self) -> Commands:
         return self.plan.setdefault(self.now, Commands())
@@ -159,8 +159,8 @@ class Environment:
     def advance(self) -> None:
         """Advance one second: ends, capacity of base stations and user devices, devices offline, arrivals."""
         before, self.now = self.now, self.now + 1
-        while self._ends and self._ends[0][0] <= self.now:
-            self._complete(*heapq.heappop(self._ends))
+        for event in self._ends.pop_due(self.now):
+            self._complete(*event)
         second = self.now % METRIC_PERIOD_S
         changes = [
             change for change in self.dataset.capacity_changes.get(second, ()) if change[0] in self.nodes
@@ -180,13 +180,12 @@ class Environment:
                 self.cluster.apply(Restored(self.nodes[index].name, self.now))
         self._arrive()
 
-    def _complete(self, end: int, task_id: int, executor_id: int, kept_on: Device) -> None:
-        executor = self.running.get(task_id)
-        if executor is None or executor.executor_id != executor_id or executor.free_from_s != end:
+    def _complete(self, task_id: int, executor: Executor, kept_on: Device) -> None:
+        if self.running.get(task_id) is not executor:
             return  # it was killed meanwhile
         del self.running[task_id]
         executor.task_id = None
-        self.end_s[task_id] = end
+        self.end_s[task_id] = executor.free_from_s
         self._kept_on[task_id] = kept_on
         self.touched_jobs.add(self.dataset.tasks[task_id].job_id)
         for child, _ in self.dataset.tasks[task_id].children:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from dataclasses import dataclass
 
 from simulator.edge.dataset import METRIC_PERIOD_S, Dataset, Device
 from simulator.edge.plan import Add, Commands, Match, Plan
 from simulator.edge.transfers import transfer_s, upload_s
+from simulator.engine import EventQueue
 
 UNFINISHED_JCT_S = 10_000
 """Completion time (s) counted for a job that never ends."""
@@ -78,7 +78,7 @@ class _Replay:
         self.end_s: dict[int, int] = {}
         self.kept_on: dict[int, Device] = {}
         # (end, task, second of its match, device that keeps the data); the match tells it from a killed run
-        self.ends: list[tuple[int, int, int, int]] = []
+        self.ends: EventQueue[tuple[int, int, int, Device]] = EventQueue()
         self.runs: list[TaskRun] = []
         self.failed: Counter[str] = Counter()
 
@@ -182,15 +182,14 @@ class _Replay:
                 return
             end += uploaded[0]
             kept_on = uploaded[1]
-        heapq.heappush(self.ends, (end, task_id, executor.matched_s, kept_on.index))
+        self.ends.schedule(end, (end, task_id, executor.matched_s, kept_on), priority=task_id)
 
     def advance(self) -> None:
         """Advance one second, with the events in the same order as in `Environment.advance`."""
         before = self.now
         self.now = now = before + 1
-        ends = self.ends
-        while ends and ends[0][0] <= now:
-            self.complete(*heapq.heappop(ends))
+        for event in self.ends.pop_due(now):
+            self.complete(*event)
         second = now % METRIC_PERIOD_S
         for device, cpus, memory in self.dataset.capacity_changes.get(second, ()):
             self.resize(device, cpus, memory)
@@ -198,14 +197,14 @@ class _Replay:
             for executor in list(self.on_device[device].values()):
                 self.drop(executor)
 
-    def complete(self, end: int, task_id: int, matched_s: int, kept_on: int) -> None:
+    def complete(self, end: int, task_id: int, matched_s: int, kept_on: Device) -> None:
         executor = self.running.get(task_id)
         if executor is None or executor.matched_s != matched_s:
             return  # it was killed meanwhile
         del self.running[task_id]
         executor.task_id = None
         self.end_s[task_id] = end
-        self.kept_on[task_id] = self.dataset.devices[kept_on]
+        self.kept_on[task_id] = kept_on
         self.ran(executor, task_id, end, completed=True)
         for child, _ in self.dataset.tasks[task_id].children:
             if child in self.running:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from resource_manager.core.models import Lease
+from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 from simulator.oasis.ledger import PS, WORKER, Ledger, count_of, role_of
 from simulator.oasis.model import BANDWIDTH, RESOURCES, UNITS, Amounts, Instance, TrainingJob, to_units
@@ -77,10 +78,10 @@ def run(
     """
     ledger = Ledger(instance)
     scheduler = scheduler_on(ledger)
-    offers: dict[int, list[TrainingJob]] = defaultdict(list)
+    offers: EventQueue[TrainingJob] = EventQueue()
     for job in instance.jobs:
         if job.arrival + job.shortest_duration <= instance.slots:
-            offers[job.arrival].append(job)
+            offers.schedule(job.arrival, job)
     remaining: dict[str, int] = {}
     jobs = {job.job_id: job for job in instance.jobs}
     accepted: set[str] = set()
@@ -88,7 +89,7 @@ def run(
     arriving_s: list[float] = []
     booking_s = 0.0
     for slot in range(instance.slots):
-        for job in offers[slot]:
+        for job in offers.pop_due(slot):
             started = time.process_time()
             taken = scheduler.arrive(job, slot)
             arriving_s.append(time.process_time() - started)
@@ -96,7 +97,7 @@ def run(
                 remaining[job.job_id] = job.work
                 accepted.add(job.job_id)
             elif reoffer_after:
-                offers[slot + reoffer_after].append(job)
+                offers.schedule(slot + reoffer_after, job)
         started = time.process_time()
         scheduler.begin_slot(slot, remaining)
         booking_s += time.process_time() - started
