@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from resource_manager.errors import how_to_install
 from simulator.io.files import write_json
-from simulator.report import pyplot, save_figure
+from simulator.present.figures import drawing, legend_below, new_figure, save_png
+from simulator.present.palette import light, style_of
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.env import RENT_WEIGHT, ServerlessEnv
 from simulator.serverless.run import run
@@ -141,14 +142,15 @@ def train(steps: int, seed: int, evaluations: int = 30) -> tuple[Choose, list[tu
 
 def draw_curve(curve: list[tuple[int, float]], returns: dict[str, float], path: Path) -> None:
     """Draw the learning curve and the returns of the heuristics on the same episodes."""
-    figure, axes = pyplot().subplots(figsize=(7.5, 4))
-    axes.plot(*zip(*curve, strict=True), color="black", linewidth=2, label="MaskablePPO")
-    for number, (name, value) in enumerate(returns.items()):
-        axes.axhline(value, linestyle="--", linewidth=1, color=f"C{number}", label=name)
-    axes.set_xlabel("training steps (decisions)")
-    axes.set_ylabel("mean return, 10 held-out episodes")
-    axes.legend(fontsize=8, loc="lower right")
-    save_figure(figure, path)
+    with drawing():
+        figure, axes = new_figure()
+        axes.plot(*zip(*curve, strict=True), color=light("ink"), linewidth=2, label="MaskablePPO")
+        for place, (name, value) in enumerate(returns.items()):
+            axes.axhline(value, linewidth=1, label=name, **style_of(place))
+        axes.set_xlabel("training steps (decisions)")
+        axes.set_ylabel("mean return, 10 held-out episodes")
+        legend_below(axes)
+        save_png(figure, path)
 
 
 @click.command()
