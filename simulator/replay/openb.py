@@ -25,11 +25,12 @@ from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv, read_json
 from simulator.progress import Progress, no_progress
-from simulator.replay.workload import reject_oversized
+from simulator.replay.workload import shapes_that_never_fit
 
 NODE_LIST = "openb_node_list_gpu_node.csv"
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
-POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
+POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+"""Columns that every pod list has; without `gpu_spec` a pod accepts any type."""
 ARRIVING_PERCENT = 130
 """Pods arrive until they have requested this fraction of all GPUs."""
 
@@ -38,11 +39,17 @@ PLACED_PER_REPORT = 512
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Nodes in tie-breaking order, the pods of the original list, and the pods in order of arrival."""
+    """Nodes in tie-breaking order, the pods of the original list, and the pods in order of arrival.
+
+    `misfit_rows` are the pods of the list, and `misfits` the arrivals, that no node could take even when
+    empty: published results count them as arrived, and so do these.
+    """
 
     nodes: tuple[Node, ...]
     pods: tuple[Request, ...]
     arrivals: tuple[Request, ...]
+    misfit_rows: int = 0
+    misfits: int = 0
 
     @property
     def gpu_milli(self) -> int:
@@ -89,7 +96,7 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
     requests = tuple(_request(row) for row in rows)
     if not requests:
         raise InputError("the pod list is empty", path=path)
-    reject_oversized("pod", zip(rows, requests, strict=True), nodes)
+    misfits = shapes_that_never_fit(requests, nodes)
     fixture = folder / "fixtures" / f"{pods}.json.gz"
     if fixture.exists():
         order, rank = _read_fixture(fixture, seed, len(requests), len(nodes))
@@ -97,7 +104,10 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
         order, rank = _draw(requests, nodes, seed)
     arrivals = tuple(_arrival(requests[row], place) for place, row in enumerate(order))
     ranked = tuple(node for _, node in sorted(zip(rank, nodes, strict=True), key=lambda pair: pair[0]))
-    return Trace(ranked, requests, arrivals)
+    misfit_rows, misfit_arrivals = (
+        sum(pod.shape in misfits for pod in pods) for pods in (requests, arrivals)
+    )
+    return Trace(ranked, requests, arrivals, misfit_rows, misfit_arrivals)
 
 
 def read_nodes(path: Path) -> list[Node]:
@@ -298,6 +308,8 @@ def replay(
         "policy": policy_name,
         "pods": len(placed.steps),
         "placed": placed.count,
+        "never_fit": trace.misfits,
+        "never_fit_rows": trace.misfit_rows,
         "allocated_percent": rows[-1][1],
         "frag_ratio_percent": round(rows[-1][3], 2),
         "wall_s": round(placed.wall_s, 3),

@@ -91,7 +91,7 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
         if job.request.lease_id in names:
             raise row.fail(f"job {job.request.lease_id!r} appears twice")
         names.add(job.request.lease_id)
-    reject_oversized("job", zip(rows, (job.request for job in jobs), strict=True), nodes)
+    _reject_misfits(rows, jobs, nodes)
     jobs.sort(key=lambda job: job.submitted_at)
     return Workload(
         jobs_path.stem,
@@ -100,21 +100,28 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
     )
 
 
-def reject_oversized(what: str, asked: Iterable[tuple[Row, Request]], nodes: Sequence[Node]) -> None:
-    """Raise `InputError` for a row that no node could ever take, even an empty one."""
+def shapes_that_never_fit(requests: Iterable[Request], nodes: Sequence[Node]) -> set[tuple[object, ...]]:
+    """Return the shapes of the requests that no node could take even when empty."""
+    by_shape = {request.shape: request for request in requests}
+    return {
+        shape
+        for shape, request in by_shape.items()
+        if not any(could_ever_fit(node, request) for node in nodes)
+    }
+
+
+def _reject_misfits(rows: Sequence[Row], jobs: Sequence[Job], nodes: Sequence[Node]) -> None:
+    """Raise `InputError` for the first job that names an unknown GPU type or is larger than any node."""
+    misfits = shapes_that_never_fit((job.request for job in jobs), nodes)
     types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
-    shapes: set[tuple[object, ...]] = set()
-    for row, request in asked:
-        if request.shape in shapes:
-            continue
-        shapes.add(request.shape)
+    for row, request in zip(rows, (job.request for job in jobs), strict=True):
         for gpu_type in request.gpu_types:
             if gpu_type not in types:
                 raise row.fail(
                     f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(types))}"
                 )
-        if not any(could_ever_fit(node, request) for node in nodes):
-            raise row.fail(f"{what} {request.lease_id!r} is larger than any node")
+        if request.shape in misfits:
+            raise row.fail(f"job {request.lease_id!r} is larger than any node")
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:

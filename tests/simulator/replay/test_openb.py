@@ -134,6 +134,41 @@ def test_a_pod_may_name_several_models(small: Path) -> None:
     assert [pod.gpu_types for pod in read_trace(small, "default", 1).pods] == [(), (), (), ("T4", "G3")]
 
 
+def test_a_pod_list_without_the_column_of_models_accepts_any(small: Path) -> None:
+    """The public list multigpu50 has five columns."""
+    text = "".join(line.rpartition(",")[0] + "\n" for line in PODS.splitlines())
+    (small / "csv" / "openb_pod_list_default.csv").write_text(text)
+    trace = read_trace(small, "default", 1)
+    assert [pod.gpu_types for pod in trace.pods] == [()] * 4
+    assert replay(trace, "fgd", 1)[0]["placed"] == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("p2,1000,10,2", "p2,1000,10,3"),
+        ("p2,1000,10", "p2,9000,10"),
+        ("p2,1000,10,2,1000,", "p2,1000,10,2,1000,A10|H100"),
+    ],
+    ids=["GPUs", "CPU", "model"],
+)
+@pytest.mark.parametrize("policy", [*DETERMINISTIC, "random"])
+def test_a_pod_larger_than_any_node_arrives_and_is_never_placed(
+    small: Path, old: str, new: str, policy: str
+) -> None:
+    """As the public list gpuspec33 has them; the order names the pod twice and the mix counts it."""
+    (small / "csv" / "openb_pod_list_default.csv").write_text(PODS.replace(old, new))
+    fixture = {"1": {"order": [0, 2, 1, 2, 3], "node_rank": [1, 0]}}
+    (small / "fixtures" / "default.json.gz").write_bytes(gzip.compress(json.dumps(fixture).encode()))
+    trace = read_trace(small, "default", 1)
+    summary, rows = replay(trace, policy, 1)
+    assert (summary["pods"], summary["placed"]) == (5, 3)
+    assert (summary["never_fit"], summary["never_fit_rows"]) == (2, 1)
+    gpus = 3 if ",3," in new else 2
+    arrived = round(100 * (500 + gpus * 1000) / 4000)  # after the first of the two
+    assert [row[1] for row in rows[arrived - 1 : arrived + 1]] == [12.5, 12.5]
+
+
 def test_without_fixtures_the_seed_draws_the_order(small: Path) -> None:
     shutil.rmtree(small / "fixtures")
     first, again, other = (read_trace(small, "default", seed) for seed in (1, 1, 2))
@@ -166,10 +201,6 @@ def corrupt(folder: Path, what: str) -> None:
         nodes.write_text(NODES.replace("1000,2,T4", "1000,9602661,T4", 1))
     elif what == "negative":
         pods.write_text(PODS.replace("p1,1000", "p1,-1000"))
-    elif what == "large":
-        pods.write_text(PODS.replace("p2,1000,10,2", "p2,1000,10,3"))
-    elif what == "type":
-        pods.write_text(PODS.replace("1000,T4", "1000,H100"))
     elif what == "row":
         pods.write_text(PODS.replace("p2,1000,10,2,1000,", "p2,1000,10"))
     elif what == "order":
@@ -190,8 +221,6 @@ def corrupt(folder: Path, what: str) -> None:
         ("column", "gpu_node.csv:1: the column model is missing"),
         ("negative", "default.csv:3: cpu_milli is -1000, below 0"),
         ("monster", "gpu_node.csv:2: gpu is 9602661, above 1,024"),
-        ("large", "default.csv:4: pod 'p2' is larger than any node"),
-        ("type", "default.csv:5: no node has a GPU of type 'H100'; known are T4"),
         ("row", "default.csv:4: 3 values for 6 columns"),
         ("order", "default.json.gz: the order of seed 1 does not match the pod list of 4 pods"),
         ("rank", "default.json.gz: node_rank of seed 1 has 3 ranks for 2 nodes"),
