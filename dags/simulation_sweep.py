@@ -52,14 +52,14 @@ def simulation_sweep() -> None:
 
     @task
     def report(results: list[dict[str, Any]], params: dict[str, Any]) -> list[str]:
-        """Write the report and return the findings."""
+        """Write the report and return what it says first."""
         from simulator.io.files import write_text
-        from simulator.replay.comparison import findings
-        from simulator.replay.page import render
+        from simulator.replay.report import page_of
+        from simulator.replay.verdict import cautions, verdict
 
         found = list(results)
-        write_text(Path(params["folder"]) / "report.html", render("Simulation sweep", found))
-        return findings(found)
+        write_text(Path(params["folder"]) / "report.html", page_of("Simulation sweep", found))
+        return [*verdict(found), *cautions(found)]
 
     report(run.expand(case=cases()))
 

@@ -28,6 +28,7 @@ COMMANDS = {
         "simulator.replay.compare_command",
         "Policies and queue orders side by side on one workload.",
     ),
+    "sample": ("simulator.replay.sample", "A simulated month as a history file, to try compare with."),
 }
 """Command name -> (module with a click command called `command`, short help)."""
 

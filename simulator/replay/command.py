@@ -14,10 +14,11 @@ from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import BadInput, common_options, print_json
 from simulator.io.files import write_csv, write_json
 from simulator.progress import Progress, progress_bar
-from simulator.replay import metrics, muri, openb, plots
+from simulator.replay import metrics, muri, openb
 from simulator.replay.comparison import Case, curve_data, read
 from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
 from simulator.replay.replay import Record, Replay, compare_with_record
+from simulator.replay.report import save_figures
 
 ORDER_HELP = "Queue order, also with +backfill; default priority for --history, srtf for muri, else fifo."
 
@@ -81,7 +82,7 @@ def _openb(case: Case, progress: Progress, curve: Path | None, output_dir: Path 
     if output_dir is not None:
         write_csv(output_dir / "curve.csv", openb.CURVE_COLUMNS, rows)
         columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-        plots.save([{"case": {"name": case.name}, "curve": columns}], output_dir)
+        save_figures([{"case": {"name": case.name}, "curve": columns}], output_dir)
     return summary
 
 
@@ -113,7 +114,7 @@ def _write(case: Case, record: Record, output_dir: Path) -> None:
         rows.append((task_id, job_run.job.request.team, *times, *where))
     write_csv(output_dir / "jobs.csv", columns, rows)
     if record.samples:
-        plots.save([{"case": {"name": case.name}, **curve_data(record)}], output_dir)
+        save_figures([{"case": {"name": case.name}, **curve_data(record)}], output_dir)
 
 
 def report(summary: dict[str, Any], as_json: bool) -> None:

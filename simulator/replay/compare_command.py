@@ -14,11 +14,13 @@ from resource_manager.storage.history_file import write_file
 from simulator import sweep
 from simulator.cli import common_options, print_json, reject_given, seeds_of, seeds_option
 from simulator.io.files import write_json, write_text
+from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import REDIS_SCHEMES, read_history
 from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
-from simulator.replay.page import render, shown
+from simulator.replay.report import page_of, table_of
+from simulator.replay.verdict import cautions, findings, rows, verdict
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
@@ -91,18 +93,27 @@ def command(
                 folder=None if output_dir is None else output_dir / "runs",
                 progress=progress,
             )
-    table, findings_text = comparison.rows(results), comparison.findings(results)
-    summary = {"rows": table, "findings": findings_text, "runs": [_head(result) for result in results]}
+    summary: dict[str, Any] = {
+        "verdict": verdict(results),
+        "cautions": cautions(results),
+        "rows": rows(results),
+        "findings": findings(results),
+        "runs": [{**result["case"], **result["summary"]} for result in results],
+    }
     title = f"Comparison on {pods if trace == 'openb' else Path(jobs or recorded or '').name}"
     if output_dir is not None:
         write_json(output_dir / "summary.json", summary)
         report = report or output_dir / "report.html"
     if report is not None:
-        write_text(report, render(title, results))
+        write_text(report, page_of(title, results))
     if as_json:
         print_json(summary)
     else:
-        print_rows(table, findings_text)
+        for line in (*summary["verdict"], *summary["cautions"]):
+            click.echo(line)
+        print_tables(table_of(results))
+        for line in summary["findings"]:
+            click.echo(line)
 
 
 @contextmanager
@@ -116,32 +127,3 @@ def history_as_file(history: str | None, output_dir: Path | None) -> Iterator[st
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(read_history(history), path)
         yield str(path)
-
-
-def _head(result: dict[str, Any]) -> dict[str, Any]:
-    return {**result["case"], **result["summary"]}
-
-
-def print_rows(table: list[dict[str, Any]], findings_text: list[str]) -> None:
-    """Print the table and the findings on standard output."""
-    from rich.console import Console
-    from rich.table import Table
-
-    columns = [
-        name
-        for name in table[0]
-        if name in ("name", "runs", "mean_wait_s", "p95_wait_s", "max_wait_s", "mean_jct_s", "placed")
-        or name.endswith("_percent")
-        or name == "pods_per_s"
-    ]
-    shape = Table()
-    for name in columns:
-        shape.add_column(name.replace("_", "\n"), justify="left" if name == "name" else "right")
-    for row in table:
-        shape.add_row(*(shown(row.get(name)) for name in columns))
-    console = Console()
-    # A table wider than the terminal is better than one with names and figures cut off.
-    console.width = max(console.width, Console(width=1000).measure(shape).maximum)
-    console.print(shape)
-    for line in findings_text:
-        console.print(line, highlight=False)

@@ -1,4 +1,4 @@
-"""Policies and queue orders side by side on one workload: the runs, a row for each, and the findings."""
+"""Policies and queue orders side by side on one workload: the runs of a comparison."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from resource_manager.scheduling.policies import get_policy
@@ -172,93 +171,3 @@ def curve_data(record: Record) -> dict[str, Any]:
         "waits_s": waits[::step] + waits[-1:],
         "heat": {"nodes": nodes, "shares": shares, "start_s": start - first, "end_s": end - first},
     }
-
-
-def rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each policy and order: the mean of every figure over its seeds."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for result in results:
-        groups.setdefault(result["case"]["name"], []).append(result)
-    table = []
-    for name, group in groups.items():
-        row: dict[str, Any] = {"name": name, "runs": len(group)}
-        for key, value in group[0]["summary"].items():
-            values = [result["summary"][key] for result in group]
-            if isinstance(value, int | float) and all(item is not None for item in values):
-                row[key] = round(fmean(values), 3)
-        table.append(row)
-    return table
-
-
-def findings(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one sentence per policy or order compared with the first, with the figure that explains it."""
-    table = rows(results)
-    if len(table) < 2:
-        return []
-    first, others = table[0], table[1:]
-    if "pods" in first:
-        return [_placing(row, first, results) for row in others]
-    return [_waiting(row, first) for row in others]
-
-
-def _placing(row: dict[str, Any], first: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
-    gain = row["allocated_percent"] - first["allocated_percent"]
-    lost, lost_first = (_fragmented(results, name) for name in (row["name"], first["name"]))
-    if abs(gain) < 0.005:
-        return f"{row['name']} places as much as {first['name']}."
-    much = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
-    fact = (
-        f"when 90 % of the load has arrived, {lost:.1f} % of its idle GPU capacity is fragmented for the "
-        f"usual tasks, {lost_first:.1f} % of that of {first['name']}"
-    )
-    link = "because" if (gain > 0) == (lost < lost_first) else "although"
-    return f"{row['name']} places {much} than {first['name']}, {link} {fact}."
-
-
-def _fragmented(results: Sequence[dict[str, Any]], name: str) -> float:
-    """Return the fragmentation ratio at 90 % of arrived load, the mean over seeds."""
-    return fmean(r["curve"]["frag_ratio_percent"][90] for r in results if r["case"]["name"] == name)
-
-
-def _waiting(row: dict[str, Any], first: dict[str, Any]) -> str:
-    wait, wait_first = row.get("mean_wait_s"), first.get("mean_wait_s")
-    if wait is None or wait_first is None:
-        started, started_first = row["started"], first["started"]
-        return f"{row['name']} starts {started:g} of {row['jobs']:g} jobs, {first['name']} {started_first:g}."
-    if math.isclose(wait, wait_first, rel_tol=1e-3, abs_tol=1e-3):
-        return f"Jobs wait as long under {row['name']} as under {first['name']}: {_seconds(wait)} on average."
-    shorter = wait < wait_first
-    change = abs(wait - wait_first) / wait_first if wait_first else math.inf
-    share = f"{100 * change:.0f} % " if change < 10 else ""
-    much = f"{share}{'shorter' if shorter else 'longer'}"
-    text = (
-        f"Jobs wait {much} under {row['name']} than under {first['name']}: {_seconds(wait)} instead of "
-        f"{_seconds(wait_first)} on average"
-    )
-    return f"{text}, {_reason(row, first, shorter)}."
-
-
-def _reason(row: dict[str, Any], first: dict[str, Any], shorter: bool) -> str:
-    """Return the measured difference beside it: allocation, fragmentation, or the longest wait."""
-    used, used_first = row["allocated_percent"], first["allocated_percent"]
-    if used is not None and abs(used - used_first) >= 0.5:
-        link = "because" if (used > used_first) == shorter else "although"
-        return (
-            f"{link} {used:.1f} % of the GPUs are in use over time, {used_first:.1f} % under {first['name']}"
-        )
-    lost, lost_first = row.get("frag_ratio_percent"), first.get("frag_ratio_percent")
-    if lost is not None and lost_first is not None and abs(lost - lost_first) >= 0.5:
-        link = "because" if (lost < lost_first) == shorter else "although"
-        return f"{link} {lost:.1f} % of idle capacity is fragmented, {lost_first:.1f} % under {first['name']}"
-    longest, longest_first = row["max_wait_s"], first["max_wait_s"]
-    return (
-        f"because other jobs wait instead: the longest wait is {_seconds(longest)}, "
-        f"{_seconds(longest_first)} under {first['name']}"
-    )
-
-
-def _seconds(value: float) -> str:
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if value >= 2 * size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.1f} s"

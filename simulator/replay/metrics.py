@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from simulator.stats import mean, percentile
 def summarise(record: Record) -> dict[str, Any]:
     """Return the figures of one replay: times in seconds, percentages of the cluster as means over time.
 
-    Waiting times count jobs that started; completion times those that also ended.
+    Waiting times count jobs that started; completion times those that also ended. `stated_runtimes` counts
+    the requests that say how long they take, `known_runtimes` the jobs whose run time the workload knows. A
+    recorded history also has the mean wait that was recorded.
     """
     job_runs = list(record.job_runs.values())
     started = [job_run for job_run in job_runs if job_run.started_at is not None]
@@ -22,6 +25,11 @@ def summarise(record: Record) -> dict[str, Any]:
         job_run.ended_at - job_run.job.submitted_at for job_run in job_runs if job_run.ended_at is not None
     ]
     ends = [job_run.ended_at for job_run in job_runs if job_run.ended_at is not None]
+    recorded = [
+        job_run.job.recorded.granted_at - job_run.job.submitted_at
+        for job_run in job_runs
+        if job_run.job.recorded is not None
+    ]
     first = min((job_run.job.submitted_at for job_run in job_runs), default=0.0)
     return {
         "jobs": len(job_runs),
@@ -35,6 +43,9 @@ def summarise(record: Record) -> dict[str, Any]:
         "mean_jct_s": _rounded(mean(completions)),
         "makespan_s": _rounded(max(ends) - first if ends else None),
         **over_time(record),
+        "stated_runtimes": sum(run.job.request.expected_runtime_s is not None for run in job_runs),
+        "known_runtimes": sum(run.job.runtime_s < math.inf for run in job_runs),
+        **({"recorded_mean_wait_s": _rounded(mean(recorded))} if recorded else {}),
     }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from resource_manager.core.changes import Cancelled, Change, Granted, Released
@@ -15,6 +13,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import QueueDiscipline
+from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
 from simulator.replay.workload import EventBatch, ExternalEvent, Job, RecordedEnd, Workload
@@ -48,11 +47,12 @@ class Sample:
 
 @dataclass(slots=True)
 class Record:
-    """Every job of a replay, and the cluster over time."""
+    """Every job of a replay, the changes that the manager would have stored, and the cluster over time."""
 
     workload: Workload
     job_runs: dict[str, JobRun] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
 
 
 class Replay:
@@ -63,8 +63,7 @@ class Replay:
         self._order = order
         self.cluster = ClusterState.from_snapshot(workload.start)
         self.record = Record(workload)
-        self._ends: list[tuple[float, int, str]] = []
-        self._sequence = count()
+        self._ends: EventQueue[str] = EventQueue()
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
         self._of_node: list[tuple[int, int, float, int]] = []
         """Used milli, busy flag (0 or 1), fragmented milli and total milli of each node, as last sampled."""
@@ -92,14 +91,12 @@ class Replay:
 
     def _end_until(self, time: float) -> None:
         """End the jobs due up to that time, those of one time together: capacity is freed before arrivals."""
-        while self._ends and self._ends[0][0] <= time:
-            now = self._ends[0][0]
-            over: list[Change] = []
-            while self._ends and self._ends[0][0] == now:
-                task_id = heapq.heappop(self._ends)[2]
-                lease = self.cluster.leases.get(task_id)
-                if lease is not None:
-                    over.append(Released(task_id, lease.fencing_token, now))
+        while self._ends and self._ends.next_time <= time:
+            now = self._ends.next_time
+            ended = (self.cluster.leases.get(lease_id) for lease_id in self._ends.pop_due(now))
+            over: list[Change] = [
+                Released(lease.lease_id, lease.fencing_token, now) for lease in ended if lease is not None
+            ]
             self._commit(allocator.with_dispatch(self.cluster, over, self._policy, self._order, now), now)
 
     def _play(self, batch: EventBatch) -> None:
@@ -152,13 +149,15 @@ class Replay:
         self._sample(now)
 
     def _note(self, change: Change, now: float) -> None:
+        self.record.changes.append(change)
         job_runs = self.record.job_runs
         if isinstance(change, Granted):
             task_id = change.lease.lease_id
             job_run = job_runs[task_id]
             job_run.started_at, job_run.placement = now, change.lease.placement
-            if not _as_recorded(job_run) and job_run.job.runtime_s < math.inf:
-                heapq.heappush(self._ends, (now + job_run.job.runtime_s, next(self._sequence), task_id))
+            if not _as_recorded(job_run):
+                # A recorded clock may have been set back.
+                self._ends.schedule(max(now + job_run.job.runtime_s, self._ends.now), task_id)
         elif isinstance(change, Released):
             job_runs[change.lease_id].ended_at = now
         elif isinstance(change, Cancelled):

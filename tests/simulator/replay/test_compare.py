@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from simulator import sweep
 from simulator.cli import main
-from simulator.replay import comparison
+from simulator.replay import comparison, report, verdict
 from simulator.replay.comparison import Source
 
 NODES = "node,gpus,cpus\na,4,16\nb,2,16\n"
@@ -139,11 +139,18 @@ def test_command_writes_one_page(own: Path) -> None:
         "fgd, fifo",
         "fgd, fair_share",
     ]
-    assert len(summary["findings"]) == 3
+    assert summary["verdict"][0].startswith("Keep first_fit, fifo")
+    assert summary["cautions"] == [
+        "Only 40 jobs: with fewer than 50, a difference may be chance; compare over a longer time."
+    ]
+    assert len(summary["findings"]) == 1  # both policies place alike, so each order is one line
     page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 5
-    assert 'src="http' not in page
-    assert all(f"<li>{line.replace('&', '&amp;')}</li>" in page for line in summary["findings"])
+    assert page.count("<svg") == 4
+    assert "first_fit, fair_share = fgd, fair_share" in page
+    assert 'src="' not in page
+    lines = [*summary["verdict"], *summary["cautions"], *summary["findings"]]
+    places = [page.index(f"<p>{line}</p>") for line in lines]
+    assert places == sorted(places)
     again = compare(own, *more)
     assert json.loads(again.stdout) == summary
     assert len(list((out / "runs").glob("*.json"))) == 4
@@ -152,7 +159,7 @@ def test_command_writes_one_page(own: Path) -> None:
 def test_a_narrow_terminal_truncates_no_name_or_figure(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     result = compare(own, "--policies", "gpu_clustering", "--orders", "fair_share+backfill")
-    [row] = [line for line in result.stdout.splitlines() if "gpu_clustering, fair_share+backfill" in line]
+    [row] = [line for line in result.stdout.splitlines() if "│ gpu_clustering, fair_share+backfill" in line]
     assert row.endswith("│")
     assert "…" not in result.stdout
 
@@ -179,7 +186,7 @@ def test_findings_call_a_figure_the_reason_only_where_it_agrees() -> None:
     first = row("first_fit", pods=1, allocated_percent=93.1, lost=74.1)
     better = row("fgd", pods=1, allocated_percent=95.4, lost=50.0)
     odd = row("odd", pods=1, allocated_percent=94.1, lost=80.0)
-    assert comparison.findings([first, better, odd]) == [
+    assert verdict.findings([first, better, odd]) == [
         "fgd places 2.3 points more than first_fit, because when 90 % of the load has arrived, 50.0 % of its "
         "idle GPU capacity is fragmented for the usual tasks, 74.1 % of that of first_fit.",
         "odd places 1.0 points more than first_fit, although when 90 % of the load has arrived, 80.0 % of "
@@ -194,15 +201,74 @@ def test_findings_call_a_figure_the_reason_only_where_it_agrees() -> None:
         (60, 5, "although 60.0 % of the GPUs are in use over time, 70.0 % under slow"),
         (70, 1, "because 1.0 % of idle capacity is fragmented, 5.0 % under slow"),
         (70, 9, "although 9.0 % of idle capacity is fragmented, 5.0 % under slow"),
-        (70, 5, "because other jobs wait instead: the longest wait is 2.5 hours, 2.0 minutes under slow"),
+        (70, 5, "because other jobs wait instead: the longest wait is 2.5 hours, 2 minutes under slow"),
     ],
 )
 def test_a_shorter_wait_is_explained_by_a_measured_figure(used: float, lost: float, reason: str) -> None:
     slow = row("slow", mean_wait_s=40.0, max_wait_s=120.0, allocated_percent=70, frag_ratio_percent=5)
     quick = row("quick", mean_wait_s=30.0, max_wait_s=9000.0, allocated_percent=used, frag_ratio_percent=lost)
-    assert comparison.findings([slow, quick]) == [
-        f"Jobs wait 25 % shorter under quick than under slow: 30.0 s instead of 40.0 s on average, {reason}."
+    assert verdict.findings([slow, quick]) == [
+        f"Jobs wait 25 % shorter under quick than under slow: 30 s instead of 40 s on average, {reason}."
     ]
+
+
+def timed(name: str, **figures: Any) -> dict[str, Any]:
+    policy, order = name.split(", ")
+    usual = {"jobs": 400, "started": 400, "mean_wait_s": 7200.0, "max_wait_s": 9000.0, "stated_runtimes": 9}
+    case = {"name": name, "policy": policy, "order": order}
+    return {"case": case, "summary": usual | {"allocated_percent": 50.0, "known_runtimes": 400} | figures}
+
+
+def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
+    results = [
+        timed("first_fit, fifo"),
+        timed("fgd, fifo", mean_wait_s=6000.0),
+        timed("fgd, fifo+backfill", mean_wait_s=3599.0, max_wait_s=600.0),
+        timed("first_fit, fifo+backfill", mean_wait_s=3600.0, max_wait_s=600.0),
+        timed("fgd, srtf", mean_wait_s=9.0, started=399),  # it starts fewer jobs
+    ]
+    assert verdict.verdict(results) == [
+        "Change from first_fit, fifo to first_fit, fifo+backfill: on this workload jobs would wait 60 "
+        "minutes on average instead of 2 hours (50 % less), and 10 minutes at most instead of 2.5 hours.",
+        "To do so, set GPU_MANAGER_ORDER=fifo+backfill in the manager's settings.",
+    ]
+    assert verdict.cautions(results) == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason", "caution"),
+    [
+        (
+            {"max_wait_s": 0.5, "mean_wait_s": 0.1},
+            "no job had to wait for longer than a second",
+            "No job waited",
+        ),
+        ({"stated_runtimes": 0}, "no request states a runtime, so backfill had nothing", "No request states"),
+        ({"jobs": 49}, "every run starts the same jobs at the same times", "Only 49 jobs"),
+        (
+            {"known_runtimes": 0},
+            "every run starts the same jobs at the same times",
+            "No job ends in this record",
+        ),
+    ],
+)
+def test_a_verdict_says_why_there_is_no_difference(
+    figures: dict[str, Any], reason: str, caution: str
+) -> None:
+    names = ("first_fit, fifo", "first_fit, fifo+backfill", "fgd, fifo", "fgd, fifo+backfill")
+    results = [timed(name, recorded_mean_wait_s=1.0, **figures) for name in names]
+    [line] = verdict.verdict(results)
+    assert line.startswith(f"Order and policy make no difference on this history: {reason}")
+    assert [line for line in verdict.cautions(results) if line.startswith(caution)]
+    assert verdict.findings(results) == []
+
+
+def test_more_runs_than_heat_maps_are_announced(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = comparison.cases(source(own), ["first_fit"], ["fifo", "srtf", "fair_share"], [0])
+    results = [comparison.run_case(case) for case in cases]
+    assert "different runs" not in report.page_of("All", results)
+    monkeypatch.setattr(report, "MAX_HEAT_MAPS", 2)
+    assert "The first 2 of 3 different runs" in report.page_of("Many", results)
 
 
 @pytest.mark.parametrize(

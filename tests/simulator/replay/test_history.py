@@ -240,6 +240,23 @@ def test_a_history_without_changes_is_drawn_without_a_warning(tmp_path: Path) ->
     arguments = ["compare", "--history", str(tmp_path / "history.jsonl"), "--workers", "1"]
     result = CliRunner().invoke(main, [*arguments, "--report", str(tmp_path / "report.html")])
     assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("There is no job in this workload")
+
+
+def test_the_sample_history_of_the_docs_is_what_the_command_writes(tmp_path: Path) -> None:
+    """Byte by byte; under the live defaults it replays as recorded, and another order makes a difference."""
+    result = CliRunner().invoke(main, ["sample", "--output-dir", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "sample-history.jsonl"
+    shipped = Path(__file__).parents[3] / "docs" / "simulators" / "sample-history.jsonl"
+    assert path.read_bytes() == shipped.read_bytes()
+    result = CliRunner().invoke(main, ["replay", "--history", str(path), "--json"])
+    assert json.loads(result.stdout)["recorded"]["same"] == 400
+    orders = ["--orders", "priority,priority+backfill", "--policies", "first_fit", "--workers", "1"]
+    result = CliRunner().invoke(main, ["compare", "--history", str(path), *orders])
+    assert result.stdout.startswith(
+        "Change from first_fit, priority to first_fit, priority+backfill: on this"
+    )
 
 
 def test_an_end_without_a_grant_is_left_out(tmp_path: Path) -> None:

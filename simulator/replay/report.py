@@ -1,0 +1,203 @@
+"""Reports of replays and comparisons: tables for terminal and page, figures, and one page with everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simulator.present.figures import (
+    HEIGHT,
+    WIDTH,
+    Curve,
+    draw_heat,
+    draw_lines,
+    draw_time_scale,
+    drawing,
+    new_figure,
+    picture,
+    same_together,
+    save_png,
+    show_shares,
+)
+from simulator.present.page import Page, Section, render
+from simulator.present.tables import Cell, Column, Table
+from simulator.present.units import time_unit
+from simulator.replay.verdict import cautions, distinct, findings, rows, verdict
+
+Result = dict[str, Any]
+
+LEGEND_LINE = 0.2
+"""Inches of a line of the legend."""
+
+MAX_HEAT_MAPS = 16
+MAX_NAMED_SERVERS = 12
+"""Servers above which a heat map does not name its rows."""
+
+HEAT_MAPS = "GPUs in use by server"
+
+TIMED = (
+    ("mean_wait_s", Column("mean wait", "time")),
+    ("p95_wait_s", Column("95 % wait at most", "time")),
+    ("max_wait_s", Column("longest wait", "time")),
+    ("mean_jct_s", Column("submission to end, mean", "time")),
+    ("allocated_percent", Column("GPUs in use", "share")),
+    ("occupied_nodes_percent", Column("servers in use", "share")),
+    ("frag_ratio_percent", Column("free GPU capacity of no use", "share")),
+    ("mean_queue_length", Column("jobs waiting, mean", digits=1)),
+    ("started", Column("jobs started", digits=0)),
+    ("jobs", Column("of jobs", digits=0)),
+)
+PLACED = (
+    ("placed", Column("pods placed", digits=0)),
+    ("pods", Column("of pods", digits=0)),
+    ("never_fit", Column("fit no node", digits=0)),
+    ("allocated_percent", Column("GPUs in use", "share", 2)),
+    ("frag_ratio_percent", Column("free GPU capacity of no use", "share", 2)),
+    ("pods_per_s", Column("pods/s", digits=0)),
+)
+NO_USE = "Free GPU capacity is of no use where the usual jobs do not fit what is left of a GPU, CPU or type."
+
+
+def table_of(results: Sequence[Result]) -> Table:
+    """Return a row of figures for each policy and order, those with the same figures together."""
+    found = distinct(rows(results))
+    kinds = [(key, column) for key, column in (PLACED if "pods" in found[0] else TIMED)]
+    if any(row["runs"] > 1 for row in found):
+        kinds.insert(0, ("runs", Column("runs, mean of", digits=0)))
+    cells: list[list[Cell]] = [
+        [row["name"], *(_cell(row.get(key), column) for key, column in kinds)] for row in found
+    ]
+    return Table([Column("policy and order", "text"), *(column for _, column in kinds)], cells, note=NO_USE)
+
+
+def _cell(value: float | None, column: Column) -> float | None:
+    return value / 100 if value is not None and column.kind == "share" else value
+
+
+def page_of(title: str, results: Sequence[Result]) -> str:
+    """Return the page: verdict and cautions, the table, what differs and why, the figures."""
+    heat = _heat_of(results)
+    drawn = figures(results)
+    maps = drawn.pop(HEAT_MAPS, None)
+    pictures = [picture(name, figure) for name, figure in drawn.items()]
+    sections = [Section("Policies and orders", tables=[table_of(results)])]
+    if sentences := findings(results):
+        sections.append(Section("Each compared with the first", "\n".join(sentences)))
+    if pictures:
+        sections.append(Section("Over time" if heat else "Over load", pictures=pictures))
+    if maps is not None:
+        sections.append(Section(HEAT_MAPS, _heat_text(results, heat), (), [picture("", maps, wide=True)]))
+    return render(Page(title, [*verdict(results), *cautions(results)], sections))
+
+
+def figures(results: Sequence[Result]) -> dict[str, Any]:
+    """Return matplotlib figures by title; equal lines are drawn once, seeds of one name in one colour."""
+    if not any(result["curve"].get("at_s", True) for result in results):  # nothing ever happened
+        return {}
+    with drawing():
+        found = {"GPUs in use": _curves(results, "allocated_percent", share=True)}
+        if "waits_s" in results[0]:
+            found["How long jobs wait"] = _waits(results)
+            found["Jobs waiting"] = _curves(results, "waiting", share=False)
+            found[HEAT_MAPS] = _heat_maps(_heat_of(results))
+        else:
+            found["Free GPU capacity of no use"] = _curves(results, "frag_ratio_percent", share=True)
+    return found
+
+
+def save_figures(results: Sequence[Result], folder: Path) -> None:
+    """Write each figure as a PNG file named after its title."""
+    for title, figure in figures(results).items():
+        save_png(figure, folder / f"{title.lower().replace(' ', '-')}.png")
+
+
+def _height(results: Sequence[Result]) -> float:
+    """Return inches that leave the curves their room above a legend with a line for each name."""
+    return HEIGHT + LEGEND_LINE * len({result["case"]["name"] for result in results})
+
+
+def _by_name(results: Sequence[Result], read: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for result in results:
+        found.setdefault(result["case"]["name"], []).append(read(result))
+    return found
+
+
+def _curves(results: Sequence[Result], quantity: str, *, share: bool) -> Any:
+    figure, axes = new_figure(height=_height(results))
+    by_load = "arrived_percent" in results[0]["curve"]
+    across = "arrived_percent" if by_load else "at_s"
+    unit = time_unit(0.0 if by_load else max(result["curve"]["at_s"][-1] for result in results))
+    per_cent = 100 if share else 1
+
+    def curve(result: Result) -> Curve:
+        values = result["curve"]
+        return unit.scaled(values[across]), [value / per_cent for value in values[quantity]]
+
+    draw_lines(axes, _by_name(results, curve), steps=not by_load)
+    axes.set_xlabel("requested, % of all GPUs" if by_load else f"time, {unit.name}")
+    axes.set_ylim(bottom=0)
+    if share:
+        show_shares(axes.yaxis)
+    return figure
+
+
+def _waits(results: Sequence[Result]) -> Any:
+    figure, axes = new_figure(height=_height(results))
+
+    def curve(waits: Sequence[float]) -> list[Curve]:
+        return [(waits, [(rank + 1) / len(waits) for rank in range(len(waits))])] if waits else []
+
+    waits = {
+        name: curve(sorted(wait for run in runs for wait in run))
+        for name, runs in _by_name(results, lambda result: result["waits_s"]).items()
+    }
+    draw_lines(axes, waits, steps=True)
+    draw_time_scale(axes.xaxis)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("wait")
+    axes.set_ylabel("jobs that wait no longer")
+    show_shares(axes.yaxis)
+    return figure
+
+
+def _heat_of(results: Sequence[Result]) -> dict[str, Any]:
+    """Return what to draw by name: the first seed of each policy and order, equal ones once."""
+    if "heat" not in results[0]:
+        return {}
+    return same_together({name: runs[0] for name, runs in _by_name(results, lambda r: r["heat"]).items()})
+
+
+def _heat_text(results: Sequence[Result], heat: Mapping[str, Any]) -> str:
+    parts = []
+    if len(heat) > MAX_HEAT_MAPS:
+        parts.append(
+            f"The first {MAX_HEAT_MAPS} of {len(heat)} different runs: more do not fit on a page. "
+            "Compare fewer policies or orders to see the others."
+        )
+    if any(len(seeds) > 1 for seeds in _by_name(results, lambda result: result["case"]["seed"]).values()):
+        parts.append("Of several seeds, the first.")
+    return " ".join(parts)
+
+
+def _heat_maps(heat: Mapping[str, Any]) -> Any:
+    shown = dict(list(heat.items())[:MAX_HEAT_MAPS])
+    servers = max(len(each["nodes"]) for each in shown.values())
+    height = 0.6 + min(2.2, 0.7 + 0.16 * servers) * len(shown)
+    figure, grid = new_figure(width=2 * WIDTH, height=height, rows=len(shown))
+    unit = time_unit(max(each["end_s"] for each in shown.values()))
+    every = grid if len(shown) > 1 else [grid]
+    for axes, (name, each) in zip(every, shown.items(), strict=True):
+        across = (0.0, max(each["end_s"] / unit.seconds, 1e-9))
+        image = draw_heat(axes, each["shares"], across=across, top=1)
+        axes.set_title(name)
+        if len(each["nodes"]) <= MAX_NAMED_SERVERS:
+            axes.set_yticks([place + 0.5 for place in range(len(each["nodes"]))], each["nodes"])
+        else:
+            axes.set_yticks([])
+            axes.set_ylabel(f"{len(each['nodes'])} servers")
+    every[-1].set_xlabel(f"time, {unit.name}")
+    bar = figure.colorbar(image, ax=list(every), label="GPUs in use")
+    show_shares(bar.ax.yaxis)
+    return figure

@@ -1,0 +1,241 @@
+"""What a comparison found: a row for each policy and order, a verdict to act on, cautions and findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from simulator.present.units import duration
+
+FEW_JOBS = 50
+"""Below so many jobs, differences between runs are mostly chance."""
+
+NO_WAIT_S = 1.0
+"""A job that starts within this time has not waited."""
+
+SAME_WAIT = 0.02
+"""Mean waits within this relative distance count as equal in a verdict."""
+
+Row = dict[str, Any]
+
+
+def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return a row for each policy and order: the mean of every figure over its seeds."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(result["case"]["name"], []).append(result)
+    table = []
+    for name, group in groups.items():
+        row: Row = {"name": name, "runs": len(group)}
+        for key, value in group[0]["summary"].items():
+            values = [result["summary"][key] for result in group]
+            if isinstance(value, int | float) and all(item is not None for item in values):
+                row[key] = round(fmean(values), 3)
+        table.append(row)
+    return table
+
+
+def distinct(table: Sequence[Row]) -> list[Row]:
+    """Return each different row once, under the names of all that have its figures."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in table:
+        speed = ("name", "runs", "wall_s", "pods_per_s")
+        found.setdefault(tuple((k, v) for k, v in row.items() if k not in speed), []).append(row)
+    return [{**alike[0], "name": " = ".join(row["name"] for row in alike)} for alike in found.values()]
+
+
+def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what the comparison says, the sentence to act on first; `cautions` say how far to trust it."""
+    table = rows(results)
+    if "pods" in table[0]:
+        return _placing_verdict(table)
+    first, different = table[0], distinct(table)
+    if not first["jobs"]:
+        return [f"There is no job in this {_workload(results)}, so there is nothing to compare."]
+    if "mean_wait_s" not in first:
+        return [f"No job starts under {first['name']}: every request is larger than what is open."]
+    if len(table) == 1:
+        return [
+            f"Under {first['name']}, jobs wait {duration(first['mean_wait_s'])} on average and "
+            f"{duration(first['max_wait_s'])} at most; {first['allocated_percent']:.0f} % of the GPUs are in "
+            "use over time."
+        ]
+    if len(different) == 1:
+        return [f"{_varied(results)} no difference on this {_workload(results)}: {_why_alike(results)}."]
+    best = _best(results, table)
+    wait, before = best["mean_wait_s"], first["mean_wait_s"]
+    if best["started"] == first["started"] and wait >= before * (1 - SAME_WAIT):
+        return [
+            f"Keep {first['name']}: nothing compared here makes jobs wait noticeably less than "
+            f"{duration(before)} on average."
+        ]
+    lines = [
+        f"Change from {first['name']} to {best['name']}: on this {_workload(results)} jobs would wait "
+        f"{duration(wait)} on average instead of {duration(before)}{_percent_less(wait, before)}, and "
+        f"{duration(best['max_wait_s'])} at most instead of {duration(first['max_wait_s'])}."
+    ]
+    return [
+        *lines,
+        f"To do so, set {' and '.join(_changes(results, best['name']))} in the manager's settings.",
+    ]
+
+
+def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one sentence for each reason why this workload can show little or nothing."""
+    table = rows(results)
+    if "pods" in table[0]:
+        count, listed = table[0].get("never_fit", 0), table[0].get("never_fit_rows", 0)
+        if not listed:
+            return []
+        return [
+            f"{listed:g} pods of the list, {count:g} of those that arrive, fit no node even when it is "
+            "empty: as published, they count as arrived and are never placed."
+        ]
+    first, found = table[0], []
+    if not first["jobs"]:
+        return []
+    if first["jobs"] < FEW_JOBS:
+        found.append(
+            f"Only {first['jobs']:g} jobs: with fewer than {FEW_JOBS}, a difference may be chance; "
+            "compare over a longer time."
+        )
+    if _nobody_waits(table):
+        found.append(
+            "No job waited for longer than a second: there was always a free GPU, so neither order nor "
+            "policy can show what it is worth."
+        )
+    if not first.get("stated_runtimes", 1):
+        found.append(
+            "No request states a runtime, so backfill, srtf and srsf have nothing to work with: let tasks "
+            "state expected_runtime and compare again."
+        )
+    if not first.get("known_runtimes", 1):
+        found.append("No job ends in this record, so its GPUs never become free again.")
+    return found
+
+
+def findings(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one sentence per policy or order that differs from the first, with the figure behind it."""
+    table = distinct(rows(results))
+    first, others = table[0], table[1:]
+    if "pods" in first:
+        return [_placing(row, first, results) for row in others]
+    return [_waiting(row, first) for row in others]
+
+
+def _placing_verdict(table: list[Row]) -> list[str]:
+    first = table[0]
+    best = max(distinct(table), key=lambda row: row["allocated_percent"])
+    gain = best["allocated_percent"] - first["allocated_percent"]
+    more = f", {gain:.1f} points more than {first['name']}" if gain >= 0.05 else ""
+    return [
+        f"{best['name']} {'uses' if len(table) == 1 else 'fills the cluster best: it uses'} "
+        f"{best['allocated_percent']:.1f} % of the GPUs when 130 % of them have been requested{more}."
+    ]
+
+
+def _varied(results: Sequence[dict[str, Any]]) -> str:
+    names = {
+        word: len({result["case"][key] for result in results}) > 1
+        for word, key in (("order", "order"), ("policy", "policy"))
+    }
+    found = " and ".join(word for word, varies in names.items() if varies) or "order and policy"
+    return f"{found.capitalize()} make{'' if all(names.values()) else 's'}"
+
+
+def _workload(results: Sequence[dict[str, Any]]) -> str:
+    return "history" if "recorded_mean_wait_s" in results[0]["summary"] else "workload"
+
+
+def _why_alike(results: Sequence[dict[str, Any]]) -> str:
+    table = rows(results)
+    if _nobody_waits(table):
+        return "no job had to wait for longer than a second, so none could start earlier"
+    if not table[0].get("stated_runtimes", 1) and any(
+        "backfill" in result["case"]["order"] for result in results
+    ):
+        return "no request states a runtime, so backfill had nothing to work with"
+    return "every run starts the same jobs at the same times"
+
+
+def _nobody_waits(table: Sequence[Row]) -> bool:
+    return all(row.get("max_wait_s", 0.0) < NO_WAIT_S for row in table)
+
+
+def _percent_less(now: float, before: float) -> str:
+    return f" ({100 * (before - now) / before:.0f} % less)" if 0 < now < before else ""
+
+
+def _best(results: Sequence[dict[str, Any]], table: Sequence[Row]) -> Row:
+    """Return the row to change to: of those that wait about the least, the one closest to the first."""
+    most = max(row["started"] for row in table)
+    able = [row for row in table if row["started"] == most]
+    least = min(row["mean_wait_s"] for row in able)
+    near = [row for row in able if row["mean_wait_s"] <= least * (1 + SAME_WAIT)]
+    return min(near, key=lambda row: len(_changes(results, row["name"])))
+
+
+def _changes(results: Sequence[dict[str, Any]], name: str) -> list[str]:
+    """Return the settings that make a live manager, set as in the first run, work as in that one."""
+    first, other = results[0]["case"], next(r["case"] for r in results if r["case"]["name"] == name)
+    return [
+        f"GPU_MANAGER_{key.upper()}={other[key]}" for key in ("policy", "order") if other[key] != first[key]
+    ]
+
+
+def _placing(row: Row, first: Row, results: Sequence[dict[str, Any]]) -> str:
+    gain = row["allocated_percent"] - first["allocated_percent"]
+    lost, lost_first = (_fragmented(results, each["name"].split(" = ")) for each in (row, first))
+    if abs(gain) < 0.005:
+        return f"{row['name']} places as much as {first['name']}."
+    much = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
+    fact = (
+        f"when 90 % of the load has arrived, {lost:.1f} % of its idle GPU capacity is fragmented for the "
+        f"usual tasks, {lost_first:.1f} % of that of {first['name']}"
+    )
+    link = "because" if (gain > 0) == (lost < lost_first) else "although"
+    return f"{row['name']} places {much} than {first['name']}, {link} {fact}."
+
+
+def _fragmented(results: Sequence[dict[str, Any]], names: Sequence[str]) -> float:
+    """Return the fragmentation ratio at 90 % of arrived load, the mean over seeds."""
+    return fmean(r["curve"]["frag_ratio_percent"][90] for r in results if r["case"]["name"] in names)
+
+
+def _waiting(row: Row, first: Row) -> str:
+    wait, wait_first = row.get("mean_wait_s"), first.get("mean_wait_s")
+    if wait is None or wait_first is None:
+        started, started_first = row["started"], first["started"]
+        return f"{row['name']} starts {started:g} of {row['jobs']:g} jobs, {first['name']} {started_first:g}."
+    if math.isclose(wait, wait_first, rel_tol=1e-3, abs_tol=1e-3):
+        return f"Jobs wait as long under {row['name']} as under {first['name']}: {duration(wait)} on average."
+    shorter = wait < wait_first
+    change = abs(wait - wait_first) / wait_first if wait_first else math.inf
+    share = f"{100 * change:.0f} % " if change < 10 else ""
+    much = f"{share}{'shorter' if shorter else 'longer'}"
+    text = (
+        f"Jobs wait {much} under {row['name']} than under {first['name']}: {duration(wait)} instead of "
+        f"{duration(wait_first)} on average"
+    )
+    return f"{text}, {_reason(row, first, shorter)}."
+
+
+def _reason(row: Row, first: Row, shorter: bool) -> str:
+    """Return the measured difference beside it: allocation, fragmentation, or the longest wait."""
+    used, used_first = row["allocated_percent"], first["allocated_percent"]
+    if used is not None and abs(used - used_first) >= 0.5:
+        link = "because" if (used > used_first) == shorter else "although"
+        return (
+            f"{link} {used:.1f} % of the GPUs are in use over time, {used_first:.1f} % under {first['name']}"
+        )
+    lost, lost_first = row.get("frag_ratio_percent"), first.get("frag_ratio_percent")
+    if lost is not None and lost_first is not None and abs(lost - lost_first) >= 0.5:
+        link = "because" if (lost < lost_first) == shorter else "although"
+        return f"{link} {lost:.1f} % of idle capacity is fragmented, {lost_first:.1f} % under {first['name']}"
+    longest, longest_first = row["max_wait_s"], first["max_wait_s"]
+    others = "because other jobs wait instead:" if (longest > longest_first) == shorter else "and"
+    return (
+        f"{others} the longest wait is {duration(longest)}, {duration(longest_first)} under {first['name']}"
+    )
