@@ -20,9 +20,8 @@ from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Record, Replay
 from simulator.replay.workload import Workload, read_workload
 
-CURVE_POINTS = 240
 WAITS_KEPT = 400
-FORMAT = 2
+FORMAT = 3
 """Version of a kept result; a result of another version is run again."""
 
 
@@ -148,26 +147,21 @@ def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[st
 
 
 def curve_data(record: Record) -> dict[str, Any]:
-    """Return the data of a report's figures, thinned to the resolution of a picture."""
-    samples = record.samples
-    step = max(math.ceil(len(samples) / CURVE_POINTS), 1)
-    first = samples[0].at if samples else 0.0
-    thin = samples[::step] + samples[-1:]
+    """Return the data of a report's figures: means over each sixtieth of the time, and some of the waits."""
     waits = sorted(
         metrics.wait_s(job_run) for job_run in record.job_runs.values() if job_run.started_at is not None
     )
     step = max(math.ceil(len(waits) / WAITS_KEPT), 1)
     nodes, shares, start, end = metrics.busy_shares(record)
+    at_s, used, total, pending = metrics.binned(record)
     return {
         "curve": {
-            "at_s": [sample.at - first for sample in thin],
-            "allocated_percent": [100 * sample.used_milli / max(sample.gpu_milli, 1) for sample in thin],
-            "frag_ratio_percent": [
-                100 * sample.fragmented_milli / max(sample.gpu_milli - sample.used_milli, 1)
-                for sample in thin
+            "at_s": at_s,
+            "allocated_percent": [
+                100 * part / max(whole, 1) for part, whole in zip(used, total, strict=True)
             ],
-            "waiting": [sample.pending for sample in thin],
+            "waiting": pending,
         },
         "waits_s": waits[::step] + waits[-1:],
-        "heat": {"nodes": nodes, "shares": shares, "start_s": start - first, "end_s": end - first},
+        "heat": {"nodes": nodes, "shares": shares, "start_s": 0.0, "end_s": end - start},
     }

@@ -74,7 +74,34 @@ def over_time(record: Record) -> dict[str, float | None]:
     }
 
 
-def busy_shares(record: Record, bins: int = 60) -> tuple[list[str], list[list[float]], float, float]:
+BINS = 60
+"""Parts of equal length into which the time of a replay is divided for figures."""
+
+
+def binned(record: Record, bins: int = BINS) -> tuple[list[float], ...]:
+    """Return the begins of the bins in seconds from the first, and means: used and total milli, pending."""
+    import numpy as np
+
+    samples = record.samples
+    if not samples:
+        return [], [], [], []
+    at = np.array([sample.at for sample in samples])
+    edges = np.linspace(at[0], max(at[-1], at[0] + 1e-9), bins + 1)
+
+    def means(values: Sequence[float]) -> list[float]:
+        area = np.concatenate(([0.0], np.cumsum(np.array(values[:-1]) * np.diff(at))))
+        found: list[float] = (np.diff(np.interp(edges, at, area)) / np.diff(edges)).tolist()
+        return found
+
+    return (
+        (edges[:-1] - at[0]).tolist(),
+        means([sample.used_milli for sample in samples]),
+        means([sample.gpu_milli for sample in samples]),
+        means([sample.pending for sample in samples]),
+    )
+
+
+def busy_shares(record: Record, bins: int = BINS) -> tuple[list[str], list[list[float]], float, float]:
     """Return (node names, fraction of GPU milli in use by node and time bin, first and last second)."""
     import numpy as np
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from simulator.present.figures import (
-    HEIGHT,
     WIDTH,
     Curve,
     draw_heat,
@@ -23,12 +22,10 @@ from simulator.present.figures import (
 from simulator.present.page import Page, Section, render
 from simulator.present.tables import Cell, Column, Table
 from simulator.present.units import time_unit
+from simulator.replay.metrics import BINS
 from simulator.replay.verdict import cautions, distinct, findings, rows, verdict
 
 Result = dict[str, Any]
-
-LEGEND_LINE = 0.2
-"""Inches of a line of the legend."""
 
 MAX_HEAT_MAPS = 16
 MAX_NAMED_SERVERS = 12
@@ -68,7 +65,8 @@ def table_of(results: Sequence[Result]) -> Table:
     cells: list[list[Cell]] = [
         [row["name"], *(_cell(row.get(key), column) for key, column in kinds)] for row in found
     ]
-    return Table([Column("policy and order", "text"), *(column for _, column in kinds)], cells, note=NO_USE)
+    named = "policy" if "pods" in found[0] else "policy and order"
+    return Table([Column(named, "text"), *(column for _, column in kinds)], cells, note=NO_USE)
 
 
 def _cell(value: float | None, column: Column) -> float | None:
@@ -81,12 +79,14 @@ def page_of(title: str, results: Sequence[Result]) -> str:
     drawn = figures(results)
     maps = drawn.pop(HEAT_MAPS, None)
     pictures = [picture(name, figure) for name, figure in drawn.items()]
-    sections = [Section("Policies and orders", tables=[table_of(results)])]
+    sections = [Section("What was compared", tables=[table_of(results)])]
     if sentences := findings(results):
         sections.append(Section("Each compared with the first", "\n".join(sentences)))
-    if pictures:
-        sections.append(Section("Over time" if heat else "Over load", pictures=pictures))
+    if maps is None and pictures:
+        sections.append(Section("Over load", pictures=pictures))
     if maps is not None:
+        text = f"Each point is a mean over 1/{BINS} of the time."
+        sections.append(Section("Over time", text, pictures=pictures))
         sections.append(Section(HEAT_MAPS, _heat_text(results, heat), (), [picture("", maps, wide=True)]))
     return render(Page(title, [*verdict(results), *cautions(results)], sections))
 
@@ -112,11 +112,6 @@ def save_figures(results: Sequence[Result], folder: Path) -> None:
         save_png(figure, folder / f"{title.lower().replace(' ', '-')}.png")
 
 
-def _height(results: Sequence[Result]) -> float:
-    """Return inches that leave the curves their room above a legend with a line for each name."""
-    return HEIGHT + LEGEND_LINE * len({result["case"]["name"] for result in results})
-
-
 def _by_name(results: Sequence[Result], read: Any) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for result in results:
@@ -125,7 +120,7 @@ def _by_name(results: Sequence[Result], read: Any) -> dict[str, list[Any]]:
 
 
 def _curves(results: Sequence[Result], quantity: str, *, share: bool) -> Any:
-    figure, axes = new_figure(height=_height(results))
+    figure, axes = new_figure()
     by_load = "arrived_percent" in results[0]["curve"]
     across = "arrived_percent" if by_load else "at_s"
     unit = time_unit(0.0 if by_load else max(result["curve"]["at_s"][-1] for result in results))
@@ -144,7 +139,7 @@ def _curves(results: Sequence[Result], quantity: str, *, share: bool) -> Any:
 
 
 def _waits(results: Sequence[Result]) -> Any:
-    figure, axes = new_figure(height=_height(results))
+    figure, axes = new_figure()
 
     def curve(waits: Sequence[float]) -> list[Curve]:
         return [(waits, [(rank + 1) / len(waits) for rank in range(len(waits))])] if waits else []
