@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.policies.random import seeded
 from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import BadInput, common_options, print_json
 from simulator.io.files import write_csv, write_json
@@ -87,7 +86,7 @@ def _openb(case: Case, progress: Progress, curve: Path | None, output_dir: Path 
 
 
 def _timed(case: Case, progress: Progress, output_dir: Path | None) -> dict[str, Any]:
-    chosen = seeded(case.seed) if case.policy == "random" else get_policy(case.policy)
+    chosen = get_policy(case.policy, seed=case.seed)
     order = get_order(case.order, dict(case.quotas))
     workload = read(case.source)
     started = time.perf_counter()

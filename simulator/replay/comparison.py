@@ -10,9 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.policies import get_policy, takes_seed
 from resource_manager.scheduling.policies.fgd import Fragmentation
-from resource_manager.scheduling.policies.random import seeded
 from resource_manager.scheduling.queue_order import get_order
 from simulator.errors import InputError
 from simulator.replay import metrics, openb
@@ -70,11 +69,11 @@ def cases(
     seeds: Sequence[int],
     quotas: tuple[tuple[str, float], ...] = (),
 ) -> list[Case]:
-    """Return every combination that can differ: openb has no order; elsewhere only `random` uses the seed."""
+    """Return every combination that can differ: openb has no order; elsewhere few policies take a seed."""
     found: list[Case] = []
     for policy in policies:
         for order in orders[:1] if source.kind == "openb" else orders:
-            some = seeds if source.kind == "openb" or policy == "random" else seeds[:1]
+            some = seeds if source.kind == "openb" or takes_seed(get_policy(policy)) else seeds[:1]
             found += [Case(source, policy, order, seed, quotas) for seed in some]
     return found
 
@@ -142,8 +141,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
 def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[str, float]) -> Record:
     """Return the record of one replay of a workload with run times."""
-    chosen = seeded(seed) if policy == "random" else get_policy(policy)
-    return Replay(workload, chosen, get_order(order, quotas)).run()
+    return Replay(workload, get_policy(policy, seed=seed), get_order(order, quotas)).run()
 
 
 def curve_data(record: Record) -> dict[str, Any]:

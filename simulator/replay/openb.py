@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
-from resource_manager.errors import PolicyError
 from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.scheduling.allocator import allocate
-from resource_manager.scheduling.policies import POLICIES, Policy
+from resource_manager.scheduling.policies import Policy, get_policy
 from resource_manager.scheduling.policies.capacity import CPU_MILLI
 from resource_manager.scheduling.policies.dot_product import dot_product_for
 from resource_manager.scheduling.policies.fgd import Fragmentation, fgd_for
-from resource_manager.scheduling.policies.random import seeded
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv, read_json
@@ -202,13 +200,10 @@ def policy_for(name: str, fragmentation: Fragmentation, seed: int) -> Policy:
         "fgd": lambda: fgd_for(fragmentation),
         "best_fit": lambda: weighted_fit_for(CPU_MILLI),
         "dot_product": lambda: dot_product_for(CPU_MILLI),
-        "random": lambda: seeded(seed),
     }
     if name in published:
         return published[name]()
-    if name in POLICIES:
-        return POLICIES[name]
-    raise PolicyError(f"unknown policy {name!r}; known are {', '.join(sorted({*published, *POLICIES}))}")
+    return get_policy(name, seed=seed)
 
 
 @contextmanager

@@ -45,17 +45,25 @@ def nothing_fits(cluster: ClusterState, request: Request) -> Placement | None:
 ENTRY_POINT_GROUP = "gpu_resource_manager.policies"
 
 
-def get_policy(name: str) -> Policy:
-    """Return the policy of that name, built in or from an entry point; raises `PolicyError`."""
+def get_policy(name: str, *, seed: int | None = None) -> Policy:
+    """Return the policy of that name, built in or from an entry point; raises `PolicyError`.
+
+    A policy that draws has a method `with_seed`; a `seed` makes no difference to the others.
+    """
     policy = POLICIES.get(name)
-    if policy is not None:
-        return policy
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    if name in found:
-        loaded: Policy = found[name].load()
-        return loaded
-    known = ", ".join(sorted({*POLICIES, *found}))
-    raise PolicyError(f"unknown policy {name!r}; known are {known}")
+    if policy is None:
+        found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+        if name not in found:
+            known = ", ".join(sorted({*POLICIES, *found}))
+            raise PolicyError(f"unknown policy {name!r}; known are {known}")
+        policy = found[name].load()
+    with_seed: Callable[[int], Policy] | None = getattr(policy, "with_seed", None)
+    return policy if seed is None or with_seed is None else with_seed(seed)
+
+
+def takes_seed(policy: Policy) -> bool:
+    """Return True if the policy draws."""
+    return hasattr(policy, "with_seed")
 
 
 def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[str, int]:
@@ -64,4 +72,4 @@ def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[s
     return {} if scores is None else scores(cluster, request)
 
 
-__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits", "scores_of"]
+__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits", "scores_of", "takes_seed"]

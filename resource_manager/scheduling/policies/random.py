@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
@@ -13,19 +13,32 @@ DRAWS = 16
 """Number of draws among all nodes, before the nodes that fit are listed to draw from."""
 
 
-def random(cluster: ClusterState, request: Request, seed: int = 0) -> Placement | None:
-    """Place on a node and GPUs of it drawn uniformly, by (seed, last fencing token)."""
-    pick = draw.stream(seed, cluster.last_fencing_token)
-    if request.required_node is not None:
-        node = next(cluster.candidates(request), None)
-    else:
-        index = _draw_node(cluster, request, pick)
-        node = None if index is None else cluster.nodes[index]
-    if node is None:
-        return None
-    ids = node.eligible_gpus(request) if request.gpus else []
-    chosen = sorted(ids.pop(pick(len(ids))) for _ in range(request.gpus))
-    return Placement(node.name, tuple(chosen))
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Policy that draws with a seed."""
+
+    seed: int = 0
+
+    def with_seed(self, seed: int) -> Random:
+        """Return the policy with another seed."""
+        return Random(seed)
+
+    def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
+        """Place on a node and GPUs of it drawn uniformly, by (seed, last fencing token)."""
+        pick = draw.stream(self.seed, cluster.last_fencing_token)
+        if request.required_node is not None:
+            node = next(cluster.candidates(request), None)
+        else:
+            index = _draw_node(cluster, request, pick)
+            node = None if index is None else cluster.nodes[index]
+        if node is None:
+            return None
+        ids = node.eligible_gpus(request) if request.gpus else []
+        chosen = sorted(ids.pop(pick(len(ids))) for _ in range(request.gpus))
+        return Placement(node.name, tuple(chosen))
+
+
+random = Random()
 
 
 def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int | None:
@@ -68,8 +81,3 @@ class Fitting:
                 else:
                     found.discard(index)
         return sorted(found)
-
-
-def seeded(seed: int) -> partial[Placement | None]:
-    """Return the random policy with another seed."""
-    return partial(random, seed=seed)

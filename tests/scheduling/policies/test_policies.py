@@ -14,7 +14,7 @@ from resource_manager.core.changes import Change, Drained, Granted, InventoryCha
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Placement, Request
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import POLICIES, Policy, get_policy
+from resource_manager.scheduling.policies import POLICIES, Policy, get_policy, takes_seed
 from resource_manager.scheduling.policies.capacity import CORES
 from resource_manager.scheduling.policies.dot_product import dot_product_for
 from resource_manager.scheduling.policies.fgd import Fragmentation, TaskClass, fgd, fgd_for, logistic_score
@@ -22,6 +22,7 @@ from resource_manager.scheduling.policies.gpu_clustering import gpu_clustering
 from resource_manager.scheduling.policies.gpu_packing import gpu_packing
 from resource_manager.scheduling.policies.node_states import NodeStates
 from resource_manager.scheduling.policies.random import Fitting
+from resource_manager.scheduling.policies.random import random
 from resource_manager.scheduling.policies.scoring import Scored
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 from resource_manager.scheduling.queue_order import get_order
@@ -215,6 +216,13 @@ def test_explain_shows_the_scores(name: str, scored: bool) -> None:
         assert scores[answer["server_name"]] == max(scores.values())
     else:
         assert set(scores.values()) == {None}
+
+
+def test_only_a_policy_that_draws_takes_the_seed() -> None:
+    assert get_policy("random") is POLICIES["random"]
+    assert get_policy("random", seed=3) == random.with_seed(3) != get_policy("random", seed=4)
+    assert get_policy("first_fit", seed=3) is POLICIES["first_fit"]
+    assert [name for name in POLICIES if takes_seed(POLICIES[name])] == ["random"]
 
 
 def test_fragmentation_computed_by_hand() -> None:
