@@ -87,7 +87,7 @@ def environment(templates: list[WorkflowTemplate]) -> tuple[int, float]:
 def heuristic(templates: list[WorkflowTemplate], name: str) -> tuple[int, float]:
     """Return (functions, seconds) of an episode that a policy of the resource manager schedules."""
     env = RawEnv([float(wf_id) for wf_id in range(5)], templates, ClusterConfig.c5())
-    scheduler = PolicyScheduler(scheduler_policy(name), MEMORY_MIB)
+    scheduler = PolicyScheduler(scheduler_policy(name, env), MEMORY_MIB)
     began = time.process_time()
     count = sum(1 for _ in run_episode(env, scheduler, seed=1))
     return count, time.process_time() - began

@@ -1,14 +1,13 @@
-"""The cluster: servers of several types, the memory leases on them, and the order of their events."""
+"""The cluster: servers of several types, and the order of their events."""
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Node
+from simulator.engine import EventQueue
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.container import Container
 from simulator.serverless.errors import ActionError
@@ -29,7 +28,7 @@ ClusterEvent = tuple[float, Container | None, list[Container], float]
 
 
 class Cluster:
-    """NUMA nodes by `Location`, in the order of the configuration, over one `ClusterState`.
+    """NUMA nodes by `Location`, in the order of the configuration.
 
     Events are processed in order of time; at equal times ends come before starts, and nodes in their order.
     """
@@ -46,7 +45,6 @@ class Cluster:
                 for numa_node_id in range(server.numa_nodes.count):
                     self.locations.append(Location(server.name, server_id, numa_node_id))
         self.positions = {location: position for position, location in enumerate(self.locations)}
-        self.state = ClusterState(self.inventory())
         self.servers: list[Server] = []
         self._servers: dict[str, tuple[Server, ...]] = {}
         self.nodes: list[NumaNode] = []
@@ -59,7 +57,6 @@ class Cluster:
                         server.numa_nodes.cpu,
                         server.numa_nodes.memory,
                         config.single_core_speed,
-                        state=self.state,
                         name=node_name(Location(server.name, server_id, numa_node_id)),
                         position=len(self.nodes) + numa_node_id,
                         server_position=len(self.servers),
@@ -71,7 +68,8 @@ class Cluster:
                     Server(server.name, server_id, server.hourly_rate, server.cold_start_latency, nodes)
                 )
             self._servers[server.name] = tuple(self.servers[start:])
-        self._events: list[tuple[float, bool, int, int]] = []
+        self._events: EventQueue[tuple[NumaNode, Container | None]] = EventQueue()
+        """Starts of containers, and ends (None): one no longer holds if the node's first end has moved."""
         self.changed_nodes: set[int] = set()
         """Positions of the nodes that had an event; the reader clears the set."""
 
@@ -93,12 +91,9 @@ class Cluster:
 
     def reset(self) -> None:
         """Empty every node and end every rental."""
-        self.state = ClusterState(self.inventory())
-        for node in self.nodes:
-            node.reset(self.state)
         for server in self.servers:
             server.reset()
-        self._events = []
+        self._events = EventQueue()
 
     def __len__(self) -> int:
         return len(self._servers)
@@ -149,42 +144,40 @@ class Cluster:
         """Return the cold start (s) of the node's server; the server is started if its rental has ended."""
         return self.servers[self.nodes[position].server_position].startup_at(time)
 
-    def on_container_creation(self, position: int, container: Container) -> tuple[float, Container | None]:
-        """Send a container to a node; return the rent ($) and the container if it starts at once."""
+    def on_container_creation(self, position: int, container: Container) -> tuple[float, bool]:
+        """Send a container to a node; return the rent ($), and True if it starts at once."""
         node = self.nodes[position]
         time = container.submission_time
         node.on_container_creation(container)
         # All earlier events are processed: a container that need not wait starts without a further event.
-        started = node.start_next() if container.creation_time <= time else None
-        following, is_start = node.next_event()
-        heapq.heappush(self._events, (following, is_start, position, node.version))
+        if container.creation_time <= time:
+            started = self._start(node, container)
+        else:
+            started = False
+            self._events.schedule(container.creation_time, (node, container), len(self.nodes) + position)
         return self._rent(time, node), started
 
-    def advance(self, until: float = math.inf) -> ClusterEvent | None:
-        """Process the next event up to and including `until`; return it, or None if there is none."""
+    def advance(self, until: float = math.inf) -> Iterator[ClusterEvent]:
+        """Process and yield the events up to and including `until`, one by one."""
         events = self._events
-        while events:
-            time, is_start, position, version = events[0]
-            node = self.nodes[position]
-            if node.version != version:  # the node has changed since this event was queued
-                heapq.heappop(events)
+        for node, container in events.pop_due(until):
+            if container is not None:
+                started = [container] if self._start(node, container) else []
+            elif node.cores.earliest_end == events.now:
+                container, started = node.on_container_completion()
+                events.schedule(node.cores.earliest_end, (node, None), node.position)
+                yield events.now, container, started, self._rent(events.now, node)
                 continue
-            if time > until or time == math.inf:
-                return None
-            ended: Container | None = None
-            if is_start:
-                begun = node.start_next()
-                started = [begun] if begun is not None else []
             else:
-                ended, started = node.on_container_completion()
-            rent = self._rent(time, node)
-            following, is_start = node.next_event()
-            if following == math.inf:
-                heapq.heappop(events)
-            else:  # no earlier event was queued meanwhile, so this one is still the first
-                heapq.heapreplace(events, (following, is_start, position, node.version))
-            return time, ended, started, rent
-        return None
+                continue
+            yield events.now, None, started, self._rent(events.now, node)
+
+    def _start(self, node: NumaNode, container: Container) -> bool:
+        before = node.cores.earliest_end
+        started = node.start(container)
+        if node.cores.earliest_end != before:
+            self._events.schedule(node.cores.earliest_end, (node, None), node.position)
+        return started
 
     @property
     def earliest_finished_time(self) -> float:
@@ -200,7 +193,9 @@ class Cluster:
         """Return the dollars for the hours to add after the change of the node at `time`, mostly 0."""
         self.changed_nodes.add(node.position)
         server = self.servers[node.server_position]
-        return 0.0 if node.ends_by(server.expiration_time) else server.renew_lease_at(time, node)
+        if node.latest_end_bound.latest <= server.covered_until:
+            return 0.0
+        return server.renew_lease_at(time, node)
 
 
 def node_name(location: Location) -> str:

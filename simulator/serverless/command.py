@@ -95,7 +95,7 @@ def command(
         )
     templates = _templates((*sources, *more_sources), seed, config.single_core_speed)
     env = RawEnv(parse_arrivals(arrivals, seed), templates, config)
-    scheduler = PolicyScheduler(scheduler_policy(policy_name, seed), memory_mib)
+    scheduler = PolicyScheduler(scheduler_policy(policy_name, env, seed), memory_mib)
     with progress_bar("workflows") as progress:
         episode = run(env, scheduler, seed, lambda: progress(env.finished_workflow_count, len(env.workload)))
     if log_path is not None:

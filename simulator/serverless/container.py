@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-
-from resource_manager.core.models import Request
 
 
 class Container:
     """Run of a function: MiB required and allocated, operations, threads, and its times in seconds.
 
-    `share` is min(allocated, required) x threads; the speed of the container is floor(share x thread
-    speed / required). `remaining_computation` is exact as of the node's last event; `completion_time` is
-    infinite until the container has ended.
+    `rate` is min(allocated, required) x threads / required as a reduced fraction: the speed of the container
+    is floor(rate x thread speed). `remaining_computation` is exact as of the node's last event;
+    `completion_time` is infinite until the container has ended.
     """
 
     __slots__ = (
@@ -21,14 +18,12 @@ class Container:
         "computation",
         "creation_time",
         "data_transfer_time",
-        "fencing_token",
         "fn_id",
         "memory_alloc",
         "memory_req",
         "parallelism",
+        "rate",
         "remaining_computation",
-        "request",
-        "share",
         "start_time",
         "submission_time",
         "wf_id",
@@ -54,19 +49,17 @@ class Container:
         self.submission_time = submission_time
         self.data_transfer_time = data_transfer_time
         self.remaining_computation = computation
-        self.share = (memory_alloc if memory_alloc < memory_req else memory_req) * parallelism
-        self.request = _memory(memory_alloc).for_task(f"{wf_id}/{fn_id}")
-        self.fencing_token = 0
+        if memory_alloc < memory_req:
+            share = memory_alloc * parallelism
+            common = math.gcd(share, memory_req)
+            self.rate = share // common, memory_req // common
+        else:
+            self.rate = parallelism, 1
         self.creation_time = math.inf
         self.start_time = math.inf
         self.completion_time = math.inf
 
     def speed(self, thread_speed: int) -> int:
         """Return the operations per second if one thread gets `thread_speed`."""
-        return self.share * thread_speed // self.memory_req
-
-
-@lru_cache
-def _memory(amount_mib: int) -> Request:
-    """Return the request that all containers with this amount of memory copy."""
-    return Request("container", resources={"memory_mib": amount_mib})
+        numerator, denominator = self.rate
+        return numerator * thread_speed // denominator

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Placement, Request
-
-INPUT_BYTES_LABEL = "input_bytes:"
-"""Prefix of a request's label; the rest is a node's name, the value the input bytes on that node."""
-
-SERVER_LABEL = "server"
-"""Label of a node that names its server."""
+from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.policies.least_loaded import least_loaded
+from simulator.serverless.raw_env import RawEnv
 
 
-def data_local(cluster: ClusterState, request: Request) -> Placement | None:
-    """Choose a node that fits: most input on its server, then most on the node, then fewest leases.
+def data_local(env: RawEnv) -> Policy:
+    """Return the policy for the functions of `env`; it reads there where the current one's inputs are.
 
+    Of the nodes that fit it chooses most input on the server, then most on the node, then fewest leases.
     The server comes first because the network is far slower than the bus of a server.
     """
-    by_node = {
-        label.removeprefix(INPUT_BYTES_LABEL): int(value)
-        for label, value in request.labels.items()
-        if label.startswith(INPUT_BYTES_LABEL)
-    }
-    by_server: dict[str, int] = {}
-    for name, size in by_node.items():
-        state = cluster.by_name.get(name)
-        server = "" if state is None else state.node.labels.get(SERVER_LABEL, "")
-        by_server[server] = by_server.get(server, 0) + size
 
-    def worth(state: NodeState) -> tuple[int, int, int]:
-        server = state.node.labels.get(SERVER_LABEL)
-        on_server = by_server.get(server, 0) if server else 0
-        return on_server, by_node.get(state.name, 0), -len(state.leases)
+    def policy(cluster: ClusterState, request: Request) -> Placement | None:
+        nodes = env.cluster.nodes
+        on_node: dict[int, int] = {}
+        on_server: dict[int, int] = {}
+        for position, size in env.data_distribution:
+            server = nodes[position].server_position
+            on_node[position] = on_node.get(position, 0) + size
+            on_server[server] = on_server.get(server, 0) + size
 
-    best = max(cluster.candidates(request), key=worth, default=None)
-    return None if best is None else Placement(best.name, best.pick_gpus(request))
+        def worth(state: NodeState) -> tuple[int, int]:
+            return on_node.get(state.index, 0), -len(state.leases)
+
+        for most in sorted(filter(None, set(on_server.values())), reverse=True):
+            fitting = [
+                state
+                for server, size in sorted(on_server.items())
+                if size == most
+                for state in cluster.nodes[env.cluster.nodes_of(server)]
+                if state.fits(request)
+            ]
+            if fitting:
+                return Placement(max(fitting, key=worth).name)
+        return least_loaded(cluster, request)
+
+    return policy

@@ -81,13 +81,13 @@ class Observer:
         cluster = self.env.cluster
         for position in cluster.changed_nodes:
             node = cluster.nodes[position]
-            first, last = node.outlook
+            cores = node.cores
             self._load_features[position] = (
                 node.free_memory / node.memory,
                 squash(node.committed_parallelism / node.cpu),
-                squash(node.waiting_count),
+                squash(len(node.waiting_containers)),
             )
-            self._ends[position] = first, last
+            self._ends[position] = (cores.earliest_end, cores.latest_end) if cores.parallelism else (0.0, 0.0)
             self._expirations[node.server_position] = cluster.servers[node.server_position].expiration_time
         cluster.changed_nodes.clear()
 
@@ -96,7 +96,7 @@ class Observer:
         if env.current_function is None:
             return (0.0,) * (len(FUNCTION_FEATURES) - 1) + (1.0,)
         function = env.function
-        inputs = env.data_distribution(function.wf_id, function.fn_id)
+        inputs = env.data_distribution
         total = sum(size for _, size in inputs)
         if total:
             self._spread_inputs(nodes, inputs, total)

@@ -1,14 +1,35 @@
-"""Predicted ends of the containers of a NUMA node without further arrivals; a fluid model, no rounding."""
+"""Predicted ends of the containers of a NUMA node without further arrivals; a fluid model, no rounding.
+
+`predict_ends` is the rule and takes time in proportion to the square of the containers. The rent needs it
+only if the cheap `LatestEndBound` does not show that the server is rented for long enough.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence, Sized
 from typing import Protocol
 
 from simulator.errors import SimulationError
 from simulator.serverless.container import Container
 from simulator.serverless.node_records import thread_speed
+
+SLACK = 1.001
+"""Factor by which rounding speeds down to integers may delay an end under a bound."""
+
+MIN_THREAD_SPEED = 1001
+"""Operations per second of a thread that keep rounding within `SLACK`, if the container's rate is high."""
+
+
+class RunningCores(Protocol):
+    """The cores of a node."""
+
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def parallelism(self) -> int: ...
 
 
 class NodeLoad(Protocol):
@@ -17,38 +38,33 @@ class NodeLoad(Protocol):
     name: str
     cpu: int
     single_core_speed: int
+    free_memory: int
 
     @property
-    def current_time(self) -> float: ...
+    def cores(self) -> RunningCores: ...
 
     @property
-    def running_containers(self) -> tuple[Container, ...]: ...
+    def running_containers(self) -> Sequence[Container]: ...
 
     @property
-    def scheduled_containers(self) -> tuple[Container, ...]: ...
+    def scheduled_containers(self) -> Sequence[Container]: ...
 
     @property
-    def waiting_count(self) -> int: ...
-
-    @property
-    def free_memory(self) -> int: ...
-
-    @property
-    def total_parallelism(self) -> int: ...
+    def waiting_containers(self) -> Sized: ...
 
 
-def predict_ends(node: NodeLoad) -> dict[str, float]:
-    """Return task id -> end in seconds, for running and scheduled containers.
+def predict_ends(node: NodeLoad) -> dict[tuple[int, int], float]:
+    """Return (workflow, function) -> end in seconds, for running and scheduled containers.
 
     A container that waits, or would have to, is left out: its start is unknown. Raises `SimulationError`
     if the containers would never end.
     """
-    now = node.current_time
+    now = node.cores.now
     active = [(container, float(container.remaining_computation)) for container in node.running_containers]
     coming = deque(node.scheduled_containers)
-    blocked = bool(node.waiting_count)
-    free, parallelism = node.free_memory, node.total_parallelism
-    ends: dict[str, float] = {}
+    blocked = bool(node.waiting_containers)
+    free, parallelism = node.free_memory, node.cores.parallelism
+    ends: dict[tuple[int, int], float] = {}
     while active or coming:
         thread = thread_speed(node.cpu, node.single_core_speed, parallelism)
         speeds = [container.speed(thread) for container, _ in active]
@@ -80,7 +96,60 @@ def predict_ends(node: NodeLoad) -> dict[str, float]:
             parallelism += container.parallelism
         else:
             container, _ = active.pop(left_s.index(first))
-            ends[container.request.lease_id] = now
+            ends[container.wf_id, container.fn_id] = now
             free += container.memory_alloc
             parallelism -= container.parallelism
     return ends
+
+
+class LatestEndBound:
+    """Upper bound `latest` (s) of all predicted ends of a node, kept in constant time per event.
+
+    Until the container that ends last has ended, either each of its threads has a core of its own, for as
+    long as its work takes alone, or all cores are busy, for at most as long as all work takes on all cores
+    (the argument of Graham, Bounds on multiprocessing timing anomalies, 1969). `latest` is the sum of
+    both, over the containers since the last `tighten`. It is infinite if threads are so slow that rounding
+    their speeds matters.
+    """
+
+    __slots__ = ("_all_cores_s", "_alone", "_capacity", "_core_speed", "_cpu", "_slowest", "latest")
+
+    def __init__(self, cpu: int, core_speed: int) -> None:
+        self._cpu = cpu
+        self._core_speed = core_speed
+        self._capacity = cpu * core_speed
+        self._reset()
+
+    def _reset(self) -> None:
+        self._alone = -math.inf
+        self._all_cores_s = 0.0
+        self._slowest = 0.0
+        self.latest = -math.inf
+
+    def extend(self, container: Container, start: float, left: int, threads: int) -> None:
+        """Include a container that starts at `start` (s) with `left` operations; `threads` counts all."""
+        numerator, denominator = container.rate
+        slowness = denominator / numerator
+        if slowness > self._slowest:
+            self._slowest = slowness
+        if self._capacity < MIN_THREAD_SPEED * (1.0 + self._slowest) * max(threads, self._cpu):
+            self._all_cores_s = math.inf
+        alone_s = SLACK * slowness * left / self._core_speed
+        if start + alone_s > self._alone:
+            self._alone = start + alone_s
+        self._all_cores_s += alone_s * container.parallelism / self._cpu
+        self.latest = self._alone + self._all_cores_s
+
+    def lose_operations(self, threads: int) -> None:
+        """Allow for an event, at which rounding down may cost every container one operation."""
+        lost_s = SLACK * self._slowest / self._core_speed * (1.0 + threads / self._cpu)
+        self._all_cores_s += lost_s
+        self.latest += lost_s
+
+    def tighten(self, node: NodeLoad, threads: int) -> None:
+        """Compute the bound anew from the containers that the node has now."""
+        self._reset()
+        for container in node.running_containers:
+            self.extend(container, node.cores.now, container.remaining_computation, threads)
+        for container in node.scheduled_containers:
+            self.extend(container, container.creation_time, container.computation, threads)

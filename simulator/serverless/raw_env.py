@@ -117,10 +117,13 @@ class RawEnv:
         """Return the position of the NUMA node of a function; raise `KeyError` before its placement."""
         return self._positions[wf_id][fn_id]
 
-    def data_distribution(self, wf_id: int, fn_id: int) -> list[tuple[int, int]]:
-        """Return (position of the NUMA node, bytes) of the data from each predecessor of a function."""
-        positions = self._positions[wf_id]
-        return [(positions[parent], size) for parent, size in self.workload[wf_id].predecessors(fn_id)]
+    @property
+    def data_distribution(self) -> list[tuple[int, int]]:
+        """(position of the NUMA node, bytes) of the data from each predecessor of the next function."""
+        function = self.function
+        positions = self._positions[function.wf_id]
+        predecessors = self.workload[function.wf_id].predecessors(function.fn_id)
+        return [(positions[parent], size) for parent, size in predecessors]
 
     def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
         """Place the current function on a NUMA node with `allocated_memory` MiB.
@@ -143,7 +146,7 @@ class RawEnv:
         cluster.nodes[position].check_memory(allocated_memory, function.memory_req)
         function.memory_alloc = allocated_memory
         cold_start_time = cluster.start_server(position, time)
-        transfer_time = cluster.data_transfer_time(self.data_distribution(wf_id, fn_id), position)
+        transfer_time = cluster.data_transfer_time(self.data_distribution, position)
         self._positions[wf_id][fn_id] = position
         container = Container(
             wf_id,
@@ -156,7 +159,7 @@ class RawEnv:
             transfer_time,
         )
         rent, started = cluster.on_container_creation(position, container)
-        if started is not None:
+        if started:
             workflow.run_function(fn_id, time)
         functions: list[FunctionExecutionRecord] = []
         workflows: list[WorkflowExecutionRecord] = []
@@ -187,29 +190,29 @@ class RawEnv:
         self, functions: list[FunctionExecutionRecord], workflows: list[WorkflowExecutionRecord]
     ) -> float:
         """Process events up to the next submission, or to the end; return their rent in dollars."""
-        workload, peek, advance = self.workload, self.workload.peek, self.cluster.advance
+        workload = self.workload
         rent = 0.0
-        candidate = peek()
-        until = math.inf if candidate is None else candidate.submission_time
-        while True:
-            happened = advance(until)
-            if happened is None:
-                if candidate is None and not workload.completed:
-                    raise SimulationError("no function can end: none runs, or all have speed 0")
-                return rent
-            time, ended, started, due = happened
-            rent += due
-            if ended is not None:
-                wf_id = ended.wf_id
-                functions.append(FunctionExecutionRecord(wf_id, ended.fn_id, ended.start_time, time))
-                if workload.finish_function(wf_id, ended.fn_id, time):
-                    self._finished += 1
-                    workflows.append(WorkflowExecutionRecord(wf_id, time))
-                self.now = time
-                candidate = peek()
-                until = math.inf if candidate is None else candidate.submission_time
-            for container in started:
-                workload[container.wf_id].run_function(container.fn_id, time)
+        submitted = True
+        while submitted:  # the events up to a submission may bring an earlier one
+            submitted = False
+            until = workload.next_time
+            for time, ended, started, due in self.cluster.advance(until):
+                rent += due
+                if ended is not None:
+                    wf_id = ended.wf_id
+                    functions.append(FunctionExecutionRecord(wf_id, ended.fn_id, ended.start_time, time))
+                    if workload.finish_function(wf_id, ended.fn_id, time):
+                        self._finished += 1
+                        workflows.append(WorkflowExecutionRecord(wf_id, time))
+                    self.now = time
+                for container in started:
+                    workload[container.wf_id].run_function(container.fn_id, time)
+                if workload.next_time < until:
+                    submitted = True
+                    break
+        if until == math.inf and not workload.completed:
+            raise SimulationError("no function can end: none runs, or all have speed 0")
+        return rent
 
     def _move_to(self, time: float) -> None:
         self.now = time

@@ -1,26 +1,32 @@
-"""Scheduler of functions by a placement policy of the resource manager; it needs no training."""
+"""Scheduler of functions by a placement policy of the resource manager; it needs no training.
+
+Two things are counted, each in one place. The environment counts the memory that running containers use,
+from their start on. This scheduler holds a lease on cores and memory for every function it has placed, from
+the decision to the end, in the only `ClusterState` there is: by the memory in use alone, all functions
+submitted during a cold start would go to one node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Amount, Placement, Request
 from resource_manager.scheduling.allocator import grant, select_placement
-from resource_manager.scheduling.policies import POLICIES, Policy, get_policy
-from resource_manager.scheduling.policies.random import seeded
-from simulator.serverless.data_local import INPUT_BYTES_LABEL, data_local
+from resource_manager.scheduling.policies import Policy, get_policy
+from simulator.serverless.data_local import data_local
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import EnvLog, RawEnv
-from simulator.serverless.workflow import Function
-
-SCHEDULER_POLICIES: dict[str, Policy] = {**POLICIES, "data_local": data_local}
 
 HEURISTICS = ("first_fit", "best_fit", "round_robin", "least_loaded", "data_local", "random")
 """Policies that make sense without GPUs; the others are accepted too."""
+
+
+ENVIRONMENT_POLICIES: dict[str, Callable[[RawEnv], Policy]] = {"data_local": data_local}
+"""Policies that read the environment besides the leases."""
 
 
 class Decision(NamedTuple):
@@ -30,21 +36,18 @@ class Decision(NamedTuple):
     memory_mib: int
 
 
-def scheduler_policy(name: str, seed: int = 0) -> Policy:
-    """Return the policy of that name (`random` draws with `seed`); raise `PolicyError`."""
-    if name == "random":
-        return seeded(seed)
-    return SCHEDULER_POLICIES[name] if name in SCHEDULER_POLICIES else get_policy(name)
+def scheduler_policy(name: str, env: RawEnv, seed: int = 0) -> Policy:
+    """Return the policy of that name for `env`; raise `PolicyError`."""
+    if name in ENVIRONMENT_POLICIES:
+        return ENVIRONMENT_POLICIES[name](env)
+    return get_policy(name, seed=seed)
 
 
 class PolicyScheduler:
     """Scheduler that places each function with a policy, on a state with a lease per placed function.
 
-    The environment reserves memory only when a container is created; a scheduler that read only that
-    would send all functions submitted during a cold start to one node. This one therefore keeps a
-    `ClusterState` of its decisions: a lease on cores and memory from the decision to the end. If no node
-    has the cores free, the policy is asked for memory alone; if no node has that either, the container
-    has to wait anyway and goes to the node with the fewest leases.
+    If no node has the cores free, the policy is asked for memory alone; if no node has that either, the
+    container has to wait anyway and goes to the node with the fewest leases.
 
     `memory_mib` is given to every function; None gives each the memory it requires.
     """
@@ -53,58 +56,54 @@ class PolicyScheduler:
         self.policy = policy
         self.memory_mib = memory_mib
         self.decided = ClusterState()
-        self._max_cpus: Amount = 0
 
     def reset(self, env: RawEnv) -> None:
         """Clear all decisions; call it after `env.reset`."""
-        inventory = env.cluster.inventory()
-        self.decided = ClusterState(inventory)
-        self._max_cpus = max(node.resources["cpus"] for node in inventory)
+        self.decided = ClusterState(env.cluster.inventory())
 
     def decide(self, env: RawEnv) -> Decision:
         """Place the current function of `env`; raise `MemoryAllocationError` if it fits no node."""
         function = env.function
+        cluster = self.decided
         memory_mib = self.memory_mib if self.memory_mib is not None else function.memory_req
-        if memory_mib > env.cluster.config.largest_memory:
+        if memory_mib > cluster.largest["memory_mib"]:
             raise MemoryAllocationError(
                 f"{memory_mib} MiB for function {function.wf_id}/{function.fn_id} is more than every NUMA "
-                f"node has; the largest has {env.cluster.config.largest_memory} MiB"
+                f"node has; the largest has {cluster.largest['memory_mib']} MiB"
             )
-        memory: dict[str, Amount] = {"memory_mib": memory_mib}
-        cpus = min(function.parallelism, self._max_cpus)
-        request = partial(
-            Request, f"{function.wf_id}/{function.fn_id}", labels=self._input_labels(env, function)
-        )
-        first = request(resources={"cpus": cpus, **memory})
-        placement = select_placement(self.decided, first, self.policy)
-        asked = first
-        if placement is None:
-            asked = request(resources=memory)
-            placement = select_placement(self.decided, asked, self.policy)
-        if placement is None:
-            asked = request(resources={})
+        demands = _demands(min(function.parallelism, cluster.largest["cpus"]), memory_mib)
+        for demand in demands:
+            placement = select_placement(cluster, demand, self.policy)
+            if placement is not None:
+                break
+        else:
             placement = self._shortest_queue(memory_mib)
-        self.decided.apply(grant(self.decided, asked, placement, env.now))
-        return Decision(self.decided.by_name[placement.node].index, memory_mib)
+            demand = NO_DEMAND
+        request = demand.for_task(f"{function.wf_id}/{function.fn_id}")
+        cluster.apply(grant(cluster, request, placement, env.now))
+        return Decision(cluster.by_name[placement.node].index, memory_mib)
 
     def observe(self, log: EnvLog) -> None:
         """Release the leases of the functions that ended."""
-        leases = self.decided.leases
+        cluster = self.decided
         for record in log.finished_function_records:
-            task_id = f"{record.wf_id}/{record.fn_id}"
-            self.decided.apply(Released(task_id, leases[task_id].fencing_token, record.completion_time))
+            lease_id = f"{record.wf_id}/{record.fn_id}"
+            fencing_token = cluster.leases[lease_id].fencing_token
+            cluster.apply(Released(lease_id, fencing_token, record.completion_time))
 
     def _shortest_queue(self, memory_mib: int) -> Placement:
         able = [state for state in self.decided.nodes if state.node.resources["memory_mib"] >= memory_mib]
         return Placement(min(able, key=lambda state: len(state.leases)).name)
 
-    def _input_labels(self, env: RawEnv, function: Function) -> dict[str, str]:
-        """Return labels with the bytes of input by NUMA node, for policies that use data locality."""
-        held: dict[str, int] = {}
-        for position, size in env.data_distribution(function.wf_id, function.fn_id):
-            label = INPUT_BYTES_LABEL + env.cluster.nodes[position].name
-            held[label] = held.get(label, 0) + size
-        return {label: str(size) for label, size in held.items()}
+
+NO_DEMAND = Request("function")
+
+
+@lru_cache
+def _demands(cpus: Amount, memory_mib: int) -> tuple[Request, Request]:
+    """Return what to ask a policy for, in this order; functions get a copy."""
+    memory: dict[str, Amount] = {"memory_mib": memory_mib}
+    return Request("function", resources={"cpus": cpus, **memory}), Request("function", resources=memory)
 
 
 def run_episode(env: RawEnv, scheduler: PolicyScheduler, seed: int | None = None) -> Iterator[EnvLog]:

@@ -8,12 +8,23 @@ from collections.abc import Iterator, Sequence
 from simulator.serverless.numa_node import NumaNode
 
 HOUR_S = 3600.0
+ROUNDING_S = 1e-6
+ROUNDING = 1e-9
+"""If a bound is this close to a time, in seconds or relative to it, the exact prediction decides."""
 
 
 class Server:
     """Server with `hourly_rate` in $, `cold_start_latency` in seconds; rented until `expiration_time`."""
 
-    __slots__ = ("_numa_nodes", "cold_start_latency", "expiration_time", "hourly_rate", "name", "server_id")
+    __slots__ = (
+        "_numa_nodes",
+        "cold_start_latency",
+        "covered_until",
+        "expiration_time",
+        "hourly_rate",
+        "name",
+        "server_id",
+    )
 
     def __init__(
         self,
@@ -28,7 +39,7 @@ class Server:
         self.hourly_rate = hourly_rate
         self.cold_start_latency = cold_start_latency
         self._numa_nodes = tuple(numa_nodes)
-        self.expiration_time = 0.0
+        self._rent_until(0.0)
 
     def __len__(self) -> int:
         return len(self._numa_nodes)
@@ -40,8 +51,10 @@ class Server:
         return iter(self._numa_nodes)
 
     def reset(self) -> None:
-        """End the rental; the cluster resets the nodes, because it owns their memory."""
-        self.expiration_time = 0.0
+        """End the rental and empty the nodes."""
+        self._rent_until(0.0)
+        for node in self._numa_nodes:
+            node.reset()
 
     def startup_at(self, time: float) -> float:
         """Return the seconds of cold start caused by a decision at `time`: 0 while the server is rented."""
@@ -54,15 +67,25 @@ class Server:
     def renew_lease_at(self, time: float, node: NumaNode) -> float:
         """Extend the rental to the predicted end of the node that changed at `time`; return the dollars.
 
-        Call it if the node does not end by the expiration. The other nodes were covered at their own last
-        change, and a rental is never shortened.
+        Not needed while the node's bound is at most `covered_until`. The other nodes were covered at their
+        own last change, and a rental is never shortened.
         """
+        bound = node.latest_end_bound
+        bound.tighten(node, node.committed_parallelism)
+        if bound.latest <= self.covered_until:
+            return 0.0
+        bound.latest = latest = node.predicted_end()
         expiration = self.expiration_time
-        latest = node.predicted_end()
+        if latest <= expiration:
+            return 0.0
         start = max(time, expiration)
         hours = math.ceil((latest - start) / HOUR_S)
-        self.expiration_time = start + hours * HOUR_S
+        self._rent_until(start + hours * HOUR_S)
         return hours * self.hourly_rate
+
+    def _rent_until(self, time: float) -> None:
+        self.expiration_time = time
+        self.covered_until = time - ROUNDING_S - ROUNDING * time
 
     @property
     def container_count(self) -> int:
@@ -72,7 +95,7 @@ class Server:
     @property
     def earliest_finished_time(self) -> float:
         """End (s) of the first running container of the server; infinite if none runs."""
-        return min(node.earliest_end for node in self._numa_nodes)
+        return min(node.cores.earliest_end for node in self._numa_nodes)
 
     @property
     def earliest_finished_nn_id(self) -> int | None:
@@ -80,7 +103,7 @@ class Server:
         earliest = self.earliest_finished_time
         if earliest == math.inf:
             return None
-        return next(node.node_id for node in self._numa_nodes if node.earliest_end == earliest)
+        return next(node.node_id for node in self._numa_nodes if node.cores.earliest_end == earliest)
 
     @property
     def latest_finished_time(self) -> float:

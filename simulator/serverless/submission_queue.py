@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+from simulator.engine import EventQueue
 from simulator.serverless.errors import WorkflowError
 from simulator.serverless.template import MAX_AMOUNT, WorkflowTemplate
 from simulator.serverless.workflow import Workflow
 
 
 class SubmittedFunction(NamedTuple):
-    """A function that waits for a placement; tuples sort in queue order."""
+    """A function that waits for a placement."""
 
     submission_time: float
     wf_id: int
@@ -46,12 +47,16 @@ class Workload:
             for wf_id, (arrival, choice) in enumerate(zip(self.arrival_times, choices, strict=True))
         ]
         self._unfinished_workflows = len(self._workflows)
-        self._queue: list[SubmittedFunction] = []
+        self._queue: EventQueue[SubmittedFunction] = EventQueue()
+        self._first_ids = [0, *accumulate(map(len, self._workflows))]
         for workflow in self._workflows:
             for fn_id in workflow.source_functions:
-                workflow.submit_function(fn_id, workflow.arrival_time)
-                self._queue.append(SubmittedFunction(workflow.arrival_time, workflow.wf_id, fn_id))
-        heapq.heapify(self._queue)
+                self._submit(workflow, fn_id, workflow.arrival_time)
+
+    def _submit(self, workflow: Workflow, fn_id: int, time: float) -> None:
+        wf_id = workflow.wf_id
+        workflow.submit_function(fn_id, time)
+        self._queue.schedule(time, SubmittedFunction(time, wf_id, fn_id), self._first_ids[wf_id] + fn_id)
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -72,13 +77,14 @@ class Workload:
         """Count of functions submitted and not yet taken by `get`, later arrivals included."""
         return len(self._queue)
 
-    def peek(self) -> SubmittedFunction | None:
-        """Return the next function to place and leave it in the queue; None if there is none."""
-        return self._queue[0] if self._queue else None
+    @property
+    def next_time(self) -> float:
+        """Submission time (s) of the next function to place; infinite if none is in the queue."""
+        return self._queue.next_time
 
     def get(self) -> SubmittedFunction | None:
         """Take the next function to place from the queue; None if there is none."""
-        return heapq.heappop(self._queue) if self._queue else None
+        return next(self._queue.pop_due(), None)
 
     def finish_function(self, wf_id: int, fn_id: int, time: float) -> bool:
         """Mark a function as finished and submit the successors that waited only for it.
@@ -88,8 +94,7 @@ class Workload:
         workflow = self._workflows[wf_id]
         for child in workflow.finish_function(fn_id, time):
             # Completions come in order of time, so the last predecessor to end is the latest.
-            workflow.submit_function(child, time)
-            heapq.heappush(self._queue, SubmittedFunction(time, wf_id, child))
+            self._submit(workflow, child, time)
         completed = workflow.completed
         if completed:
             self._unfinished_workflows -= 1

@@ -60,7 +60,7 @@ def play(env: ServerlessEnv, choose: Choose, seed: int) -> dict[str, float]:
 def play_heuristic(env: ServerlessEnv, name: str, seed: int) -> dict[str, float]:
     """Play the same episode with a placement policy and the memory each function requires."""
     env.reset(seed=seed)  # draws the seed of the episode as `play` does
-    episode = run(env.raw, PolicyScheduler(scheduler_policy(name, seed)), seed=env.episode_seed)
+    episode = run(env.raw, PolicyScheduler(scheduler_policy(name, env.raw, seed)), seed=env.episode_seed)
     waited = env.performance_weight * sum(episode.makespans_s)
     paid = (1.0 - env.performance_weight) * RENT_WEIGHT * episode.summary.rent
     return {

@@ -16,7 +16,7 @@ def test_heuristics_and_agents_are_measured_alike() -> None:
     """The decisions of the policy, taken in the environment, give the same return, makespan and rent."""
     env = ServerlessEnv((0.0, 1.0), generate_workflows(size=3))
     measured = play_heuristic(env, "least_loaded", seed=5)
-    scheduler = PolicyScheduler(scheduler_policy("least_loaded", 5))
+    scheduler = PolicyScheduler(scheduler_policy("least_loaded", env.raw, 5))
 
     def choose(env: ServerlessEnv, seen: NDArray[np.float32]) -> NDArray[np.int64]:
         log = last[-1] if last else None

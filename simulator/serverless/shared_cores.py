@@ -1,0 +1,115 @@
+"""Cores of a NUMA node, shared in equal time slices by the threads of its running containers."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+from simulator.serverless.container import Container
+from simulator.serverless.node_records import thread_speed
+
+
+class EqualContainers:
+    """Running containers of the same `rate`: between two events each does the same number of operations.
+
+    `done` counts these operations; an entry is (`done` at its end, number of its start, container), sorted.
+    """
+
+    __slots__ = ("done", "entries", "rate", "speed")
+
+    def __init__(self, rate: tuple[int, int]) -> None:
+        self.rate = rate
+        self.speed = 0
+        self.done = 0
+        self.entries: list[tuple[int, int, Container]] = []
+
+    def end_of(self, entry: int, now: float) -> float:
+        """Return the end (s) of an entry at the current speed."""
+        left = self.entries[entry][0] - self.done
+        if left <= 0:
+            return now
+        return now + left / self.speed if self.speed else math.inf
+
+
+class SharedCores:
+    """Running containers of `cpu` cores; speeds and ends are those since the last event, at `now` (s).
+
+    An event costs time in proportion to the different rates of the containers, not to the containers.
+    """
+
+    __slots__ = ("_groups", "_starts", "core_speed", "cpu", "earliest_end", "now", "parallelism", "speed")
+
+    def __init__(self, cpu: int, core_speed: int) -> None:
+        self.cpu = cpu
+        self.core_speed = core_speed
+        self.now = 0.0
+        self.parallelism = 0
+        self.earliest_end = math.inf
+        self.speed = 0
+        """Operations per second of all containers together."""
+        self._groups: dict[tuple[int, int], EqualContainers] = {}
+        self._starts = 0
+
+    def work_until(self, time: float) -> None:
+        """Complete floor(speed x seconds) operations of every container; call `update` after the event."""
+        seconds = time - self.now
+        if seconds > 0.0:
+            for group in self._groups.values():
+                group.done += int(group.speed * seconds)
+        self.now = time
+
+    def add(self, container: Container) -> None:
+        """Start a container now."""
+        rate = container.rate
+        group = self._groups.get(rate)
+        if group is None:
+            group = self._groups[rate] = EqualContainers(rate)
+        self._starts += 1
+        insort(group.entries, (group.done + container.computation, self._starts, container))
+        self.parallelism += container.parallelism
+
+    def end_first(self) -> Container:
+        """Work until `earliest_end` and remove the container that ends then, of several the first started."""
+        now, time = self.now, self.earliest_end
+        found: list[tuple[int, int, EqualContainers]] = []
+        for group in self._groups.values():
+            entries, place = group.entries, 0
+            while place < len(entries) and group.end_of(place, now) == time:
+                found.append((entries[place][1], place, group))
+                # Rounding may give more work the same end; equal work is in the order of start.
+                place = bisect_left(entries, (entries[place][0] + 1,), place)
+        _, place, group = min(found) if len(found) > 1 else found[0]
+        self.work_until(time)
+        container = group.entries.pop(place)[2]
+        if not group.entries:
+            del self._groups[group.rate]
+        self.parallelism -= container.parallelism
+        return container
+
+    def update(self) -> None:
+        """Set speeds and the earliest end for the containers that run now."""
+        thread = thread_speed(self.cpu, self.core_speed, self.parallelism)
+        now, earliest, total = self.now, math.inf, 0
+        for group in self._groups.values():
+            numerator, denominator = group.rate
+            group.speed = speed = numerator * thread // denominator
+            total += speed * len(group.entries)
+            end = group.end_of(0, now)
+            if end < earliest:
+                earliest = end
+        self.speed = total
+        self.earliest_end = earliest
+
+    @property
+    def latest_end(self) -> float:
+        """End (s) of the last container at the current speeds; -inf if none runs."""
+        return max((group.end_of(-1, self.now) for group in self._groups.values()), default=-math.inf)
+
+    def containers(self) -> list[Container]:
+        """Return the containers in order of start, with their remaining work."""
+        running = []
+        for group in self._groups.values():
+            for target, start, container in group.entries:
+                container.remaining_computation = max(0, target - group.done)
+                running.append((start, container))
+        return [container for _, container in sorted(running, key=lambda each: each[0])]
