@@ -68,6 +68,8 @@ class Cluster:
                     Server(server.name, server_id, server.hourly_rate, server.cold_start_latency, nodes)
                 )
             self._servers[server.name] = tuple(self.servers[start:])
+        self.server_of = [node.server_position for node in self.nodes]
+        """Positions of the servers, by position of the NUMA node."""
         self._events: EventQueue[tuple[NumaNode, Container | None]] = EventQueue()
         """Starts of containers, and ends (None): one no longer holds if the node's first end has moved."""
         self.changed_nodes: set[int] = set()
@@ -121,20 +123,20 @@ class Cluster:
             f"no NUMA node {numa_node_id} on {server_name}/{server_id}: there are {len(servers[server_id])}"
         )
 
-    def nodes_of(self, server_position: int) -> slice:
+    def nodes_of(self, server_position: int) -> range:
         """Return the positions of a server's NUMA nodes."""
         first = self.servers[server_position][0].position
-        return slice(first, first + len(self.servers[server_position]))
+        return range(first, first + len(self.servers[server_position]))
 
     def data_transfer_time(self, inputs: Iterable[tuple[int, int]], target: int) -> float:
         """Return the seconds to transfer the inputs (position, bytes), one after another, to a NUMA node."""
-        nodes = self.nodes
-        server = nodes[target].server_position
+        server_of = self.server_of
+        server = server_of[target]
         seconds = 0.0
         for source, size in inputs:
             if source == target:
                 seconds += size / self.memory_bandwidth
-            elif nodes[source].server_position == server:
+            elif server_of[source] == server:
                 seconds += size / self.numa_bandwidth
             else:
                 seconds += size / self.network_bandwidth

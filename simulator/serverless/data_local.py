@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from resource_manager.core.cluster import ClusterState, NodeState
+import math
+
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.least_loaded import least_loaded
@@ -17,27 +19,29 @@ def data_local(env: RawEnv) -> Policy:
     """
 
     def policy(cluster: ClusterState, request: Request) -> Placement | None:
-        nodes = env.cluster.nodes
+        server_of = env.cluster.server_of
         on_node: dict[int, int] = {}
         on_server: dict[int, int] = {}
         for position, size in env.data_distribution:
-            server = nodes[position].server_position
-            on_node[position] = on_node.get(position, 0) + size
-            on_server[server] = on_server.get(server, 0) + size
-
-        def worth(state: NodeState) -> tuple[int, int]:
-            return on_node.get(state.index, 0), -len(state.leases)
-
-        for most in sorted(filter(None, set(on_server.values())), reverse=True):
+            if size:
+                server = server_of[position]
+                on_node[position] = on_node.get(position, 0) + size
+                on_server[server] = on_server.get(server, 0) + size
+        leases = least_loaded.measures(cluster, request)
+        for most in sorted(set(on_server.values()), reverse=True):
+            servers = sorted(server for server, size in on_server.items() if size == most)
             fitting = [
-                state
-                for server, size in sorted(on_server.items())
-                if size == most
-                for state in cluster.nodes[env.cluster.nodes_of(server)]
-                if state.fits(request)
+                position
+                for server in servers
+                for position in env.cluster.nodes_of(server)
+                if leases[position] < math.inf
             ]
+            holding = [position for position in fitting if position in on_node]
+            if holding:
+                best = min(holding, key=lambda position: (-on_node[position], leases[position]))
+                return Placement(cluster.nodes[best].name)
             if fitting:
-                return Placement(max(fitting, key=worth).name)
+                return Placement(cluster.nodes[min(fitting, key=leases.__getitem__)].name)
         return least_loaded(cluster, request)
 
     return policy

@@ -113,15 +113,14 @@ class NumaNode:
         self._ready_time = time + cold_start_latency
 
     def on_container_creation(self, container: Container) -> None:
-        """Schedule the container for the time when server and data are ready; `start` it then.
+        """Schedule a container that passes `check_memory` for the time when server and data are ready.
 
-        Raises `MemoryAllocationError` if it requests more memory than the node has.
+        `start` it then.
         """
-        self.check_memory(container.memory_alloc)
         ready, submission = self._ready_time, container.submission_time
         container.creation_time = (ready if ready > submission else submission) + container.data_transfer_time
         self._scheduled[container] = None
-        self._commit(container)
+        self._commit(container, container.creation_time)
 
     def start(self, container: Container) -> bool:
         """Create a scheduled container at its time; return False if it has to wait for memory."""
@@ -131,7 +130,8 @@ class NumaNode:
             self.committed_parallelism -= container.parallelism
             return False
         self.cores.work_until(container.creation_time)
-        self._run(container)
+        self.cores.add(container)
+        self.free_memory -= container.memory_alloc
         self._record()
         return True
 
@@ -154,24 +154,15 @@ class NumaNode:
         waiting = self.waiting_containers
         while waiting and waiting[0].memory_alloc <= self.free_memory:
             started.append(waiting.popleft())
-            self._run(started[-1])
+            self.cores.add(started[-1])
+            self.free_memory -= started[-1].memory_alloc
             self._commit(started[-1], time)
         self._record()
         return container, started
 
-    def _commit(self, container: Container, start: float | None = None) -> None:
+    def _commit(self, container: Container, start: float) -> None:
         self.committed_parallelism += container.parallelism
-        self.latest_end_bound.extend(
-            container,
-            container.creation_time if start is None else start,
-            container.computation,
-            self.committed_parallelism,
-        )
-
-    def _run(self, container: Container) -> None:
-        container.start_time = self.cores.now
-        self.free_memory -= container.memory_alloc
-        self.cores.add(container)
+        self.latest_end_bound.extend(container, start, container.computation, self.committed_parallelism)
 
     def _record(self) -> None:
         cores = self.cores

@@ -53,7 +53,7 @@ class Observer:
         self.largest_memory_choice = largest_memory_choice
         nodes = env.cluster.nodes
         self.size = len(nodes) * len(NODE_FEATURES) + len(FUNCTION_FEATURES)
-        self._server_of = np.array([node.server_position for node in nodes])
+        self._server_of = np.array(env.cluster.server_of)
         self._load_features = np.zeros((len(nodes), 3), dtype=np.float32)
         self._ends = np.zeros((len(nodes), 2))
         self._expirations = np.zeros(len(env.cluster.servers))

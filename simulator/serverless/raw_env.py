@@ -59,6 +59,7 @@ class RawEnv:
     """Environment whose workflows arrive at `arrival_times` (s), drawn from the templates by `reset`.
 
     `current_function` is the next function to place; None before the first `reset` and at the end.
+    `data_distribution` has (position of the NUMA node, bytes) of the data from each of its predecessors.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RawEnv:
         self.workload = Workload(arrival_times, workflow_templates)
         self.cluster = Cluster(cluster_config)
         self.current_function: SubmittedFunction | None = None
+        self.data_distribution: list[tuple[int, int]] = []
         self._arrivals = sorted(self.workload.arrival_times)
         self._random = np.random.default_rng()
         self._positions: dict[int, dict[int, int]] = {}
@@ -87,9 +89,7 @@ class RawEnv:
         self._positions = {wf_id: {} for wf_id in range(len(self.workload))}
         self._arrived = 0
         self._finished = 0
-        self.current_function = self.workload.get()
-        assert self.current_function is not None  # a template has a function, and a graph has a source
-        self._move_to(self.current_function.submission_time)
+        self.take_next_function()
 
     @property
     def function(self) -> Function:
@@ -116,14 +116,6 @@ class RawEnv:
     def position_of(self, wf_id: int, fn_id: int) -> int:
         """Return the position of the NUMA node of a function; raise `KeyError` before its placement."""
         return self._positions[wf_id][fn_id]
-
-    @property
-    def data_distribution(self) -> list[tuple[int, int]]:
-        """(position of the NUMA node, bytes) of the data from each predecessor of the next function."""
-        function = self.function
-        positions = self._positions[function.wf_id]
-        predecessors = self.workload[function.wf_id].predecessors(function.fn_id)
-        return [(positions[parent], size) for parent, size in predecessors]
 
     def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
         """Place the current function on a NUMA node with `allocated_memory` MiB.
@@ -164,9 +156,7 @@ class RawEnv:
         functions: list[FunctionExecutionRecord] = []
         workflows: list[WorkflowExecutionRecord] = []
         rent += self._run_until_decision(functions, workflows)
-        self.current_function = self.workload.get()
-        if self.current_function is not None:
-            self._move_to(self.current_function.submission_time)
+        self.take_next_function()
         name, server_id, numa_node_id = cluster.locations[position]
         return EnvLog(
             wf_id,
@@ -214,7 +204,16 @@ class RawEnv:
             raise SimulationError("no function can end: none runs, or all have speed 0")
         return rent
 
-    def _move_to(self, time: float) -> None:
+    def take_next_function(self) -> None:
+        """Take the next function to place from the workload, and move on to its submission."""
+        self.current_function = self.workload.get()
+        self.data_distribution = []
+        if self.current_function is None:
+            return
+        time, wf_id, fn_id = self.current_function
+        positions = self._positions[wf_id]
+        predecessors = self.workload[wf_id].predecessors(fn_id)
+        self.data_distribution = [(positions[parent], size) for parent, size in predecessors]
         self.now = time
         arrivals = self._arrivals
         while self._arrived < len(arrivals) and arrivals[self._arrived] <= time:

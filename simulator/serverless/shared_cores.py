@@ -23,9 +23,9 @@ class EqualContainers:
         self.done = 0
         self.entries: list[tuple[int, int, Container]] = []
 
-    def end_of(self, entry: int, now: float) -> float:
+    def end_of(self, entry: tuple[int, int, Container], now: float) -> float:
         """Return the end (s) of an entry at the current speed."""
-        left = self.entries[entry][0] - self.done
+        left = entry[0] - self.done
         if left <= 0:
             return now
         return now + left / self.speed if self.speed else math.inf
@@ -60,6 +60,7 @@ class SharedCores:
 
     def add(self, container: Container) -> None:
         """Start a container now."""
+        container.start_time = self.now
         rate = container.rate
         group = self._groups.get(rate)
         if group is None:
@@ -74,7 +75,7 @@ class SharedCores:
         found: list[tuple[int, int, EqualContainers]] = []
         for group in self._groups.values():
             entries, place = group.entries, 0
-            while place < len(entries) and group.end_of(place, now) == time:
+            while place < len(entries) and group.end_of(entries[place], now) == time:
                 found.append((entries[place][1], place, group))
                 # Rounding may give more work the same end; equal work is in the order of start.
                 place = bisect_left(entries, (entries[place][0] + 1,), place)
@@ -93,8 +94,9 @@ class SharedCores:
         for group in self._groups.values():
             numerator, denominator = group.rate
             group.speed = speed = numerator * thread // denominator
-            total += speed * len(group.entries)
-            end = group.end_of(0, now)
+            entries = group.entries
+            total += speed * len(entries)
+            end = group.end_of(entries[0], now)
             if end < earliest:
                 earliest = end
         self.speed = total
@@ -103,7 +105,8 @@ class SharedCores:
     @property
     def latest_end(self) -> float:
         """End (s) of the last container at the current speeds; -inf if none runs."""
-        return max((group.end_of(-1, self.now) for group in self._groups.values()), default=-math.inf)
+        ends = (group.end_of(group.entries[-1], self.now) for group in self._groups.values())
+        return max(ends, default=-math.inf)
 
     def containers(self) -> list[Container]:
         """Return the containers in order of start, with their remaining work."""

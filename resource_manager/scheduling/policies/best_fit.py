@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.scheduling.policies.measured import Measured
 
 
 def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
@@ -12,12 +13,11 @@ def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
     A GPU fraction goes to the tightest GPU of all; a request without GPUs goes to the node that would have
     the smallest part of the requested resources left. Source: original design, section 3.3.2.
     """
-    best: NodeState | None = None
-    if request.gpus and request.gpu_milli == MILLI_PER_GPU:
-        best = _fewest_whole_gpus(cluster, request)
-    else:
-        measure = _tightest_gpu if request.gpus else _fraction_left
-        best = min(cluster.candidates(request), key=lambda node: measure(node, request), default=None)
+    if not request.gpus:
+        return _least_left(cluster, request)
+    if request.gpu_milli != MILLI_PER_GPU:
+        return _tightest(cluster, request)
+    best = _fewest_whole_gpus(cluster, request)
     return None if best is None else Placement(best.name, best.pick_gpus(request))
 
 
@@ -39,3 +39,7 @@ def _fraction_left(node: NodeState, request: Request) -> float:
         for name, amount in request.resources.items()
         if amount
     )
+
+
+_tightest = Measured(_tightest_gpu)
+_least_left = Measured(_fraction_left)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Restored
-from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Gpu, Node, Placement, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES, Policy, get_policy, takes_seed
@@ -20,9 +20,9 @@ from resource_manager.scheduling.policies.dot_product import dot_product_for
 from resource_manager.scheduling.policies.fgd import Fragmentation, TaskClass, fgd, fgd_for, logistic_score
 from resource_manager.scheduling.policies.gpu_clustering import gpu_clustering
 from resource_manager.scheduling.policies.gpu_packing import gpu_packing
+from resource_manager.scheduling.policies.measured import Measure
 from resource_manager.scheduling.policies.node_states import NodeStates
-from resource_manager.scheduling.policies.random import Fitting
-from resource_manager.scheduling.policies.random import random
+from resource_manager.scheduling.policies.random import Fitting, random
 from resource_manager.scheduling.policies.scoring import Scored
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 from resource_manager.scheduling.queue_order import get_order
@@ -168,6 +168,35 @@ def test_fitting_nodes_are_listed_as_by_a_scan_of_all_nodes(script: list[tuple[s
         return Placement(node.name, node.pick_gpus(request))
 
     play(ClusterState(WIDE), last_with_room, script)
+
+
+def tightest_or_least_left(node: NodeState, request: Request) -> float:
+    """Measure what best fit minimises: whole free GPUs, the free milli of one GPU, or the fractions left."""
+    if request.gpus:
+        if request.gpu_milli == 1000:
+            return node.whole_free
+        return min(node.gpu_free[gpu_id] for gpu_id in node.eligible_gpus(request))
+    asked = [(name, amount) for name, amount in request.resources.items() if amount]
+    return sum((node.free[name] - amount) / node.node.resources[name] for name, amount in asked)
+
+
+MEASURES: dict[str, Measure] = {
+    "best_fit": tightest_or_least_left,
+    "least_loaded": lambda node, request: len(node.leases),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@settings(max_examples=120)
+@given(script=steps)
+def test_kept_measures_choose_as_measuring_all_nodes(name: str, script: list[tuple[str, object]]) -> None:
+    def least_of_all(cluster: ClusterState, request: Request) -> Placement | None:
+        fitting = cluster.candidates(request)
+        best = min(fitting, key=lambda node: MEASURES[name](node, request), default=None)
+        return None if best is None else Placement(best.name, best.pick_gpus(request))
+
+    expected = play(ClusterState(WIDE), least_of_all, script)
+    assert play(ClusterState(WIDE), get_policy(name), script) == expected
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -28,7 +28,7 @@ class Case:
         env = RawEnv(self.arrivals, self.templates, self.config)
         env.reset(seed=0)
         env.workload.reset(list(range(len(self.templates))))
-        env.current_function = env.workload.get()
+        env.take_next_function()
         return env
 
     def play(self, env: RawEnv) -> list[EnvLog]:

@@ -1,0 +1,48 @@
+"""Policies by a measure of each node, computed anew only for the nodes that changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import Placement, Request
+
+Measure = Callable[[NodeState, Request], float]
+"""(node, request that fits it) -> measure; it depends only on the node's state and the request's shape."""
+
+MAX_CLASSES = 256
+"""The most request classes (`Request.shape`) whose measures are kept."""
+
+
+class Measured:
+    """Policy that places on the node with the least measure, on ties the first in the inventory."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+
+    def __call__(self, cluster: ClusterState, request: Request) -> Placement | None:
+        """Return the placement on the best node, or None if the request fits nowhere."""
+        if request.required_node is not None:
+            node = next(cluster.candidates(request), None)
+        else:
+            measures = self.measures(cluster, request)
+            least = min(measures, default=math.inf)
+            node = cluster.nodes[measures.index(least)] if least < math.inf else None
+        return None if node is None else Placement(node.name, node.pick_gpus(request))
+
+    def measures(self, cluster: ClusterState, request: Request) -> list[float]:
+        """Return the measure of each node by position, infinite where the request does not fit."""
+        by_class: dict[object, tuple[int, list[float]]] | None = cluster.policy_cache.get(self)
+        if by_class is None or len(by_class) > MAX_CLASSES:
+            by_class = cluster.policy_cache[self] = {}
+        nodes, measure = cluster.nodes, self._measure
+        mark, measures = by_class.get(request.shape, (-1, []))
+        changed = cluster.changed_since(mark)
+        if changed is None:
+            measures = [math.inf] * len(nodes)
+        for index in range(len(nodes)) if changed is None else changed:
+            node = nodes[index]
+            measures[index] = measure(node, request) if node.fits(request) else math.inf
+        by_class[request.shape] = cluster.mark, measures
+        return measures
