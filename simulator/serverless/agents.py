@@ -31,7 +31,7 @@ class ServerlessAgents(AECEnv[str, Array, int]):  # type: ignore[misc]
         super().__init__()
         self.env = ServerlessEnv(**env_arguments)
         cluster = self.env.raw.cluster
-        self._nodes_of = [cluster.nodes_of(server) for server in range(len(cluster.servers))]
+        self._nodes_of = cluster.nodes_of
         nodes_ok, self._memory_mask = np.split(self.env.action_masks(), [len(cluster.nodes)])
         self._server_mask = np.array([nodes_ok[nodes].any() for nodes in self._nodes_of])
         self._nodes_ok = nodes_ok

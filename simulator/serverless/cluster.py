@@ -70,6 +70,8 @@ class Cluster:
             self._servers[server.name] = tuple(self.servers[start:])
         self.server_of = [node.server_position for node in self.nodes]
         """Positions of the servers, by position of the NUMA node."""
+        self.nodes_of = [range(nodes[0].position, nodes[-1].position + 1) for nodes in self.servers]
+        """Positions of the NUMA nodes, by position of the server."""
         self._events: EventQueue[tuple[NumaNode, Container | None]] = EventQueue()
         """Starts of containers, and ends (None): one no longer holds if the node's first end has moved."""
         self.changed_nodes: set[int] = set()
@@ -123,11 +125,6 @@ class Cluster:
             f"no NUMA node {numa_node_id} on {server_name}/{server_id}: there are {len(servers[server_id])}"
         )
 
-    def nodes_of(self, server_position: int) -> range:
-        """Return the positions of a server's NUMA nodes."""
-        first = self.servers[server_position][0].position
-        return range(first, first + len(self.servers[server_position]))
-
     def data_transfer_time(self, inputs: Iterable[tuple[int, int]], target: int) -> float:
         """Return the seconds to transfer the inputs (position, bytes), one after another, to a NUMA node."""
         server_of = self.server_of
@@ -163,16 +160,15 @@ class Cluster:
         """Process and yield the events up to and including `until`, one by one."""
         events = self._events
         for node, container in events.pop_due(until):
+            ended = None
             if container is not None:
                 started = [container] if self._start(node, container) else []
             elif node.cores.earliest_end == events.now:
-                container, started = node.on_container_completion()
+                ended, started = node.on_container_completion()
                 events.schedule(node.cores.earliest_end, (node, None), node.position)
-                yield events.now, container, started, self._rent(events.now, node)
-                continue
             else:
                 continue
-            yield events.now, None, started, self._rent(events.now, node)
+            yield events.now, ended, started, self._rent(events.now, node)
 
     def _start(self, node: NumaNode, container: Container) -> bool:
         before = node.cores.earliest_end

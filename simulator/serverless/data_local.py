@@ -29,11 +29,11 @@ def data_local(env: RawEnv) -> Policy:
                 on_server[server] = on_server.get(server, 0) + size
         leases = least_loaded.measures(cluster, request)
         for most in sorted(set(on_server.values()), reverse=True):
-            servers = sorted(server for server, size in on_server.items() if size == most)
+            servers = [server for server, size in on_server.items() if size == most]
             fitting = [
                 position
-                for server in servers
-                for position in env.cluster.nodes_of(server)
+                for server in sorted(servers)
+                for position in env.cluster.nodes_of[server]
                 if leases[position] < math.inf
             ]
             holding = [position for position in fitting if position in on_node]

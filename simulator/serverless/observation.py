@@ -118,6 +118,6 @@ class Observer:
             server = int(self._server_of[position])
             by_server[server] = by_server.get(server, 0.0) + size / total
         for server, share in by_server.items():
-            nodes[self.env.cluster.nodes_of(server), 7] = min(1.0, share)
+            nodes[self.env.cluster.nodes_of[server], 7] = min(1.0, share)
         # Rounding may raise a sum of fractions above 1, the upper bound of the space.
         np.minimum(nodes[:, 6], 1.0, out=nodes[:, 6])

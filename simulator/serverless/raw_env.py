@@ -182,24 +182,24 @@ class RawEnv:
         """Process events up to the next submission, or to the end; return their rent in dollars."""
         workload = self.workload
         rent = 0.0
-        submitted = True
-        while submitted:  # the events up to a submission may bring an earlier one
-            submitted = False
+        while True:
             until = workload.next_time
             for time, ended, started, due in self.cluster.advance(until):
                 rent += due
-                if ended is not None:
-                    wf_id = ended.wf_id
-                    functions.append(FunctionExecutionRecord(wf_id, ended.fn_id, ended.start_time, time))
-                    if workload.finish_function(wf_id, ended.fn_id, time):
-                        self._finished += 1
-                        workflows.append(WorkflowExecutionRecord(wf_id, time))
-                    self.now = time
                 for container in started:
                     workload[container.wf_id].run_function(container.fn_id, time)
-                if workload.next_time < until:
-                    submitted = True
+                if ended is None:
+                    continue
+                wf_id = ended.wf_id
+                functions.append(FunctionExecutionRecord(wf_id, ended.fn_id, ended.start_time, time))
+                if workload.finish_function(wf_id, ended.fn_id, time):
+                    self._finished += 1
+                    workflows.append(WorkflowExecutionRecord(wf_id, time))
+                self.now = time
+                if workload.next_time < until:  # a submission that comes before the one until now awaited
                     break
+            else:
+                break
         if until == math.inf and not workload.completed:
             raise SimulationError("no function can end: none runs, or all have speed 0")
         return rent

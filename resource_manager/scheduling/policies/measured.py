@@ -46,3 +46,7 @@ class Measured:
             measures[index] = measure(node, request) if node.fits(request) else math.inf
         by_class[request.shape] = cluster.mark, measures
         return measures
+
+
+fitting = Measured(lambda node, request: 0)
+"""First fit; its measures say where a request fits: 0 if it does."""
