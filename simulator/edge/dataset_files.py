@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -233,17 +234,13 @@ def _check_graph(tasks: dict[int, Task], rows: dict[int, Row]) -> None:
                 if (task.task_id, size) not in back:
                     claim = f"task {task.task_id} lists {word} {other} with size {size}"
                     raise rows[task.task_id].fail(f"{claim}; task {other} does not match")
-    waiting = {task.task_id: len(task.parents) for task in tasks.values()}
-    ready = [task_id for task_id, parents in waiting.items() if not parents]
-    while ready:
-        task_id = ready.pop()
-        del waiting[task_id]
-        for child, _ in tasks[task_id].children:
-            waiting[child] -= 1
-            if not waiting[child]:
-                ready.append(child)
-    if waiting:
-        raise rows[min(waiting)].fail(f"task {min(waiting)} is on or behind a cycle of parents")
+    try:
+        TopologicalSorter(
+            {id_: [parent for parent, _ in task.parents] for id_, task in tasks.items()}
+        ).prepare()
+    except CycleError as error:
+        first = min(error.args[1])
+        raise rows[first].fail(f"task {first} is on a cycle of parents") from None
 
 
 def write_dataset(dataset: Dataset, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from functools import cache, partial
+from graphlib import TopologicalSorter
 from operator import attrgetter
 
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Dataset, Device, JobGraph, Kind, Task
@@ -81,14 +82,11 @@ class _RankedJob:
 
 def topological_order(job: JobGraph, dataset: Dataset) -> list[Task]:
     """Return the tasks of a job, parents before children."""
-    left = {task_id: len(dataset.tasks[task_id].parents) for task_id in job.task_ids}
-    order = [task_id for task_id in job.task_ids if not left[task_id]]
-    for task_id in order:  # `order` grows during the loop
+    order: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(job.task_ids, ()))
+    for task_id in job.task_ids:
         for child, _ in dataset.tasks[task_id].children:
-            left[child] -= 1
-            if not left[child]:
-                order.append(child)
-    return [dataset.tasks[task_id] for task_id in order]
+            order.add(child, task_id)
+    return [dataset.tasks[task_id] for task_id in order.static_order()]
 
 
 class _JobTable:

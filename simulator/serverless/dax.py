@@ -153,10 +153,7 @@ def read_dax(
 
 
 def _check_acyclic(reader: _Reader, names: list[str], edges: list[tuple[int, int, int]]) -> None:
-    successors: list[list[int]] = [[] for _ in names]
-    for parent, child, _ in edges:
-        successors[parent].append(child)
-    cycle = [names[fn_id] for fn_id in find_cycle(successors)]
+    cycle = [names[fn_id] for fn_id in find_cycle(edges)]
     if cycle:
         raise reader.fail(
             f"the jobs form a cycle: {' -> '.join(cycle)}", reader.dependencies[cycle[0], cycle[1]]

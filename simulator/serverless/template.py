@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from simulator.serverless.errors import WorkflowError
 
@@ -67,7 +68,7 @@ class WorkflowTemplate:
                 raise WorkflowError(f"workflow {self.name!r}: the edge {fn_id} -> {twice} is given twice")
         object.__setattr__(self, "predecessors", tuple(map(tuple, parents)))
         object.__setattr__(self, "successors", tuple(map(tuple, children)))
-        cycle = find_cycle(self.successors)
+        cycle = find_cycle(self.edges)
         if cycle:
             raise WorkflowError(f"workflow {self.name!r} has a cycle: {' -> '.join(map(str, cycle))}")
 
@@ -85,26 +86,14 @@ class WorkflowTemplate:
         return len(self.computations)
 
 
-def find_cycle(successors: Sequence[Sequence[int]]) -> list[int]:
+def find_cycle(edges: Iterable[Edge]) -> list[int]:
     """Return the functions of one cycle, the first repeated at the end; an empty list if there is none."""
-    waiting_for = [0] * len(successors)
-    for children in successors:
-        for child in children:
-            waiting_for[child] += 1
-    ready = [fn_id for fn_id, count in enumerate(waiting_for) if not count]
-    while ready:
-        for child in successors[ready.pop()]:
-            waiting_for[child] -= 1
-            if not waiting_for[child]:
-                ready.append(child)
-    stuck = {fn_id for fn_id, count in enumerate(waiting_for) if count}
-    if not stuck:
-        return []
-    # Every unresolved function has an unresolved parent, so walking backwards must reach a cycle.
-    parent_of = {child: parent for parent in stuck for child in successors[parent] if child in stuck}
-    current, walked = min(stuck), []
-    while current not in walked:
-        walked.append(current)
-        current = parent_of[current]
-    cycle = [*walked[walked.index(current) :], current]
-    return cycle[::-1]
+    order: TopologicalSorter[int] = TopologicalSorter()
+    for parent, child, _ in edges:
+        order.add(child, parent)
+    try:
+        order.prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1]
+        return cycle
+    return []

@@ -125,9 +125,6 @@ def _edges(path: Path, specification: _Specification, number: dict[str, int]) ->
 
 
 def _check_acyclic(path: Path, names: list[str], edges: list[tuple[int, int, int]]) -> None:
-    successors: list[list[int]] = [[] for _ in names]
-    for parent, child, _ in edges:
-        successors[parent].append(child)
-    cycle = [names[fn_id] for fn_id in find_cycle(successors)]
+    cycle = [names[fn_id] for fn_id in find_cycle(edges)]
     if cycle:
         raise WorkflowError(f"the tasks form a cycle: {' -> '.join(cycle)}", path=path)
