@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator.serverless.config import ClusterConfig, NumaNodes, ServerType
 from simulator.serverless.container import Container
@@ -46,6 +48,25 @@ def equals_the_reference(case: Case) -> None:
         for run in expected.runs
     ]
     assert [log.rent for log in logs] == expected.rents
+
+
+@some
+@given(cases(), st.sampled_from([1, 100, 100_000]))
+def test_the_bound_is_never_below_the_prediction(case: Case, faster: int) -> None:
+    """On faster cores, with more work, rounding matters less, and the bound is tighter."""
+    for template in case.templates:
+        work = tuple(faster * operations for operations in template.computations)
+        object.__setattr__(template, "computations", work)
+    config = case.config.model_copy(update={"single_core_speed": faster * CORE_SPEED})
+    env = Case(case.arrivals, case.templates, config, case.decisions).env()
+    for decision in itertools.cycle(case.decisions):
+        env.step_at(*decision)
+        for node in env.cluster.nodes:
+            assert node.predicted_end() <= node.latest_end_bound.latest + 1e-6
+            node.latest_end_bound.tighten(node, node.committed_parallelism)
+            assert node.predicted_end() <= node.latest_end_bound.latest + 1e-6
+        if env.current_function is None:
+            break
 
 
 def test_a_waiting_container_adds_no_rent_by_rounding() -> None:
