@@ -167,5 +167,5 @@ class NumaNode:
     def _record(self) -> None:
         cores = self.cores
         cores.update()
-        self.latest_end_bound.lose_operations(self.committed_parallelism)
+        self.latest_end_bound.lose_operations()
         self.utilization.add_record(cores.now, cores.speed, cores.parallelism, self.free_memory)

@@ -112,39 +112,45 @@ class LatestEndBound:
     their speeds matters.
     """
 
-    __slots__ = ("_all_cores_s", "_alone", "_capacity", "_core_speed", "_cpu", "_slowest", "latest")
+    __slots__ = ("_all_cores_s", "_alone", "_core_speed", "_cpu", "_lost_s", "_slowest", "_threads", "latest")
 
     def __init__(self, cpu: int, core_speed: int) -> None:
         self._cpu = cpu
         self._core_speed = core_speed
-        self._capacity = cpu * core_speed
         self._reset()
 
     def _reset(self) -> None:
         self._alone = -math.inf
         self._all_cores_s = 0.0
         self._slowest = 0.0
+        self._threads = 0
+        self._lost_s = 0.0
         self.latest = -math.inf
 
     def extend(self, container: Container, start: float, left: int, threads: int) -> None:
         """Include a container that starts at `start` (s) with `left` operations; `threads` counts all."""
         numerator, denominator = container.rate
         slowness = denominator / numerator
-        if slowness > self._slowest:
-            self._slowest = slowness
-        if self._capacity < MIN_THREAD_SPEED * (1.0 + self._slowest) * max(threads, self._cpu):
-            self._all_cores_s = math.inf
+        if threads > self._threads or slowness > self._slowest:
+            self._slow_down(threads, slowness)
         alone_s = SLACK * slowness * left / self._core_speed
         if start + alone_s > self._alone:
             self._alone = start + alone_s
         self._all_cores_s += alone_s * container.parallelism / self._cpu
         self.latest = self._alone + self._all_cores_s
 
-    def lose_operations(self, threads: int) -> None:
+    def _slow_down(self, threads: int, slowness: float) -> None:
+        self._threads = max(threads, self._threads)
+        self._slowest = max(slowness, self._slowest)
+        cores_per_thread = self._cpu / max(self._threads, self._cpu)
+        if self._core_speed * cores_per_thread < MIN_THREAD_SPEED * (1.0 + self._slowest):
+            self._all_cores_s = math.inf
+        self._lost_s = SLACK * self._slowest / self._core_speed * (1.0 + self._threads / self._cpu)
+
+    def lose_operations(self) -> None:
         """Allow for an event, at which rounding down may cost every container one operation."""
-        lost_s = SLACK * self._slowest / self._core_speed * (1.0 + threads / self._cpu)
-        self._all_cores_s += lost_s
-        self.latest += lost_s
+        self._all_cores_s += self._lost_s
+        self.latest += self._lost_s
 
     def tighten(self, node: NodeLoad, threads: int) -> None:
         """Compute the bound anew from the containers that the node has now."""

@@ -75,9 +75,11 @@ class SharedCores:
         found: list[tuple[int, int, EqualContainers]] = []
         for group in self._groups.values():
             entries, place = group.entries, 0
-            while place < len(entries) and group.end_of(entries[place], now) == time:
+            while group.end_of(entries[place], now) == time:
                 found.append((entries[place][1], place, group))
-                # Rounding may give more work the same end; equal work is in the order of start.
+                if entries[place][0] == entries[-1][0]:
+                    break  # equal work is in the order of start
+                # Rounding may give more work the same end.
                 place = bisect_left(entries, (entries[place][0] + 1,), place)
         _, place, group = min(found) if len(found) > 1 else found[0]
         self.work_until(time)
@@ -89,7 +91,9 @@ class SharedCores:
 
     def update(self) -> None:
         """Set speeds and the earliest end for the containers that run now."""
-        thread = thread_speed(self.cpu, self.core_speed, self.parallelism)
+        thread = self.core_speed
+        if self.parallelism > self.cpu:
+            thread = thread_speed(self.cpu, thread, self.parallelism)
         now, earliest, total = self.now, math.inf, 0
         for group in self._groups.values():
             numerator, denominator = group.rate

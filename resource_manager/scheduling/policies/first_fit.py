@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
-from resource_manager.scheduling.policies.measured import fitting
+from resource_manager.scheduling.policies.measured import first_fitting
 
 
 def first_fit(cluster: ClusterState, request: Request) -> Placement | None:
     """Place on the first node that fits, on its lowest free GPUs (original design, section 3.1)."""
-    if not request.gpus:
-        return fitting(cluster, request)
-    for node in cluster.scan(cluster.candidate_mask(request), request):
-        return Placement(node.name, node.pick_gpus(request))
-    return None
+    node = first_fitting(cluster, request)
+    return None if node is None else Placement(node.name, node.pick_gpus(request))

@@ -33,20 +33,46 @@ class Measured:
 
     def measures(self, cluster: ClusterState, request: Request) -> list[float]:
         """Return the measure of each node by position, infinite where the request does not fit."""
-        by_class: dict[object, tuple[int, list[float]]] | None = cluster.policy_cache.get(self)
+        by_class: dict[object, _Kept] | None = cluster.policy_cache.get(self)
         if by_class is None or len(by_class) > MAX_CLASSES:
             by_class = cluster.policy_cache[self] = {}
-        nodes, measure = cluster.nodes, self._measure
-        mark, measures = by_class.get(request.shape, (-1, []))
-        changed = cluster.changed_since(mark)
-        if changed is None:
-            measures = [math.inf] * len(nodes)
-        for index in range(len(nodes)) if changed is None else changed:
-            node = nodes[index]
-            measures[index] = measure(node, request) if node.fits(request) else math.inf
-        by_class[request.shape] = cluster.mark, measures
-        return measures
+        kept = by_class.get(request.shape)
+        if kept is None:
+            kept = by_class[request.shape] = _Kept()
+        mark = cluster.mark
+        if kept.mark != mark:
+            nodes, measure = cluster.nodes, self._measure
+            changed = cluster.changed_since(kept.mark)
+            kept.mark = mark
+            if changed is None:
+                kept.measures = [math.inf] * len(nodes)
+            for index in range(len(nodes)) if changed is None else changed:
+                node = nodes[index]
+                kept.measures[index] = measure(node, request) if node.fits(request) else math.inf
+        return kept.measures
 
 
-fitting = Measured(lambda node, request: 0)
-"""First fit; its measures say where a request fits: 0 if it does."""
+class _Kept:
+    """Measures of all nodes for one request class, as of a mark in the cluster's journal."""
+
+    __slots__ = ("mark", "measures")
+
+    def __init__(self) -> None:
+        self.mark = -1
+        self.measures: list[float] = []
+
+
+_fits = Measured(lambda node, request: 0.0)
+
+
+def first_fitting(cluster: ClusterState, request: Request, start: int = 0) -> NodeState | None:
+    """Return the first node from position `start` on, wrapping, that the request fits now."""
+    if request.gpus or request.required_node is not None:  # the index of whole GPUs is faster
+        return next(cluster.candidates(request, start), None)
+    measures = _fits.measures(cluster, request)
+    for first, end in ((start, len(measures)), (0, start)):
+        try:
+            return cluster.nodes[measures.index(0.0, first, end)]
+        except ValueError:
+            continue
+    return None

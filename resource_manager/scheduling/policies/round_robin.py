@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
+from resource_manager.scheduling.policies.measured import first_fitting
 
 
 def round_robin(cluster: ClusterState, request: Request) -> Placement | None:
@@ -13,6 +14,5 @@ def round_robin(cluster: ClusterState, request: Request) -> Placement | None:
     """
     last = cluster.by_name.get(cluster.last_node) if cluster.last_node is not None else None
     start = 0 if last is None else (last.index + 1) % len(cluster.nodes)
-    for node in cluster.candidates(request, start):
-        return Placement(node.name, node.pick_gpus(request))
-    return None
+    node = first_fitting(cluster, request, start)
+    return None if node is None else Placement(node.name, node.pick_gpus(request))
