@@ -97,7 +97,7 @@ def command(
     env = RawEnv(parse_arrivals(arrivals, seed), templates, config)
     scheduler = PolicyScheduler(scheduler_policy(policy_name, env, seed), memory_mib)
     with progress_bar("workflows") as progress:
-        episode = run(env, scheduler, seed, lambda: progress(env.finished_workflow_count, len(env.workload)))
+        episode = run(env, scheduler, seed, progress)
     if log_path is not None:
         write_text(log_path, "".join(json.dumps(as_row(record)) + "\n" for record in episode.records))
     if output_dir is not None:

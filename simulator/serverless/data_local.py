@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from math import inf
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
@@ -24,9 +24,10 @@ def data_local(env: RawEnv) -> Policy:
         on_server: dict[int, int] = {}
         for position, size in env.data_distribution:
             if size:
-                server = server_of[position]
                 on_node[position] = on_node.get(position, 0) + size
-                on_server[server] = on_server.get(server, 0) + size
+        for position, size in on_node.items():
+            server = server_of[position]
+            on_server[server] = on_server.get(server, 0) + size
         leases = least_loaded.measures(cluster, request)
         for most in sorted(set(on_server.values()), reverse=True):
             servers = [server for server, size in on_server.items() if size == most]
@@ -34,7 +35,7 @@ def data_local(env: RawEnv) -> Policy:
                 position
                 for server in sorted(servers)
                 for position in env.cluster.nodes_of[server]
-                if leases[position] < math.inf
+                if leases[position] != inf
             ]
             holding = [position for position in fitting if position in on_node]
             if holding:

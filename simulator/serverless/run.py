@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from simulator.progress import Progress, no_progress
 from simulator.serverless.raw_env import RawEnv
 from simulator.serverless.scheduler import PolicyScheduler, run_episode
 
@@ -52,9 +52,9 @@ def run(
     env: RawEnv,
     scheduler: PolicyScheduler,
     seed: int | None = None,
-    on_decision: Callable[[], object] = lambda: None,
+    progress: Progress = no_progress,
 ) -> Episode:
-    """Simulate one episode; `on_decision` is called after every decision."""
+    """Simulate one episode; `progress` receives the finished workflows."""
     decided = []
     ended: dict[tuple[int, int], tuple[float, float]] = {}
     completions: dict[int, float] = {}
@@ -63,8 +63,9 @@ def run(
         decided.append(log)
         for wf_id, fn_id, start, end in log.finished_function_records:
             ended[wf_id, fn_id] = start, end
-        completions.update(log.finished_workflow_records)
-        on_decision()
+        if log.finished_workflow_records:
+            completions.update(log.finished_workflow_records)
+            progress(len(completions), len(env.workload))
     wall_s = time.perf_counter() - began
     records = tuple(
         FunctionRecord(
