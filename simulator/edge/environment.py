@@ -110,7 +110,7 @@ class Environment:
         """Delete an executor; its running task has to start again."""
         if executor.created_s == self.now:
             raise SimulationError(f"executor {executor.executor_id} is deleted in the second of its creation")
-        self._step().deletes.append(executor.executor_id)
+        self._commands().deletes.append(executor.executor_id)
         self._end_lease(executor, "deleted")
 
     def add(self, category: Category, device: Device) -> Executor:
@@ -123,7 +123,7 @@ class Environment:
             required_node=device.name,
         )
         self.cluster.apply(grant(self.cluster, request, Placement(device.name), self.now))
-        self._step().adds.append(Add(executor.executor_id, category.category_id, device))
+        self._commands().adds.append(Add(executor.executor_id, category.category_id, device))
         self.on_device[device.index][executor.executor_id] = executor
         return executor
 
@@ -134,7 +134,7 @@ class Environment:
             raise SimulationError(f"executor {executor.executor_id} cannot take task {task_id} now")
         del self.executable[task_id]
         self.touched_jobs.add(self.dataset.tasks[task_id].job_id)
-        self._step().matches.append(Match(executor.executor_id, task_id))
+        self._commands().matches.append(Match(executor.executor_id, task_id))
         self.running[task_id] = executor
         executor.task_id = task_id
         expected = self.expected_end(task_id, executor.device, self.now)
@@ -142,7 +142,7 @@ class Environment:
         if expected is not None:
             self._ends.schedule(expected[0], (task_id, executor, expected[1]), priority=task_id)
 
-    def _step(self) -> Commands:
+    def _commands(self) -> Commands:
         return self.plan.setdefault(self.now, Commands())
 
     def _end_lease(self, executor: Executor, outcome: str) -> None:
