@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections import Counter
@@ -138,7 +137,6 @@ def _ask_all(hosts: Sequence[str], user: str | None, key: str | None) -> list[Re
     with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
         if not in_airflow():
             os.environ["AIRFLOW_HOME"] = home  # the provider would create one in the user's home
-        logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # Airflow writes it to standard output
         return list(threads.map(lambda host: _ask(host, user, key), hosts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,6 +45,8 @@ class SSHPython:
             from airflow.providers.ssh.hooks.ssh import SSHHook
         except ImportError as error:
             raise LauncherError(f"ssh needs Airflow's SSH provider: {how_to_install('ssh')}") from error
+        # Airflow would write it to standard output, where commands write JSON; its errors are raised anyway.
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL)
         try:
             parts = urlsplit(address if "://" in address else f"ssh://{address}")
             given: dict[str, Any] = {
