@@ -32,6 +32,7 @@ from simulator.vgpu.scenario import (
     MAX_TICKS,
     PROGRESS,
     Scenario,
+    have_same_load,
     load_scenario,
     scenario_names,
     with_card_factor,
@@ -183,7 +184,8 @@ def command(
             }
         print_json(found)
         return
-    click.echo("\n".join(verdict(by_name, swept)))
+    same_load = have_same_load([points["", 0, name] for name in names])
+    click.echo("\n".join(verdict(by_name, swept, same_load)))
     note = f"means over {len(seeds)} seeds ± 95 % confidence" if len(seeds) > 1 else ""
     print_tables(
         figures_table(by_name, PRINTED, note=note),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ Collected = Mapping[str, Mapping[str, Any]]
 Swept = Mapping[str, Mapping[float, Collected]]
 """Axis of a sweep -> its value -> the scenarios there."""
 
+Pick = Callable[[Iterable[float]], float]
 Rows = list[list[Cell]]
 
 LANGUAGES = ("en", "zh")
@@ -84,7 +85,7 @@ TEXTS = {
         "{name}：{ir} 的已启动任务耗时超过理想时长的 1.25 倍；{slo} 的任务满足期限，{drop} 被丢弃。",
     ),
     "ir_best": (
-        "{best} isolates best: {good} of its started tasks take more than 1.25 times their ideal time,"
+        "Isolation is best in {best}: {good} of started tasks take more than 1.25 times their ideal time,"
         " {bad} in {worst}.",
         "{best} 的隔离最好：{good} 的已启动任务耗时超过理想时长的 1.25 倍，{worst} 为 {bad}。",
     ),
@@ -172,9 +173,7 @@ def render_page(
     ]
     other = "comparison.html" if language == "zh" else "comparison.zh.html"
     links = {text("other", language): other, **{f"{k}_report.json": f"{k}_report.json" for k in collected}}
-    lines = verdict(collected, swept, language)
-    if not same_load:
-        lines.append(text("unlike", language))
+    lines = verdict(collected, swept, same_load, language)
     about_seeds = f"{text('seeds', language)}: {ranges(seeds)}"
     return render(Page(text("title", language), lines, sections, about_seeds, links, language))
 
@@ -183,8 +182,11 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def verdict(collected: Collected, swept: Swept, language: str = "en") -> list[str]:
-    """Return sentences on interference, deadlines and what each sweep changes; equal scenarios named once."""
+def verdict(collected: Collected, swept: Swept, same_load: bool = True, language: str = "en") -> list[str]:
+    """Return sentences on interference, deadlines and what each sweep changes; equal scenarios named once.
+
+    `same_load` is false where the scenarios differ in tasks, arrivals or length.
+    """
     groups = same_together({name: each["confidence"] for name, each in collected.items()})
     means = {name: {key: each[key]["mean"] for key in SWEPT} for name, each in groups.items()}
     known = {name: each for name, each in means.items() if None not in each.values()}
@@ -194,10 +196,12 @@ def verdict(collected: Collected, swept: Swept, language: str = "en") -> list[st
         ir, slo, drop = (share(alone[key]) for key in SWEPT)
         lines.append(text("alone", language).format(name=name, ir=ir, slo=slo, drop=drop))
     elif known:
-        ranked = sorted(known, key=lambda name: known[name]["ir_over_1_25"])
-        lines.append(_contrast("ir", known, "ir_over_1_25", ranked[0], ranked[-1], language))
-        ranked = sorted(known, key=lambda name: known[name]["slo_rate"])
-        lines.append(_contrast("slo", known, "slo_rate", ranked[-1], ranked[0], language))
+        lines += [
+            _contrast("ir", {name: each["ir_over_1_25"] for name, each in known.items()}, min, max, language),
+            _contrast("slo", {name: each["slo_rate"] for name, each in known.items()}, max, min, language),
+        ]
+        if not same_load:
+            lines.append(text("unlike", language))
     for axis, points in swept.items():
         rates = {
             name: [share(each[name]["confidence"]["slo_rate"]["mean"] or 0.0) for each in points.values()]
@@ -216,12 +220,15 @@ def verdict(collected: Collected, swept: Swept, language: str = "en") -> list[st
     return lines
 
 
-def _contrast(sentence: str, known: Mapping[str, Any], key: str, best: str, worst: str, language: str) -> str:
-    shown = {name: share(known[name][key]) for name in (best, worst)}
-    differ = shown[best] != shown[worst]
-    return text(f"{sentence}_best" if differ else f"{sentence}_equal", language).format(
-        best=best, worst=worst, good=shown[best], bad=shown[worst]
-    )
+def _contrast(sentence: str, values: Mapping[str, float], best: Pick, worst: Pick, language: str) -> str:
+    """Return the sentence on all scenarios that, as shown, are best and worst, or on their being equal."""
+    good, bad = share(best(values.values())), share(worst(values.values()))
+    names = {
+        shown: ", ".join(name for name, value in values.items() if share(value) == shown)
+        for shown in (good, bad)
+    }
+    key = f"{sentence}_equal" if good == bad else f"{sentence}_best"
+    return text(key, language).format(best=names[good], worst=names[bad], good=good, bad=bad)
 
 
 def figures_table(collected: Collected, keys: Collection[str], language: str = "en", note: str = "") -> Table:

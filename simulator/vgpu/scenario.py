@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from itertools import chain
@@ -301,6 +301,11 @@ def without_profiles_except(scenario: Scenario, names: tuple[str, ...]) -> Scena
         if name not in known:
             raise InputError(f"unknown profile {name!r}; known are {', '.join(known)}", path=scenario.name)
     return replace(scenario, profiles=tuple(known[name] for name in names))
+
+
+def have_same_load(scenarios: Iterable[Scenario]) -> bool:
+    """Return whether the scenarios are equal in tasks, arrivals and length."""
+    return len({(each.tasks, each.arrival, each.duration_s) for each in scenarios}) <= 1
 
 
 def with_card_factor(scenario: Scenario, factor: float) -> Scenario:

@@ -14,7 +14,7 @@ from simulator.vgpu.page import LANGUAGES, Swept, render_page
 from simulator.vgpu.plots import Labels, draw_all
 from simulator.vgpu.pool import build_nodes
 from simulator.vgpu.results import SHORT_DIMENSIONS, SandboxDecision, ScenarioRun, TaskOutcome
-from simulator.vgpu.scenario import as_tables
+from simulator.vgpu.scenario import as_tables, have_same_load
 from simulator.vgpu.tick import LIMITED_BY_MORE_THAN
 
 
@@ -27,7 +27,7 @@ def write_reports(
     collected = {name: collect(each) for name, each in summaries.items()}
     scenarios = [each[0].scenario for each in runs.values()]
     titles = {each.name: (each.title, each.title_zh) for each in scenarios}
-    same_load = len({(each.tasks, each.arrival, each.duration_s) for each in scenarios}) == 1
+    same_load = have_same_load(scenarios)
     seeds = [run.seed for run in next(iter(runs.values()))]
     files: dict[str, Callable[[Path], None]] = {}
     for name, each in runs.items():

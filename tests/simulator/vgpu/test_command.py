@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from simulator.cli import main
 from simulator.errors import InputError
+from simulator.vgpu.page import verdict
 from simulator.vgpu.plots import CHINESE, Labels
 from simulator.vgpu.scenario import ORIGIN_NAMES, load_scenario, scenario_names
 
@@ -195,6 +197,27 @@ def test_without_json_a_table_is_printed() -> None:
     assert result.stdout.startswith("A1: ")  # the verdict
     assert "IR > 1.25" in result.stdout
     assert "means over 2 seeds" in result.stdout
+
+
+def test_the_verdict_names_all_that_are_best_and_says_if_loads_differ() -> None:
+    def collected(**figures: tuple[float, float]) -> dict[str, Any]:
+        return {
+            name: {
+                "confidence": {
+                    "ir_over_1_25": {"mean": ir},
+                    "slo_rate": {"mean": slo},
+                    "drop_rate": {"mean": 0.1},
+                    "name": name,
+                }
+            }
+            for name, (ir, slo) in figures.items()
+        }
+
+    lines = verdict(collected(A=(0.0001, 0.5), B=(0.0, 0.7), C=(0.05, 0.7)), {}, same_load=False)
+    assert lines[0].startswith("Isolation is best in A, B: 0.0 % of started tasks")
+    assert lines[0].endswith("5.0 % in C.")
+    assert lines[1] == "Most tasks meet their deadline in B, C (70.0 %), fewest in A (50.0 %)."
+    assert lines[2].endswith("to compare them under one load.")
 
 
 @pytest.mark.parametrize(
