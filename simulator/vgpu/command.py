@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from simulator.io.files import write_json
 from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
 from simulator.vgpu.metrics import collect, summarise
-from simulator.vgpu.page import Swept, figures_table, sweep_tables, verdict
+from simulator.vgpu.page import Collected, Swept, figures_table, sweep_tables, verdict
 from simulator.vgpu.results import SandboxDecision, ScenarioRun
 from simulator.vgpu.scenario import (
     ADMISSIONS,
@@ -38,7 +39,7 @@ from simulator.vgpu.scenario import (
     with_card_factor,
     without_profiles_except,
 )
-from simulator.vgpu.scenario_runs import run_all
+from simulator.vgpu.scenario_runs import TimedRun, run_all
 from simulator.vgpu.simulation import simulate
 
 KEYS = {
@@ -151,38 +152,21 @@ def command(
         raise BadInput("--trace is for one run: give one scenario and one seed")
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
-    use_numba = {"auto": None, "plain": False, "numba": True}[engine]
-    runs: dict[str, list[ScenarioRun]] = {name: [] for name in names}
-    summaries: dict[Point, list[dict[str, Any]]] = {point: [] for point in points}
-    walls: dict[str, list[float]] = {name: [] for name in names}
-    with progress_bar("runs") as progress:
-        results = run_all(points, seeds, jobs=jobs, use_numba=use_numba)
-        for done, ((axis, value, name), timed) in enumerate(results, start=1):
-            summaries[axis, value, name].append(summarise(timed.run))
-            if not axis:
-                runs[name].append(timed.run)
-                walls[name].append(round(timed.wall_s, 4))
-            progress(done, len(seeds) * len(points))
-    collected = {point: collect(each) for point, each in summaries.items()}
+    use_numba = engine == "numba" or (engine == "auto" and find_spec("numba") is not None)
+    timed, collected = run_points(points, seeds, jobs, use_numba)
     by_name = {name: collected["", 0, name] for name in names}
     swept: Swept = {
         axis: {value: {name: collected[axis, value, name] for name in names} for value in values}
         for axis, values in sweep.items()
     }
     if trace is not None:
-        write_trace(trace, points["", 0, names[0]], seeds[0], trace_ticks, use_numba is not False)
+        write_trace(trace, points["", 0, names[0]], seeds[0], trace_ticks, use_numba)
     if output_dir is not None:
-        write_files(output_dir, runs, swept, hist_bucket)
+        write_files(
+            output_dir, {name: [each.run for each in timed[name]] for name in names}, swept, hist_bucket
+        )
     if as_json:
-        found: dict[str, Any] = {
-            "scenarios": {name: {**each, "wall_s": walls[name]} for name, each in by_name.items()}
-        }
-        if swept:
-            found["sweeps"] = {
-                axis: {f"{value:g}": {"scenarios": each} for value, each in by_value.items()}
-                for axis, by_value in swept.items()
-            }
-        print_json(found)
+        print_json(as_values(by_name, swept, timed))
         return
     same_load = have_same_load([points["", 0, name] for name in names])
     click.echo("\n".join(verdict(by_name, swept, same_load)))
@@ -191,6 +175,38 @@ def command(
         figures_table(by_name, PRINTED, note=note),
         *(table for axis, by_value in swept.items() for table in sweep_tables(by_value, axis=axis)),
     )
+
+
+def run_points(
+    points: Mapping[Point, Scenario], seeds: Sequence[int], jobs: int, use_numba: bool
+) -> tuple[dict[str, list[TimedRun]], dict[Point, dict[str, Any]]]:
+    """Return the runs of every scenario as it is, and the figures of every point, over the seeds."""
+    runs: dict[str, list[TimedRun]] = {name: [] for axis, _, name in points if not axis}
+    summaries: dict[Point, list[dict[str, Any]]] = {point: [] for point in points}
+    with progress_bar("runs") as progress:
+        results = run_all(points, seeds, jobs=jobs, use_numba=use_numba)
+        for done, (point, timed) in enumerate(results, start=1):
+            summaries[point].append(summarise(timed.run))
+            if not point[0]:
+                runs[point[2]].append(timed)
+            progress(done, len(seeds) * len(points))
+    return runs, {point: collect(each) for point, each in summaries.items()}
+
+
+def as_values(by_name: Collected, swept: Swept, runs: Mapping[str, Sequence[TimedRun]]) -> dict[str, Any]:
+    """Return the object that `--json` prints."""
+    found: dict[str, Any] = {
+        "scenarios": {
+            name: {**each, "wall_s": [round(run.wall_s, 4) for run in runs[name]]}
+            for name, each in by_name.items()
+        }
+    }
+    if swept:
+        found["sweeps"] = {
+            axis: {f"{value:g}": {"scenarios": each} for value, each in by_value.items()}
+            for axis, by_value in swept.items()
+        }
+    return found
 
 
 def read_points(

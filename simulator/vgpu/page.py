@@ -134,6 +134,7 @@ def render_page(
     gates = [Column(text(gate, language), digits=0) for gate in GATES]
     dimensions = [Column(text(dimension, language), "share") for dimension in SHORT_DIMENSIONS]
     about: Rows = [[each, both[at] or both[0]] for each, both in titles.items()]
+    spreads = {each: figures["confidence"] for each, figures in collected.items()}
     events: Rows = [
         [each, *(_mean(figures["limiter_events"][gate]) for gate in GATES)]
         for each, figures in collected.items()
@@ -168,7 +169,10 @@ def render_page(
         Section(text("utilisation", language), tables=[Table([name, *dimensions], use)]),
         Section(
             text("histograms", language),
-            pictures=[replace(pictures[f"{each}_ir_hist"], title=each) for each in collected],
+            pictures=[
+                replace(pictures[f"{_first(collected, figures)}_ir_hist"], title=names)
+                for names, figures in same_together(spreads).items()
+            ],
         ),
     ]
     other = "comparison.html" if language == "zh" else "comparison.zh.html"
@@ -176,6 +180,10 @@ def render_page(
     lines = verdict(collected, swept, same_load, language)
     about_seeds = f"{text('seeds', language)}: {ranges(seeds)}"
     return render(Page(text("title", language), lines, sections, about_seeds, links, language))
+
+
+def _first(collected: Collected, figures: Any) -> str:
+    return next(name for name, each in collected.items() if each["confidence"] == figures)
 
 
 def _mean(values: Sequence[float]) -> float:
