@@ -78,7 +78,7 @@ class Cluster:
         """Positions of the nodes that had an event; the reader clears the set."""
 
     def inventory(self) -> list[Node]:
-        """Return the NUMA nodes as nodes of the resource manager, labelled with their server."""
+        """Return the NUMA nodes as nodes of the resource manager."""
         shapes = {server.name: server.numa_nodes for server in self.config.servers}
         return [
             Node(
@@ -88,7 +88,6 @@ class Cluster:
                     "cpus": shapes[location.server_name].cpu,
                     "memory_mib": shapes[location.server_name].memory,
                 },
-                labels={"server": f"{location.server_name}/{location.server_id}"},
             )
             for position, location in enumerate(self.locations)
         ]
@@ -155,6 +154,11 @@ class Cluster:
             started = False
             self._events.schedule(container.creation_time, (node, container), len(self.nodes) + position)
         return self._rent(time, node), started
+
+    @property
+    def next_time(self) -> float:
+        """Time (s) of the next event, which may turn out to hold no longer; infinite if there is none."""
+        return self._events.next_time
 
     def advance(self, until: float = math.inf) -> Iterator[ClusterEvent]:
         """Process and yield the events up to and including `until`, one by one."""

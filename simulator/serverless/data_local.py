@@ -30,19 +30,22 @@ def data_local(env: RawEnv) -> Policy:
             on_server[server] = on_server.get(server, 0) + size
         leases = least_loaded.measures(cluster, request)
         for most in sorted(set(on_server.values()), reverse=True):
-            servers = [server for server, size in on_server.items() if size == most]
+            holding = [
+                (-size, leases[position], position)
+                for position, size in on_node.items()
+                if leases[position] != inf and on_server[server_of[position]] == most
+            ]
+            if holding:
+                return Placement(cluster.nodes[min(holding)[2]].name)
             fitting = [
-                position
-                for server in sorted(servers)
+                (leases[position], position)
+                for server, size in on_server.items()
+                if size == most
                 for position in env.cluster.nodes_of[server]
                 if leases[position] != inf
             ]
-            holding = [position for position in fitting if position in on_node]
-            if holding:
-                best = min(holding, key=lambda position: (-on_node[position], leases[position]))
-                return Placement(cluster.nodes[best].name)
             if fitting:
-                return Placement(cluster.nodes[min(fitting, key=leases.__getitem__)].name)
+                return Placement(cluster.nodes[min(fitting)[1]].name)
         return least_loaded(cluster, request)
 
     return policy

@@ -104,11 +104,6 @@ class RawEnv:
         return self._arrived - self._finished
 
     @property
-    def finished_workflow_count(self) -> int:
-        """Count of workflows whose functions have all ended."""
-        return self._finished
-
-    @property
     def submit_queue_length(self) -> int:
         """Count of functions submitted and not yet placed, later arrivals included."""
         return self.workload.queue_length
@@ -184,6 +179,8 @@ class RawEnv:
         rent = 0.0
         while True:
             until = workload.next_time
+            if self.cluster.next_time > until:
+                break
             for time, ended, started, due in self.cluster.advance(until):
                 rent += due
                 for container in started:
