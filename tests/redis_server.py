@@ -44,7 +44,9 @@ class RedisServer:
         with self.client() as client:
             rules = ("reset", "on", ">secret", f"~{{{namespace}}}:*", *rights.split())
             client.execute_command("ACL", "SETUSER", f"user-{namespace}", *rules)
-        return f"unix://user-{namespace}:secret@{self.socket}?namespace={namespace}"
+        return (
+            f"unix://user-{namespace}:secret@{self.socket}?namespace={namespace}"  # pragma: allowlist secret
+        )
 
     def client(self) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.socket))
