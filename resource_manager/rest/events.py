@@ -14,6 +14,9 @@ CLIENT_GONE = "gpu_manager.client_disconnected"
 """Key in an ASGI scope of a function that returns True once the client has disconnected."""
 
 HEARTBEAT_S = 10.0
+CHECK_S = 0.5
+"""Interval of looking if the page is still there: who clicks from page to page has one stream, not many."""
+
 STREAM_LIFE_S = 300.0
 """Longest life of a stream. The browser then opens a new one, which is refused if the token was revoked."""
 
@@ -67,11 +70,14 @@ class EventStream:
     def _follow(self, after: int, gone: Callable[[], bool]) -> Iterator[str]:
         watch = self._here.watch
         ends = time.monotonic() + STREAM_LIFE_S
+        beats_at = time.monotonic() + HEARTBEAT_S
         yield "retry: 2000\n\n"
         while not watch.stopped and not gone() and time.monotonic() < ends:
-            notice = watch.wait(after, HEARTBEAT_S)
+            notice = watch.wait(after, CHECK_S)
             if notice is None:
-                yield ": quiet\n\n"
+                if time.monotonic() >= beats_at:
+                    beats_at = time.monotonic() + HEARTBEAT_S
+                    yield ": quiet\n\n"
                 continue
             after = notice.version
             ids = None if notice.server_ids is None else sorted(notice.server_ids)

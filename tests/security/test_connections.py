@@ -161,3 +161,20 @@ def test_the_streams_of_one_reader_leave_places_to_others(as_role: AsRole, servi
     stream = mallory.get("/events")
     assert stream.status_code == 200
     stream.close()
+
+
+def test_a_reader_who_clicks_from_page_to_page_is_no_attacker(
+    serve: Any, service: Service, as_role: AsRole
+) -> None:
+    """A page that is gone gives its stream back at once, not with the next heartbeat."""
+    address = serve()
+    token = as_role(Role.READER, "ada").environ_base["HTTP_AUTHORIZATION"]
+    request = f"GET /events HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n".encode()
+    for _ in range(events.MAX_STREAMS_PER_CALLER):
+        with socket.create_connection(address) as page:
+            page.sendall(request)
+            page.settimeout(30)
+            assert page.recv(1000).startswith(b"HTTP/1.1 200")
+    began = time.monotonic()
+    wait_for(lambda: service.metrics.open_streams == {})
+    assert time.monotonic() - began < events.HEARTBEAT_S - 2
