@@ -58,7 +58,10 @@ class Token:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Token:
         """Return the token of a stored row; raises `TypeError` and `KeyError` for another value."""
-        return cls(**{**row, "teams": tuple(row.get("teams", ()))})
+        teams = row.get("teams", [])
+        if not isinstance(teams, list) or not all(isinstance(team, str) for team in teams):
+            raise TypeError("teams must be a list of names")
+        return cls(**{**row, "teams": tuple(teams)})
 
 
 class TokenStore(Protocol):
