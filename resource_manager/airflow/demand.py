@@ -68,12 +68,8 @@ class Demand:
                     raise
                 end_lease(manager, identity, self.owner)
                 status = manager.submit(identity.lease_id, **arguments)
-            if not isinstance(manager, ServiceClient) and status.get("owner", "") != self.owner:
-                # Its owner could end it while this task's job runs under it.
-                raise AirflowException(
-                    f"lease {identity.lease_id!r} belongs to owner {status.get('owner')!r}, not to "
-                    f"{self.owner!r}; it was not requested by this task: release it"
-                )
+            # Another owner could end it while this task's job runs under it.
+            _require_owner(manager, status, self.owner)
             if status.get("quarantined"):  # it was not renewed for a while, but its task continues
                 status = manager.renew(identity.lease_id, fencing_token=status["fencing_token"])
         except InvalidRequestError as error:
@@ -116,12 +112,22 @@ def end_lease(
     entry = manager.status_of(identity.lease_id)
     if entry is None:
         return
-    if not is_of(entry, identity) or not (isinstance(manager, ServiceClient) or entry["owner"] == owner):
+    _require_owner(manager, entry, owner)
+    if not is_of(entry, identity):
         raise AirflowException(
-            f"lease {identity.lease_id!r} of owner {entry['owner']!r} was not requested by this task of "
-            f"owner {owner!r}, so it is left alone: release it"
+            f"lease {identity.lease_id!r} names another task in its labels; it was not requested by this "
+            "task: release it"
         )
     end_entry(manager, entry, outcome)
+
+
+def _require_owner(manager: Manager, entry: Mapping[str, Any], owner: str) -> None:
+    """Raise `AirflowException` if the lease is of another owner; the service itself compares its callers."""
+    if not isinstance(manager, ServiceClient) and entry.get("owner", "") != owner:
+        raise AirflowException(
+            f"lease {entry['task_id']!r} belongs to owner {entry.get('owner')!r}, not to {owner!r}; "
+            "it was not requested by this task: release it"
+        )
 
 
 def is_of(entry: Mapping[str, Any], identity: TaskIdentity) -> bool:

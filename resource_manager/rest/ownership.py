@@ -39,9 +39,14 @@ def owner_required(caller: Identity) -> str | None:
 def not_released(
     service: Service, caller: Identity, task_id: str, fencing_token: int | None
 ) -> ResourceManagerError:
-    """Return the error for a release that found no lease of that fencing token, or another's."""
+    """Return the error for a release that found no lease of that fencing token, or another's.
+
+    Another token comes before another owner: the holder of a lease that has ended must learn that it has
+    ended, also where somebody else has made one under its id since.
+    """
     view = service.manager.status_of(task_id)
     owner = owner_required(caller)
-    if view is not None and owner not in (None, view["owner"]):
+    is_that = view is not None and fencing_token in (None, view.get("fencing_token"))
+    if view is not None and is_that and owner not in (None, view["owner"]):
         return OtherOwnerError(task_id, view["owner"], owner)
     return LeaseNotFoundError(task_id, fencing_token)

@@ -153,10 +153,11 @@ def _require_lease(
     cluster: ClusterState, lease_id: str, fencing_token: int | None, owner: str | None
 ) -> Lease:
     lease = cluster.leases.get(lease_id)
-    if lease is not None and owner not in (None, lease.request.owner):
-        raise OtherOwnerError(lease_id, lease.request.owner, owner)
+    # First the token: the holder of a lease that has ended must learn that, also where another took its id.
     if lease is None or fencing_token not in (None, lease.fencing_token):
         raise LeaseNotFoundError(lease_id, fencing_token)
+    if owner not in (None, lease.request.owner):
+        raise OtherOwnerError(lease_id, lease.request.owner, owner)
     return lease
 
 

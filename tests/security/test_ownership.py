@@ -27,6 +27,7 @@ with warnings.catch_warnings():
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.commands import main
+from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -224,40 +225,55 @@ def test_the_listener_ends_no_lease_that_only_has_the_tasks_id(
     assert manager.status_of(TASK.lease_id) is not None
 
 
+def test_a_lease_made_under_an_ended_ones_id_is_not_taken_for_it(client_of: Any) -> None:
+    """Its old holder is told that the lease is over, and stops the job; a 403 would be tried again."""
+    ada, mallory = client_of("ada"), client_of("mallory")
+    old = ada.submit(TASK.lease_id, 2, 1)["fencing_token"]
+    ada.release_resources(TASK.lease_id, fencing_token=old)
+    new = mallory.submit(TASK.lease_id, 2, 1)["fencing_token"]
+    with pytest.raises(LeaseNotFoundError):
+        ada.renew(TASK.lease_id, fencing_token=old)
+    assert not ada.release_resources(TASK.lease_id, fencing_token=old)
+    with pytest.raises(ServiceError, match="belongs to mallory"):
+        ada.release_resources(TASK.lease_id, fencing_token=new)
+    assert mallory.renew(TASK.lease_id, fencing_token=new)["owner"] == "mallory"
+
+
 # ---- the queue ----
-
-
-def swapped(service: Service, monkeypatch: pytest.MonkeyPatch, swap: Callable[[Any], object]) -> None:
-    """Let `swap` happen between the service's decision, which compares the owner, and its commit."""
-    commit = service.manager.store.commit
-    swaps = [swap]
-
-    def commit_after_swap(version: int, changes: Any, **options: Any) -> None:
-        if swaps:
-            with GPUResourceManager(store=service.manager.store) as meanwhile:
-                swaps.pop()(meanwhile)
-        commit(version, changes, **options)
-
-    monkeypatch.setattr(service.manager.store, "commit", commit_after_swap)
 
 
 @pytest.mark.parametrize("path", ["/api/cancel", "/act/cancel"])
 def test_a_cancel_between_check_and_act_removes_no_entry_of_another(
-    path: str, service: Service, as_role: AsRole, monkeypatch: pytest.MonkeyPatch
+    path: str, as_role: AsRole, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ada, manager = as_role(Role.USER, "ada"), service.manager
+    """Ada's entry goes and Bob's comes under its id when hers was looked at and nothing is written yet."""
+    ada, other = as_role(Role.USER, "ada"), GPUResourceManager(manager.settings, store=manager.store)
     for server in range(4):
-        manager.submit(f"fill-{server}", 8, 1)
-    manager.submit("w", 8, 1, owner="ada")
+        other.submit(f"fill-{server}", 8, 1)
+    other.submit("w", 8, 1, owner="ada")
+    read, commit = manager.status_of, manager.store.commit
+    swaps = iter([lambda: (other.cancel("w"), other.submit("w", 8, 1, owner="bob"))])
 
-    def swap(meanwhile: GPUResourceManager) -> None:
-        meanwhile.cancel("w")
-        meanwhile.submit("w", 8, 1, owner="bob")
+    def before_the_act(act: Callable[..., Any]) -> Callable[..., Any]:
+        def acting(*args: Any, **options: Any) -> Any:
+            swap = next(swaps, None)
+            if swap is not None:
+                swap()
+            return act(*args, **options)
 
-    swapped(service, monkeypatch, swap)
+        return acting
+
+    def status_of(lease_id: str) -> dict[str, Any] | None:  # a service that checks with a read of its own
+        found = read(lease_id)
+        before_the_act(lambda: None)()
+        return found
+
+    monkeypatch.setattr(manager.store, "commit", before_the_act(commit))
+    monkeypatch.setattr(manager, "status_of", status_of)
     content: dict[str, Any] = {"json" if path.startswith("/api") else "data": {"task_id": "w"}}
-    assert ada.post(path, **content).status_code == 403
-    assert [entry["owner"] for entry in manager.queue()] == ["bob"]
+    assert ada.post(path, **content).status_code in (403, 404)
+    assert next(swaps, None) is None
+    assert [entry["owner"] for entry in other.queue()] == ["bob"]
 
 
 def test_a_cancel_names_the_entry_it_was_decided_on(as_role: AsRole, manager: GPUResourceManager) -> None:
