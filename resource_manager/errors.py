@@ -45,6 +45,11 @@ class InvalidRequestError(ResourceManagerError, ValueError):
 
         return _WORD.sub(renamed, str(self))
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Name the parameters otherwise in the text and in `field`."""
+        self.args = (self.named(names),)
+        self.field = names.get(self.field or "", self.field)
+
 
 class NeverFitsError(InvalidRequestError):
     """A request within the limits that fits no server of the inventory, even an empty one."""

@@ -44,7 +44,7 @@ def fill(client: Any) -> None:
             "task_id": f"production:train_digits/manual__2026-01-05/{name}",
             "required_gpus": gpus,
             "required_cpus": cpus,
-            "expected_runtime_s": 60 * minutes,
+            "expected_runtime": 60 * minutes,
             "labels": labels,
         }
         client.post("/api/submit", json=wish).raise_for_status()

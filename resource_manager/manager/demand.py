@@ -1,16 +1,35 @@
-"""Conversion of a caller's arguments to a `Request`: ranges, names of servers, repeated requests."""
+"""`Demand`, all that a task may ask for, and its conversion to a `Request` on the servers there are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
+from datetime import timedelta
 from itertools import chain
-from typing import Any, TypedDict
+from typing import Annotated, Any, Self, get_origin
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.identifiers import check_names
-from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Amount, Request, Utility
+from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE, check_names
+from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Request, Utility
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
+from resource_manager.manager.arguments import ALIASES, arguments_of
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.settings import Settings
@@ -20,124 +39,302 @@ BUILT_IN = default_inventory()
 BUILT_IN_GPUS = (2, 8)
 """The original's servers, and the minimum and maximum of GPUs that a task may request there."""
 
-
-class RequestOptions(TypedDict, total=False):
-    """Options of a request beyond the original's four arguments; see `models.Request`."""
-
-    gpu_milli: int
-    gpu_types: Sequence[str]
-    vendor: str
-    resources: Mapping[str, Amount] | None
-    priority: int
-    team: str
-    owner: str
-    ttl_s: float | None
-    server: int | str | None
-    quarantine: bool
-    labels: Mapping[str, str] | None
-    expected_runtime_s: float | None
-    utility: float | None
-    target_s: float | None
-    sensitivity_per_s: float
+MAX_COUNT = 1_000_000
+PRINTABLE = f"^[^{UNPRINTABLE}]*$"
+_WHOLE = re.compile("-?[0-9]{1,15}")
+_SHOULD = re.compile(r"^[A-Z]\w+ should ")
 
 
-class AliasedOptions(RequestOptions, total=False):
-    """The same options, with the original's names of `lease_id`, `gpus`, `cpus` and `prefer_server`."""
+def _whole(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    advice = fraction_advice(value) if info.field_name == "gpus" else ""
+    text = "must be a whole number, got {got}{advice}"
+    raise PydanticCustomError("whole_number", text, {"got": f"{value!r:.100}", "advice": advice})
 
-    task_id: str | None
-    required_gpus: int | None
-    required_cpus: int | None
-    prefer_server_id: int | str | None
+
+def _seconds(value: object) -> object:
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-def build_request(
-    cluster: ClusterState,
-    settings: Settings,
-    lease_id: str | None = None,
-    gpus: int | None = None,
-    cpus: int | None = None,
-    prefer_server: int | str | None = None,
-    *,
-    task_id: str | None = None,
-    required_gpus: int | None = None,
-    required_cpus: int | None = None,
-    prefer_server_id: int | str | None = None,
-    gpu_milli: int = MILLI_PER_GPU,
-    gpu_types: Sequence[str] = (),
-    vendor: str = "",
-    resources: Mapping[str, Amount] | None = None,
-    priority: int = 0,
-    team: str = "",
-    owner: str = "",
-    ttl_s: float | None = None,
-    server: int | str | None = None,
-    quarantine: bool = False,
-    labels: Mapping[str, str] | None = None,
-    expected_runtime_s: float | None = None,
-    utility: float | None = None,
-    target_s: float | None = None,
-    sensitivity_per_s: float = 0.0,
-) -> Request:
-    """Return the request of these arguments; raises `InvalidRequestError` (a `ValueError`) if out of range.
+def _pairs(value: object, info: ValidationInfo) -> object:
+    """Return a list of `NAME=VALUE`, as options and queries give them, as a dictionary."""
+    if not isinstance(value, list | tuple):
+        return value
+    found: dict[str, Any] = {}
+    for item in value:
+        name, equals, text = str(item).partition("=")
+        if not name or not equals or name in found:
+            wrong = "names {got} twice" if name in found else "must be NAME=VALUE, got {got}"
+            raise PydanticCustomError("pairs", wrong, {"got": f"{item!r:.100}"})
+        found[name] = _amount(text) if info.field_name == "resources" else text
+    return found
 
-    `gpus` is in `gpu_range`, or 1 with a GPU fraction `gpu_milli` below 1000; `cpus` is at least 1, the
-    default, and at most that of the largest server. `task_id`, `required_gpus`, `required_cpus` and
-    `prefer_server_id` are the original's names; errors use the name that was given. `utility` (with
-    `target_s`, `sensitivity_per_s` and `expected_runtime_s`) is the value of finishing in time, see
-    `models.Utility`; it matters under admission by price.
-    """
-    id_name, lease_id = _one_of_aliases("lease_id", lease_id, "task_id", task_id)
-    if lease_id is None:
-        raise InvalidRequestError(f"{id_name} is missing", field=id_name)
-    gpus_name, gpus = _one_of_aliases("gpus", gpus, "required_gpus", required_gpus)
-    cpus_name, cpus = _one_of_aliases("cpus", cpus, "required_cpus", required_cpus)
-    prefer_name, prefer_server = _one_of_aliases(
-        "prefer_server", prefer_server, "prefer_server_id", prefer_server_id
-    )
-    if gpus is None:
-        raise InvalidRequestError("gpus is missing", field="gpus")
-    if cpus is None:
-        cpus = 1
-    if not isinstance(gpus, int) or isinstance(gpus, bool):
-        raise InvalidRequestError(
-            f"{gpus_name} must be a whole number, got {gpus!r}{fraction_advice(gpus, gpus_name)}",
-            field=gpus_name,
-        )
-    _check_whole(**{cpus_name: cpus, "gpu_milli": gpu_milli, "priority": priority})
-    if gpu_milli == MILLI_PER_GPU:
-        _check_gpus(cluster, settings, gpus_name, gpus)
-    most_cpus = cluster.largest.get("cpus", 0)
-    if not 1 <= cpus <= most_cpus:
-        raise InvalidRequestError(
-            f"{cpus_name} must be between 1 and {most_cpus:g} (what the largest server has), got {cpus}",
-            field=cpus_name,
-        )
-    preferred_node = None if prefer_server is None else server_name(cluster, prefer_server, prefer_name)
-    required_node = None if server is None else server_name(cluster, server, "server")
+
+def _amount(text: str) -> object:
     try:
+        return int(text) if _WHOLE.fullmatch(text) else float(text)
+    except ValueError:
+        return text
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=PRINTABLE)]
+LeaseId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=PRINTABLE)]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=PRINTABLE)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
+ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
+Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Quantity = (
+    Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    | Annotated[float, Field(strict=True, ge=0, le=2**53, allow_inf_nan=False)]
+)
+Labels = Annotated[dict[Name, Text], BeforeValidator(_pairs), Field(max_length=50)]
+
+
+class Demand(BaseModel):
+    """What a task asks for. REST bodies, options, operators, forms and `explain` derive from these fields.
+
+    The original's names (`ALIASES`) are accepted for the fields they name; errors use the one given.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    lease_id: LeaseId = Field(
+        description="Id of the lease; the same id and shape again gives the same lease."
+    )
+    gpus: Count = Field(description="Whole GPUs of one server, or 1 with a GPU fraction gpu_milli.")
+    gpu_milli: Annotated[Whole, Field(ge=1, le=MILLI_PER_GPU)] = Field(
+        default=MILLI_PER_GPU, description="Thousandths of one GPU; below 1000 gpus must be 1."
+    )
+    cpus: Count = Field(default=1, description="CPUs of the same server.")
+    resources: Annotated[dict[Name, Quantity], BeforeValidator(_pairs), Field(max_length=50)] = Field(
+        default={}, description="Further amounts by name, such as memory_mib=4096."
+    )
+    gpu_types: Annotated[list[Name], Field(max_length=50)] = Field(
+        default=[], description="Types of GPU allowed; empty: any."
+    )
+    vendor: Text = Field(default="", description="Vendor of the GPUs; empty: any.")
+    labels_required: Labels = Field(
+        default={}, description="Labels that the server must have in the inventory, such as zone=a."
+    )
+    prefer_server: ServerRef | None = Field(default=None, description="Server to try first: name or id.")
+    server: ServerRef | None = Field(default=None, description="The only server allowed: name or id.")
+    team: Text = Field(default="", description="Team whose share of the cluster is charged.")
+    owner: Text = Field(
+        default="", description="Owner of the lease; only an operator may name another than themselves."
+    )
+    priority: Annotated[Whole, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = Field(
+        default=0, description="Higher starts first if the queue order uses priorities."
+    )
+    expected_runtime: Seconds | None = Field(
+        default=None, description="Expected runtime of the task, in seconds; shorter ones may fill gaps."
+    )
+    ttl: Seconds | None = Field(
+        default=None, description="Life of the lease without renewal, in seconds; default: the manager's."
+    )
+    utility: Worth | None = Field(
+        default=None, description="Value of finishing well before the target; for admission by price."
+    )
+    target: Seconds | None = Field(
+        default=None, description="Age at which the utility has halved, in seconds."
+    )
+    sensitivity: Worth = Field(
+        default=0.0, description="Steepness of the utility's fall around the target, per second."
+    )
+    quarantine: bool = Field(
+        default=False,
+        strict=True,
+        description="Keep the GPUs allocated after expiry until the job is known to be gone.",
+    )
+    labels: Labels = Field(default={}, description="Labels of the lease, such as model=bert.")
+
+    _names: dict[str, str] = PrivateAttr(default_factory=dict)
+    """Fields that were given by their original's names -> these names."""
+
+    @classmethod
+    def of(cls, *asked: Any, **options: Any) -> Demand:
+        """Return the demand of a Python caller's arguments; raises `InvalidRequestError`, the first error."""
+        if len(asked) == 1 and isinstance(asked[0], Demand) and not options:
+            return asked[0]
+        try:
+            return cls.model_validate(arguments_of(asked, options))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field, message = str(first["loc"][0]), first["msg"]
+            colon = "" if message.startswith(("must ", "is ", "has ", "names ")) else ":"
+            raise InvalidRequestError(f"{field}{colon} {message}", field=field) from None
+
+    @field_validator("resources")
+    @classmethod
+    def _not_the_cpus(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "cpus" in value:
+            raise PydanticCustomError("cpus", "has cpus, which are a field of their own: cpus")
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _under_one_name(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        names: dict[str, str] = {}
+        if isinstance(data, Mapping):
+            data, names = _without_aliases(data)
+        try:
+            demand = handler(data)
+        except ValidationError as error:
+            found = {entry["loc"][:1]: entry for entry in reversed(error.errors(include_url=False))}
+            lines = [_named(entry, names) for entry in reversed(found.values())]
+            raise ValidationError.from_exception_data(error.title, lines) from None
+        if names:
+            demand._names = names
+        return demand
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Add the original's names, of which one is enough for a required field."""
+        schema = handler.resolve_ref_schema(handler(core))
+        for alias, name in ALIASES.items():
+            own = schema["properties"][name]
+            also = {"title": alias, "description": f"Name of `{name}` in the original design."}
+            schema["properties"][alias] = {**own, **also}
+        schema["required"] = [name for name in schema["required"] if name not in ALIASES.values()]
+        return schema
+
+
+KINDS = {
+    name: get_origin(field.annotation) or field.annotation for name, field in Demand.model_fields.items()
+}
+"""Field of a demand -> int, float, str, bool, list, dict or a union."""
+
+
+def _without_aliases(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the data under the names of the fields, and the original's names that it used."""
+    values, names = dict(data), {}
+    for alias, name in ALIASES.items():
+        if alias not in values:
+            continue
+        value = values.pop(alias)
+        if values.get(name) not in (None, value):
+            raise ValidationError.from_exception_data(
+                "Demand",
+                [
+                    {
+                        "type": PydanticCustomError(
+                            "two_values",
+                            "is {mine}, and {alias} is {other}: give one of them",
+                            {"mine": repr(values[name]), "alias": alias, "other": repr(value)},
+                        ),
+                        "loc": (name,),
+                        "input": value,
+                    }
+                ],
+            )
+        if values.get(name) is None:
+            values[name] = value
+            names[name] = alias
+    return values, names
+
+
+def _named(entry: ErrorDetails, names: Mapping[str, str]) -> InitErrorDetails:
+    """Return an error in plain words and under the caller's name of the field."""
+    field, *inside = entry["loc"] or ("",)
+    name, message = _printable(field), entry["msg"]
+    if entry["type"] == "missing":
+        message = "is missing"
+    elif entry["type"] == "extra_forbidden":
+        message = "is not a field of a demand"
+    elif entry["type"] == "string_pattern_mismatch":
+        message = "has a control or an invisible character"
+    elif _SHOULD.match(message):
+        message = f"{_SHOULD.sub('must ', message)}, got {entry['input']!a:.100}"
+    if inside and KINDS.get(name) is dict:
+        message = f"{_printable(inside[0])} {message}"
+    if name in names:
+        message = message.replace(f"{name}=", f"{names[name]}=")
+    template = message.replace("{", "{{").replace("}", "}}")
+    return {
+        "type": PydanticCustomError(entry["type"], template),
+        "loc": (names.get(name, name),),
+        "input": entry["input"],
+    }
+
+
+def _printable(key: object) -> str:
+    return f"{key if str(key).isprintable() else ascii(key):.100}"
+
+
+def from_texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a demand with the texts of templates, forms, queries and options in their types.
+
+    Lists are separated by commas; an empty text, and `None` as a template renders it, leaves a field out.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        kind = KINDS.get(ALIASES.get(name, name))
+        if isinstance(value, str):
+            value = value.strip()
+            if value in ("", "None"):
+                continue
+            if kind is int and _WHOLE.fullmatch(value):
+                value = int(value)
+            elif kind is bool:
+                value = {"true": True, "false": False}.get(value.lower(), value)
+            elif kind in (list, dict):
+                value = [part.strip() for part in value.split(",") if part.strip()]
+        elif kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+REQUEST_NAMES = {
+    "ttl_s": "ttl",
+    "expected_runtime_s": "expected_runtime",
+    "target_s": "target",
+    "sensitivity_per_s": "sensitivity",
+}
+"""Names of a `Request` -> those of a `Demand`."""
+
+
+def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> Request:
+    """Return the request of this demand on these servers; raises `InvalidRequestError` (a `ValueError`).
+
+    `gpus` must be in `gpu_range`, or 1 with a GPU fraction; `cpus` at most those of the largest server.
+    """
+    try:
+        if demand.gpu_milli == MILLI_PER_GPU:
+            _check_gpus(cluster, settings, demand.gpus)
+        most_cpus = cluster.largest.get("cpus", 0)
+        if not 1 <= demand.cpus <= most_cpus:
+            raise InvalidRequestError(
+                f"cpus must be between 1 and {most_cpus:g} (what the largest server has), got {demand.cpus}",
+                field="cpus",
+            )
+        prefer, server = demand.prefer_server, demand.server
         request = Request(
-            lease_id=lease_id,
-            gpus=gpus,
-            gpu_milli=gpu_milli,
-            resources={**(resources or {}), "cpus": cpus},
-            gpu_types=tuple(gpu_types),
-            vendor=vendor,
-            preferred_node=preferred_node,
-            required_node=required_node,
-            priority=priority,
-            team=team,
-            owner=owner,
-            ttl_s=settings.lease_ttl_s if ttl_s is None else ttl_s,
-            expected_runtime_s=expected_runtime_s,
-            quarantine=quarantine,
-            labels=dict(labels or {}),
-            utility=_utility(utility, target_s, sensitivity_per_s),
+            lease_id=demand.lease_id,
+            gpus=demand.gpus,
+            gpu_milli=demand.gpu_milli,
+            resources={**demand.resources, "cpus": demand.cpus},
+            gpu_types=tuple(demand.gpu_types),
+            vendor=demand.vendor,
+            preferred_node=None if prefer is None else server_name(cluster, prefer, "prefer_server"),
+            required_node=None if server is None else server_name(cluster, server, "server"),
+            priority=demand.priority,
+            team=demand.team,
+            owner=demand.owner,
+            ttl_s=settings.lease_ttl_s if demand.ttl is None else demand.ttl,
+            expected_runtime_s=demand.expected_runtime,
+            quarantine=demand.quarantine,
+            labels=demand.labels,
+            utility=_utility(demand),
+            labels_required=demand.labels_required,
         )
         return checked(request)
     except InvalidRequestError as error:
-        if error.field != "lease_id" or error.field == id_name:
-            raise
-        raise InvalidRequestError(error.named({"lease_id": id_name}), field=id_name) from None
+        error.rename({**REQUEST_NAMES, **demand._names})
+        raise
 
 
 def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
@@ -166,7 +363,7 @@ def _inventory_limits(cluster: ClusterState) -> tuple[bool, int]:
     return known[1], known[2]
 
 
-def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int) -> None:
+def _check_gpus(cluster: ClusterState, settings: Settings, gpus: int) -> None:
     least, most = gpu_range(cluster, settings)
     if least <= gpus <= most:
         return
@@ -182,29 +379,17 @@ def _check_gpus(cluster: ClusterState, settings: Settings, name: str, gpus: int)
         if may_help:
             why += f"; {setting} sets another limit"
     if least == most:
-        raise InvalidRequestError(f"{name} must be {least}, got {gpus} ({why})", field=name)
-    raise InvalidRequestError(f"{name} must be between {least} and {most} ({why}), got {gpus}", field=name)
+        raise InvalidRequestError(f"gpus must be {least}, got {gpus} ({why})", field="gpus")
+    raise InvalidRequestError(f"gpus must be between {least} and {most} ({why}), got {gpus}", field="gpus")
 
 
-def fraction_advice(wanted: object, name: str = "gpus") -> str:
+def fraction_advice(wanted: object) -> str:
     """Return advice to request that GPU fraction, as the end of a message; empty if it is not a fraction."""
     try:
         milli = round(MILLI_PER_GPU * float(wanted))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return ""
-    return f"; that GPU fraction is {name}=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
-
-
-def _one_of_aliases(name: str, value: Any, original: str, original_value: Any) -> tuple[str, Any]:
-    """Return the name used and its value; raises `InvalidRequestError` if both were given and differ."""
-    if original_value is None:
-        return name, value
-    if value is not None and value != original_value:
-        raise InvalidRequestError(
-            f"{name}={value!r} and {original}={original_value!r} are two values of one option: give one",
-            field=name,
-        )
-    return original, original_value
+    return f"; that GPU fraction is gpus=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
 
 
 def checked(request: Request) -> Request:
@@ -218,6 +403,7 @@ def checked(request: Request) -> Request:
         "gpu_types": request.gpu_types,
         "resources": request.resources,
         "labels": chain.from_iterable(request.labels.items()),
+        "labels_required": chain.from_iterable(request.labels_required.items()),
     }
     check_names({**single, **several})
     runtime_s = request.expected_runtime_s
@@ -231,12 +417,6 @@ def checked(request: Request) -> Request:
             f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", field="priority"
         )
     return stored
-
-
-def _check_whole(**numbers: object) -> None:
-    for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise InvalidRequestError(f"{name} must be a whole number, got {value!r}", field=name)
 
 
 def server_name(cluster: ClusterState, server: int | str, field: str | None = None) -> str:
@@ -277,11 +457,12 @@ def is_repeat(cluster: ClusterState, request: Request) -> bool:
     return True
 
 
-def _utility(priority: float | None, target_s: float | None, sensitivity_per_s: float) -> Utility | None:
-    if priority is None:
-        if target_s is not None or sensitivity_per_s:
-            raise InvalidRequestError("target_s and sensitivity_per_s need utility as well", field="utility")
+def _utility(demand: Demand) -> Utility | None:
+    if demand.utility is None:
+        for name, value in (("target", demand.target), ("sensitivity", demand.sensitivity)):
+            if value:
+                raise InvalidRequestError(f"{name} needs utility as well", field="utility")
         return None
-    if target_s is None:
-        raise InvalidRequestError("utility needs target_s as well", field="target_s")
-    return Utility(priority, target_s, sensitivity_per_s)
+    if demand.target is None:
+        raise InvalidRequestError("utility needs target as well", field="target")
+    return Utility(demand.utility, demand.target, demand.sensitivity)

@@ -30,10 +30,10 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.manager import repeats, serializers
+from resource_manager.manager.arguments import Asked, DemandArguments, DemandFields
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import (
-    AliasedOptions,
-    RequestOptions,
+    Demand,
     build_request,
     checked,
     gpu_range,
@@ -68,6 +68,9 @@ class GPUResourceManager:
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. All times are
     seconds of the store's clock. Thread-safe.
+
+    A lease is asked for by a `Demand`, or by its fields as keywords: `submit("t", 2, cpus=8)`. The first four
+    may be given by position: `lease_id`, `gpus`, `cpus`, `prefer_server`.
     """
 
     TOTAL_SERVERS: ClassVar[int] = 4
@@ -160,12 +163,12 @@ class GPUResourceManager:
         required_gpus: int,
         required_cpus: int,
         prefer_server_id: int | str | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[DemandFields],
     ) -> dict[str, Any] | None:
         """Grant a lease now and return it as a dict, or None if nothing fits or the lock is not free.
 
         A request never overtakes pending requests. The same request for a task that holds its lease returns
-        that lease. `options` are the keywords of `build_request`. Raises `ValueError`
+        that lease. `options` are further fields of a `Demand`. Raises `ValueError`
         (`InvalidRequestError`) for an invalid request, and `StoreError` if the store is unavailable.
         """
         request = self.build_request(
@@ -208,74 +211,60 @@ class GPUResourceManager:
         logger.warning("all resources were reset")
         return True
 
-    def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Request]) -> list[dict[str, Any] | None]:
+    def allocate_batch(
+        self, requests: Iterable[Mapping[str, Any] | Demand | Request]
+    ) -> list[dict[str, Any] | None]:
         """Allocate as `allocate_resources` for each, in one commit; each is granted or None independently.
 
-        A mapping has the argument names of `allocate_resources` or of `submit`.
+        A mapping has fields of a `Demand`, under either of their names.
         """
         return [_granted(result) for result in self.try_allocate_batch(requests)]
 
     # ---- leases and the queue ----
 
-    def allocate(
-        self,
-        lease_id: str,
-        gpus: int,
-        cpus: int = 1,
-        prefer_server: int | str | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> Lease | Refusal:
+    def allocate(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Lease | Refusal:
         """Grant a lease now, or return the refusal, also for a busy lock or a request that can never fit.
 
         Otherwise as `allocate_resources`: raises `ValueError` for numbers outside the limits and unknown
         servers, and `StoreError` if the store is unavailable.
         """
-        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        request = self.build_request(*asked, **options)
         return self._allocate([request], lambda cluster, lease: lease)[0]
 
     def try_allocate(
-        self,
-        lease_id: str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        *,
-        once: Once | None = None,
-        **options: Unpack[AliasedOptions],
+        self, *asked: Asked, once: Once | None = None, **options: Unpack[DemandArguments]
     ) -> dict[str, Any] | Refusal:
         """Allocate as `allocate`, with the lease as the dict of `allocate_resources`.
 
         With the idempotency key `once`, as every method that takes one: a repeat changes nothing and gets
         the lease of the first call, or `AlreadyDoneError` if that has ended.
         """
-        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        request = self.build_request(*asked, **options)
         return self._allocate([request], serializers.allocation, once)[0]
 
     def try_allocate_batch(
-        self, requests: Iterable[Mapping[str, Any] | Request], *, once: Once | None = None
+        self, requests: Iterable[Mapping[str, Any] | Demand | Request], *, once: Once | None = None
     ) -> list[dict[str, Any] | Refusal]:
         """Answer as `allocate_batch`, with a refusal in the place of each None."""
         asked = [
-            checked(item) if isinstance(item, Request) else self.build_request(**item) for item in requests
+            checked(item)
+            if isinstance(item, Request)
+            else self.build_request(item)
+            if isinstance(item, Demand)
+            else self.build_request(**item)
+            for item in requests
         ]
         return self._allocate(asked, serializers.allocation, once)
 
     def submit(
-        self,
-        lease_id: str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        *,
-        once: Once | None = None,
-        **options: Unpack[AliasedOptions],
+        self, *asked: Asked, once: Once | None = None, **options: Unpack[DemandArguments]
     ) -> dict[str, Any]:
         """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
 
         `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
         Raises as `allocate_resources` does, and `LockTimeoutError`.
         """
-        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        request = self.build_request(*asked, **options)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if is_repeat(cluster, request):
@@ -434,16 +423,9 @@ class GPUResourceManager:
         left_s = self._commits.resumes_in_s(now)
         return self._window_of(left_s) if left_s > 0 else None
 
-    def explain(
-        self,
-        lease_id: str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        **options: Unpack[AliasedOptions],
-    ) -> dict[str, Any]:
+    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any]:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
-        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        request = self.build_request(*asked, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
     def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
@@ -494,20 +476,10 @@ class GPUResourceManager:
     ) -> None:
         self.close()
 
-    def build_request(
-        self,
-        lease_id: str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        **options: Unpack[AliasedOptions],
-    ) -> Request:
-        """Return the request of these arguments, by `requests.build_request` on the replica's servers."""
-        return self._commits.peek_replica(
-            lambda cluster, now: build_request(
-                cluster, self.settings, lease_id, gpus, cpus, prefer_server, **options
-            )
-        )
+    def build_request(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Request:
+        """Return the request of a `Demand`, or of its fields, on the replica's servers."""
+        demand = Demand.of(*asked, **options)
+        return self._commits.peek_replica(lambda cluster, now: build_request(demand, cluster, self.settings))
 
     def gpu_range(self) -> tuple[int, int]:
         """Return the minimum and maximum of whole GPUs a task may request, on the replica's servers."""

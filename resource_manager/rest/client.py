@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import httpx
 
@@ -24,6 +25,10 @@ from resource_manager.errors import (
     UnknownNodeError,
     redact,
 )
+from resource_manager.manager.arguments import Asked, DemandArguments, DemandFields, arguments_of
+
+if TYPE_CHECKING:
+    from resource_manager.manager.demand import Demand
 
 TIMEOUT_S = 70.0
 """Timeout of a request, longer than the manager's wait for its lock."""
@@ -88,47 +93,32 @@ class ServiceClient:
         required_gpus: int,
         required_cpus: int,
         prefer_server_id: int | str | None = None,
-        **options: Any,
+        **options: Unpack[DemandFields],
     ) -> dict[str, Any] | None:
         """Return a lease, or None if the request does not fit now."""
-        demand = _given(
-            task_id=task_id,
-            required_gpus=required_gpus,
-            required_cpus=required_cpus,
-            prefer_server_id=prefer_server_id,
-            **options,
-        )
-        result = self._allocate(demand)
+        original = {
+            "task_id": task_id,
+            "required_gpus": required_gpus,
+            "required_cpus": required_cpus,
+            "prefer_server_id": prefer_server_id,
+        }
+        result = self._allocate(_plain((), {**original, **options}))
         return None if isinstance(result, Refusal) else result
 
-    def try_allocate(
-        self,
-        lease_id: str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        **options: Any,
-    ) -> dict[str, Any] | Refusal:
+    def try_allocate(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any] | Refusal:
         """Return a lease, or the refusal with its reason."""
-        return self._allocate(
-            _given({"task_id": lease_id}, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
-        )
+        return self._allocate(_plain(asked, options))
 
-    def submit(
-        self,
-        lease_id: str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
+    def submit(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any]:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
-        demand = _given({"task_id": lease_id}, gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
-        return self._post("/api/submit", demand)
+        return self._post("/api/submit", _plain(asked, options))
 
-    def allocate_batch(self, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+    def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Demand]) -> list[dict[str, Any] | None]:
         """Return an entry for each request, None for one that does not fit now."""
-        demands = [_given(**request) for request in requests]
+        demands = [
+            _plain((), request) if isinstance(request, Mapping) else _plain((request,), {})
+            for request in requests
+        ]
         if not demands:
             return []
         results: list[dict[str, Any] | None] = self._post("/api/allocate/batch", {"requests": demands})[
@@ -187,19 +177,13 @@ class ServiceClient:
     def history(self, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]:
         return list(islice(self._pages("/api/history", after, min(limit, PAGE)), limit))
 
-    def explain(
-        self,
-        lease_id: str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
-        """Return the manager's explanation with `estimated_start`; the service itself needs no task id."""
-        task_id = options.pop("task_id", lease_id)
-        query = _given(gpus=gpus, cpus=cpus, prefer_server=prefer_server, **options)
-        query["resources"] = [f"{name}={amount}" for name, amount in query.get("resources", {}).items()]
-        return {**self._get("/api/explain", query), "task_id": task_id}
+    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any]:
+        """Return the manager's explanation with `estimated_start`."""
+        query = {
+            name: [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else value
+            for name, value in _plain(asked, options).items()
+        }
+        return self._get("/api/explain", query)
 
     def close(self) -> None:
         self._http.close()
@@ -282,9 +266,12 @@ def _is_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _given(fixed: Mapping[str, Any] | None = None, /, **demand: Any) -> dict[str, Any]:
-    """Return the given parts of a demand; the service has the defaults."""
-    return {key: value for key, value in {**(fixed or {}), **demand}.items() if value is not None}
+def _plain(asked: Sequence[Asked], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given fields of a demand as JSON has them; the service knows the defaults."""
+    return {
+        name: value.total_seconds() if isinstance(value, timedelta) else value
+        for name, value in arguments_of(asked, options).items()
+    }
 
 
 def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> ResourceManagerError:

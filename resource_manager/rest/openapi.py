@@ -87,11 +87,8 @@ def _state_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
     least, most = gpus
     for name in ("gpus", "required_gpus"):
         if name in properties:
-            schema = properties[name]
-            for choice in (schema, *schema.get("anyOf", [])):
-                if choice.get("type") == "integer":
-                    choice.update(minimum=min(least, 1), maximum=max(most, 1))
-            schema["description"] += f" From {least} to {most} on these servers."
+            properties[name].update(minimum=min(least, 1), maximum=max(most, 1))
+            properties[name]["description"] += f" From {least} to {most} on these servers."
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
@@ -112,6 +109,13 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
         if nullable:  # in a query a parameter is left out, not null
             rest = {key: item for key, item in value.items() if key not in ("anyOf", "default")}
             value = {**rest, **(nullable[0] if len(nullable) == 1 else {"anyOf": nullable})}
+        elif value.get("type") == "object":  # in a query, pairs repeat their key
+            value = {
+                "title": value["title"],
+                "description": value["description"],
+                "type": "array",
+                "items": {"type": "string", "pattern": "^[^=]+="},
+            }
         parameters.append({"name": name, "in": "query", "required": name in required, "schema": value})
     return parameters
 

@@ -11,24 +11,23 @@ from resource_manager.rest.schemas import AllocateBody
 from resource_manager.rest.service import Service
 
 
-def arguments(body: AllocateBody, caller: Identity) -> dict[str, Any]:
-    """Return the manager's arguments; the caller is the owner unless an operator names another.
+def owned(body: AllocateBody, caller: Identity) -> AllocateBody:
+    """Return the demand with its owner: the caller, unless an operator names another.
 
     A caller of some teams asks for one of them: without a `team`, for the first.
     """
-    arguments = body.model_dump(exclude_none=True)
     if body.owner not in ("", caller.name) and not caller.is_operator:
         raise ProblemError(
             403, f"owner must be {caller.name}, got {body.owner}: only an operator may name another"
         )
-    arguments["owner"] = body.owner or caller.name
+    theirs = {"owner": body.owner or caller.name}
     if caller.teams and not caller.is_operator:
         if body.team not in ("", *caller.teams):
             raise ProblemError(
                 403, f"team must be one of {caller.name}'s ({', '.join(caller.teams)}), got {body.team}"
             )
-        arguments["team"] = body.team or caller.teams[0]
-    return arguments
+        theirs["team"] = body.team or caller.teams[0]
+    return body.model_copy(update=theirs)
 
 
 def owner_required(caller: Identity) -> str | None:

@@ -20,7 +20,7 @@ from resource_manager.errors import (
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
-from resource_manager.rest.ownership import arguments, not_released, owner_required
+from resource_manager.rest.ownership import not_released, owned, owner_required
 from resource_manager.rest.problems import ProblemError, from_refusal
 from resource_manager.rest.routing import Routes
 from resource_manager.rest.schemas import (
@@ -70,7 +70,7 @@ routes = Routes()
     tags=("leases",),
 )
 def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
-    result = service.manager.try_allocate(once=once, **arguments(body, caller))
+    result = service.manager.try_allocate(owned(body, caller), once=once)
     if isinstance(result, Refusal):
         service.metrics.refusals.labels(result.kind).inc()
         raise from_refusal(result)
@@ -87,7 +87,7 @@ def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once 
     tags=("leases",),
 )
 def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: Once | None = None) -> Any:
-    requests = [arguments(item, caller) for item in body.requests]
+    requests = [owned(item, caller) for item in body.requests]
     results: list[Any] = []
     refusals: list[Any] = []
     for result in service.manager.try_allocate_batch(requests, once=once):
@@ -111,7 +111,7 @@ def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: On
     tags=("queue",),
 )
 def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
-    return service.manager.submit(once=once, **arguments(body, caller))
+    return service.manager.submit(owned(body, caller), once=once)
 
 
 @routes.add(
@@ -318,7 +318,7 @@ def history(service: Service, caller: Identity, query: PageQuery) -> Any:
     tags=("queue",),
 )
 def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
-    return what_if(service, query.demand())
+    return what_if(service, query)
 
 
 @routes.add(

@@ -165,7 +165,7 @@ def _query(model: type[BaseModel]) -> BaseModel:
     values: dict[str, Any] = {}
     for name, items in flask.request.args.lists():
         known = model.model_fields.get(name)
-        is_list = known is not None and str(known.annotation).startswith("list")
+        is_list = known is not None and str(known.annotation).startswith(("list", "dict"))
         if not is_list and len(items) > 1:
             raise ProblemError(400, f"{name} is given {len(items)} times")
         values[name] = items if is_list else items[0]

@@ -144,7 +144,7 @@ def both_allocate(instance):
 def start_job(manager, identity):
     """Start a job of `sleep` under its own lease; return its key."""
     labels = {**identity.labels, "launcher": "local", "host": socket.gethostname()}
-    lease = manager.submit(identity.lease_id, 2, 1, ttl_s=60, labels=labels, quarantine=True)
+    lease = manager.submit(identity.lease_id, 2, 1, ttl=60, labels=labels, quarantine=True)
     key = RunningJob.of(lease).key
     LocalLauncher().start(Job(key, ("sleep", "60")))
     return key

@@ -363,7 +363,7 @@ def test_the_grant_trigger_fires_after_a_release(manager, monkeypatch, fast_trig
 def test_the_grant_trigger_fires_after_other_leases_expired(manager, monkeypatch, fast_triggers):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
-        manager.submit(f"holds{number}", 8, 8, ttl_s=0.5)
+        manager.submit(f"holds{number}", 8, 8, ttl=0.5)
     Demand(8).submit(manager, TASK)
     assert fire(GrantTrigger(asdict(TASK)))["state"] == TriggerState.GRANTED
 
@@ -784,7 +784,7 @@ def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(
 def test_a_pending_request_has_an_estimated_start(manager, monkeypatch):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
-        manager.submit(f"holds{number}", 8, 8, expected_runtime_s=600.0)
+        manager.submit(f"holds{number}", 8, 8, expected_runtime=600.0)
     Demand(8).submit(manager, TASK)
 
     async def look():

@@ -114,7 +114,7 @@ def test_a_reader_has_no_buttons(page: Any, service: b.Service) -> None:
 
 def test_the_queue_shows_the_estimated_start(page: Any, service: b.Service) -> None:
     for i in range(4):
-        allocate(service, "ursula", f"t{i}", required_gpus=8, expected_runtime_s=3000)
+        allocate(service, "ursula", f"t{i}", required_gpus=8, expected_runtime=3000)
     with service.client("ursula") as ursula:
         ursula.post("/api/submit", json={"task_id": "late", "required_gpus": 8, "required_cpus": 8})
     b.log_in(page, service, "ursula")

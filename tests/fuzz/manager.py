@@ -47,7 +47,7 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (
         bodies.AllocateBody,
         b'{"task_id": "t", "required_gpus": 1, "required_cpus": 4, "gpu_milli": 300, "labels": {"a": "b"}, '
-        b'"ttl_s": 60, "resources": {"memory_mib": 5.5}, "gpu_types": ["A100"], "utility": 1, "target_s": 2}',
+        b'"ttl": 60, "resources": {"memory_mib": 5.5}, "gpu_types": ["A100"], "utility": 1, "target": 2}',
     ),
     (
         bodies.BatchBody,
@@ -77,8 +77,8 @@ def manager_with_everything() -> GPUResourceManager:
     manager = GPUResourceManager.from_url("memory://")
     for number in range(4):
         manager.allocate_resources(f"t{number}", 6, 8, team="a", labels={"k": "v"}, quarantine=True)
-    manager.allocate_resources("share", 1, 1, gpu_milli=300, ttl_s=50)
-    manager.submit("waits", 8, 8, utility=1.0, target_s=5.0, expected_runtime_s=9.0)
+    manager.allocate_resources("share", 1, 1, gpu_milli=300, ttl=50)
+    manager.submit("waits", 8, 8, utility=1.0, target=5.0, expected_runtime=9.0)
     manager.renew("t1")
     manager.drain(3, reason="fan")
     manager.release_resources("t0", outcome="SUCCESS")

@@ -44,7 +44,7 @@ def reconcile(manager, states):
 
 def submit(manager, task, gpus=8, **labels):
     labels = {**task.labels, **labels}
-    return manager.submit(task.lease_id, gpus, 8, ttl_s=60, quarantine=True, labels=labels)
+    return manager.submit(task.lease_id, gpus, 8, ttl=60, quarantine=True, labels=labels)
 
 
 def start_job(manager, task, command):
@@ -100,7 +100,7 @@ def test_a_lease_of_a_process_is_left_to_expire(manager):
 
 def test_a_quarantined_lease_of_an_unfinished_task_is_renewed(manager):
     task = identity("slow")
-    manager.submit(task.lease_id, 8, 8, ttl_s=1e-9, quarantine=True, labels=task.labels)
+    manager.submit(task.lease_id, 8, 8, ttl=1e-9, quarantine=True, labels=task.labels)
     manager.expire_and_schedule()
     assert manager.leases()[0]["quarantined"]
     (action,) = reconcile(manager, States(unfinished=[task]))

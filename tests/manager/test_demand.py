@@ -13,8 +13,8 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node
-from resource_manager.errors import InvalidRequestError, UnknownNodeError
-from resource_manager.manager.demand import build_request, fraction_advice, gpu_range
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.demand import Demand, build_request, fraction_advice, gpu_range
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.settings import Settings
 from tests.builders import nodes
@@ -86,10 +86,10 @@ class TestRange:
 
         cluster = ClusterState([Node("a", 0, {"cpus": 8}, Counted((Gpu(0), Gpu(1))))])
         looked.clear()
-        build_request(cluster, Settings(), "t", 2)
+        build_request(Demand(lease_id="t", gpus=2), cluster, Settings())
         first = len(looked)
         for _ in range(100):
-            build_request(cluster, Settings(), "t", 2)
+            build_request(Demand(lease_id="t", gpus=2), cluster, Settings())
         assert (first > 0, len(looked)) == (True, first)
 
     def test_a_process_that_knows_only_the_url_uses_the_stored_inventory(
@@ -181,14 +181,14 @@ class TestMessages:
     @pytest.mark.parametrize(
         ("wrong", "field"),
         [
-            ({"ttl_s": 0.0}, "ttl_s"),
+            ({"ttl": 0.0}, "ttl"),
             ({"gpu_milli": 500}, "gpu_milli"),
             ({"gpu_milli": 1001}, "gpu_milli"),
             ({"resources": {"a": -1}}, "resources"),
-            ({"expected_runtime_s": -1.0}, "expected_runtime_s"),
+            ({"expected_runtime": -1.0}, "expected_runtime"),
             ({"labels": {"a": "x" * 9000}}, "labels"),
-            ({"utility": -1.0, "target_s": 1.0, "expected_runtime_s": 1.0}, "utility"),
-            ({"utility": 1.0, "target_s": 1.0}, "expected_runtime_s"),
+            ({"utility": -1.0, "target": 1.0, "expected_runtime": 1.0}, "utility"),
+            ({"utility": 1.0, "target": 1.0}, "expected_runtime"),
         ],
     )
     def test_an_error_says_which_parameter_is_wrong(
@@ -201,7 +201,7 @@ class TestMessages:
 
     def test_two_values_of_one_option_are_refused(self, manager: GPUResourceManager) -> None:
         assert refusal(manager, "submit", "t", 2, required_gpus=4) == (
-            "gpus=2 and required_gpus=4 are two values of one option: give one"
+            "gpus is 2, and required_gpus is 4: give one of them"
         )
         assert manager.submit("t", 2, required_gpus=2, required_cpus=3)["cpu_count"] == 3
 
@@ -219,11 +219,11 @@ class TestMessages:
         cluster, settings = ClusterState(inventory), Settings()
 
         def placed(server: Any) -> str | None:
-            return build_request(cluster, settings, "t", 1, server=server).required_node
+            return build_request(Demand.of("t", 1, server=server), cluster, settings).required_node
 
         assert [placed(one) for one in ("b", 1, "2", "1", 7, "7")] == ["b", "b", "c", "1", "1", "1"]
         for wrong in ("9" * 5000, "²", "-1", True, ""):
-            with pytest.raises(UnknownNodeError, match=r"^server "):
+            with pytest.raises(InvalidRequestError, match=r"^server "):
                 placed(wrong)
 
     def test_a_wrong_number_of_cpus_is_named(self, manager: GPUResourceManager) -> None:

@@ -66,7 +66,7 @@ def test_a_manager_starts_with_another_inventory_although_leases_expired() -> No
     now = [1000.0]
     store, settings = MemoryStore(clock=lambda: now[0]), Settings(store="memory://")
     manager = GPUResourceManager(settings, store=store, inventory=default_inventory(2, 8, 64))
-    manager.allocate_resources("over", 8, 1, ttl_s=30)
+    manager.allocate_resources("over", 8, 1, ttl=30)
     manager.allocate_resources("held", 8, 1)
     manager.submit("waits", 8, 1)
     now[0] += 60

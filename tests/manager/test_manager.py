@@ -6,7 +6,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
@@ -180,7 +179,7 @@ class TestOriginalResults:
         assert (opened["available_gpus"], opened["closed_gpus"], opened["available_cpus"]) == (5, 0, 55)
 
     def test_gpus_in_quarantine_are_used(self, manager: GPUResourceManager, clock: Clock) -> None:
-        manager.allocate_resources("lost", 4, 8, ttl_s=10, quarantine=True)
+        manager.allocate_resources("lost", 4, 8, ttl=10, quarantine=True)
         clock.now += 11
         manager.expire_and_schedule()
         [server, *_] = manager.get_resource_summary()["servers"]
@@ -238,8 +237,8 @@ class TestLeases:
             manager.allocate_resources("a", 2, 32)
 
     def test_expiry_frees_and_renewal_prolongs(self, manager: GPUResourceManager, clock: Clock) -> None:
-        manager.allocate_resources("kept", 2, 8, ttl_s=60)
-        manager.allocate_resources("lost", 2, 8, ttl_s=60)
+        manager.allocate_resources("kept", 2, 8, ttl=60)
+        manager.allocate_resources("lost", 2, 8, ttl=60)
         clock.now += 50
         assert manager.renew("kept")["expires_at"] == clock.now + 60
         clock.now += 20
@@ -269,7 +268,7 @@ class TestLeases:
 
     def test_any_change_expires_leases_that_are_due(self, manager: GPUResourceManager, clock: Clock) -> None:
         for i in range(4):
-            manager.allocate_resources(f"t{i}", 8, 8, ttl_s=10)
+            manager.allocate_resources(f"t{i}", 8, 8, ttl=10)
         assert manager.allocate_resources("late", 8, 8) is None
         clock.now += 11
         assert manager.allocate_resources("late", 8, 8) is not None
@@ -277,7 +276,7 @@ class TestLeases:
     def test_quarantine_lasts_until_renewal_or_release(
         self, manager: GPUResourceManager, clock: Clock
     ) -> None:
-        manager.allocate_resources("a", 8, 8, ttl_s=10, quarantine=True)
+        manager.allocate_resources("a", 8, 8, ttl=10, quarantine=True)
         clock.now += 11
         manager.expire_and_schedule()
         status = manager.status_of("a")
@@ -292,7 +291,7 @@ class TestLeases:
     def test_an_old_holder_cannot_release_the_lease_of_the_next(
         self, manager: GPUResourceManager, clock: Clock
     ) -> None:
-        old = manager.allocate_resources("a", 2, 8, ttl_s=10)
+        old = manager.allocate_resources("a", 2, 8, ttl=10)
         clock.now += 11
         new = manager.allocate_resources("a", 2, 8)
         assert old is not None
@@ -303,14 +302,13 @@ class TestLeases:
         assert manager.release_resources("a", fencing_token=new["fencing_token"]) is True
 
     def test_resources_do_not_override_the_cpus(self, manager: GPUResourceManager) -> None:
-        result = manager.allocate_resources("a", 2, 8, resources={"cpus": 0})
-        assert result is not None
-        assert result["cpu_count"] == 8
+        with pytest.raises(InvalidRequestError, match=r"^resources has cpus, which are a field of their own"):
+            manager.allocate_resources("a", 2, 8, resources={"cpus": 0})
 
     def test_fractions_of_one_gpu(self, manager: GPUResourceManager) -> None:
         shares = [manager.allocate_resources(f"s{i}", 1, 1, gpu_milli=300) for i in range(4)]
         assert [share and share["gpu_ids"] for share in shares] == [[0], [0], [0], [1]]
-        with pytest.raises(ValueError, match="gpu_milli=300 goes with gpus=1, got gpus=2"):
+        with pytest.raises(ValueError, match="gpu_milli=300 goes with required_gpus=1, got required_gpus=2"):
             manager.allocate_resources("bad", 2, 1, gpu_milli=300)
         whole = manager.allocate_resources("whole", 6, 1)
         assert whole is not None
@@ -380,7 +378,7 @@ class TestQueue:
 
     def test_expiry_grants_to_pending_requests(self, manager: GPUResourceManager, clock: Clock) -> None:
         for i in range(4):
-            manager.submit(f"run{i}", 8, 8, ttl_s=10)
+            manager.submit(f"run{i}", 8, 8, ttl=10)
         manager.submit("next", 8, 8)
         clock.now += 11
         manager.expire_and_schedule()
@@ -395,7 +393,6 @@ class TestValuesThatCouldNotBeReadBack:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("priority", None),
             ("priority", 0.5),
             ("priority", "high"),
             pytest.param("priority", -(10**400), id="a priority beyond every other"),
@@ -403,14 +400,15 @@ class TestValuesThatCouldNotBeReadBack:
             ("quarantine", "no"),
             ("expected_runtime_s", float("nan")),
             pytest.param("expected_runtime_s", 10**400, id="an endless runtime"),
-            ("resources", {"memory_mib": Decimal("0.5")}),
+            ("resources", {"memory_mib": float("inf")}),
             ("resources", {"memory\nforged": 0}),
         ],
     )
     def test_are_refused(self, manager: GPUResourceManager, name: str, value: Any) -> None:
         version = manager.get_resource_summary()["version"]
-        with pytest.raises(InvalidRequestError, match=name):
-            manager.submit("t", 1 if name == "gpu_milli" else 2, 1, **{name: value})
+        field = name.removesuffix("_s")
+        with pytest.raises(InvalidRequestError, match=field):
+            manager.submit("t", 1 if name == "gpu_milli" else 2, 1, **{field: value})  # type: ignore[misc]
         with pytest.raises(InvalidRequestError, match=name):
             manager.allocate_batch([Request("t", gpus=1, **{name: value})])
         assert manager.get_resource_summary()["version"] == version

@@ -11,7 +11,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 
-WORTH = {"utility": 16.0, "target_s": 7200.0, "expected_runtime_s": 3600.0}
+WORTH = {"utility": 16.0, "target": 7200.0, "expected_runtime": 3600.0}
 
 
 @pytest.fixture
@@ -48,4 +48,4 @@ def test_a_utility_without_a_target_is_refused(priced_client: FlaskClient) -> No
     task = {"task_id": "wrong", "required_gpus": 4, "required_cpus": 32, "utility": 5.0}
     answer = priced_client.post("/api/submit", json=task)
     assert answer.status_code == 400
-    assert "target_s" in answer.json["detail"]
+    assert "target" in answer.json["detail"]

@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
+from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient, ServiceError
 
 
@@ -41,18 +42,18 @@ def test_explain_sends_every_option_that_affects_the_answer(
     payload = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
     expected = manager.explain("e", 2, 1, **payload)  # type: ignore[typeddict-item]
     build_request = manager.build_request
-    asked: list[dict[str, Any]] = []
+    asked: list[Demand] = []
 
-    def note(*arguments: Any, **options: Any) -> Any:
-        asked.append(options)
-        return build_request(*arguments, **options)
+    def note(demand: Demand) -> Any:
+        asked.append(demand)
+        return build_request(demand)
 
     monkeypatch.setattr(manager, "build_request", note)
     assert client.explain("e", 2, 1, **payload) == expected
     assert "licences" in expected["servers"][0]["reasons"][0]
-    assert asked[0].items() >= payload.items()
+    assert asked[0].model_dump().items() >= payload.items()
     assert client.explain("e", 2, 1)["would_be_granted"]
-    for wrong in (["memory_mib"], ["memory_mib=-1"], ["a=1", "a=2"], ["cpus=1"], ["a=1e3"]):
+    for wrong in (["memory_mib"], ["memory_mib=-1"], ["a=1", "a=2"], ["cpus=1"], ["a=1e999"]):
         with pytest.raises(InvalidRequestError, match=r"^resources"):
             client._get("/api/explain", {"required_gpus": 2, "required_cpus": 1, "resources": wrong})
 
@@ -169,7 +170,7 @@ def timeless(value: Any) -> Any:
 
 
 def test_an_option_that_json_cannot_express_is_an_invalid_request(client: ServiceClient) -> None:
-    for wrong in ({"ttl_s": float("inf")}, {"team": "\ud800"}, {"labels": {"a": object()}}):
+    for wrong in ({"ttl": float("inf")}, {"team": "\ud800"}, {"labels": {"a": object()}}):
         with pytest.raises(InvalidRequestError, match="cannot be sent to a service"):
             client.submit("t", 2, 1, **wrong)
 

@@ -131,7 +131,7 @@ def test_estimated_starts_follow_from_stated_runtimes(open_client: FlaskClient) 
             "task_id": f"t{i}",
             "required_gpus": 8,
             "required_cpus": 1,
-            "expected_runtime_s": 600 * (i + 1),
+            "expected_runtime": 600 * (i + 1),
         }
         open_client.post("/api/allocate", json=payload)
     for i in range(2):

@@ -163,8 +163,8 @@ def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
     learn(manager, clock, "quick", 60.0)
     granted_at = clock.now
     manager.allocate_resources("long_7", 6, 1)
-    assert manager.submit("head_1", 8, 1, expected_runtime_s=100.0)["state"] == "WAITING"
-    slow = manager.submit("long_8", 2, 1, expected_runtime_s=6_000.0)
+    assert manager.submit("head_1", 8, 1, expected_runtime=100.0)["state"] == "WAITING"
+    slow = manager.submit("long_8", 2, 1, expected_runtime=6_000.0)
     assert (slow["kind"], slow["reason"]) == (
         "behind_queue",
         "2 GPUs are free on gpu-server-0; starting now could delay head_1 (position 1, needs 8)",
@@ -195,8 +195,8 @@ def test_history_is_not_read_if_all_runtimes_are_stated_or_it_was_read_recently(
 
     monkeypatch.setattr(store, "history", counted)
     for number in range(4):
-        manager.allocate_resources(f"t{number}", 8, 1, expected_runtime_s=60.0)
-    manager.submit("w", 8, 1, expected_runtime_s=60.0)
+        manager.allocate_resources(f"t{number}", 8, 1, expected_runtime=60.0)
+    manager.submit("w", 8, 1, expected_runtime=60.0)
     monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     manager.queue()
     assert reads == []

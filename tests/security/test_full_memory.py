@@ -70,7 +70,7 @@ def all_keys(server: RedisServer) -> dict[bytes, Any]:
 
 def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> None:
     with GPUResourceManager.from_url(server.url) as manager:
-        held = [manager.allocate_resources(f"t{number}", 8, 1, ttl_s=600) for number in range(4)]
+        held = [manager.allocate_resources(f"t{number}", 8, 1, ttl=600) for number in range(4)]
         assert all(held)
         for name in ("w1", "w2"):
             assert manager.submit(name, 8, 1)["state"] == "WAITING"

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
@@ -28,8 +29,6 @@ from resource_manager.rest.schemas import (
     ExplainQuery,
     NoBody,
     ReleaseBody,
-    TaskId,
-    Text,
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -70,7 +69,7 @@ class EventsQuery(Body):
 class TaskForm(Body):
     """Task that a button acts on."""
 
-    task_id: TaskId
+    task_id: LeaseId
     fencing_token: int | None = None
     sequence: int | None = None
 
@@ -153,10 +152,8 @@ def what_if(service: Service, caller: Identity) -> Any:
     given = {key: value for key, value in flask.request.args.items() if value}
     answer, error = None, ""
     if given:
-        types = [item.strip() for item in given.pop("gpu_types", "").split(",") if item.strip()]
         try:
-            asked = ExplainQuery.model_validate({**given, "gpu_types": types})
-            answer = answer_what_if(service, asked.demand())
+            answer = answer_what_if(service, ExplainQuery.model_validate(given))
         except (ValueError, ResourceManagerError) as wrong:
             error = _plain(wrong)
     now = service.watch.look(lambda cluster, now: now)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from resource_manager.jobs.task_identity import probe_id
+from resource_manager.manager.demand import Demand
 from resource_manager.rest.service import Service
 
 
-def what_if(service: Service, demand: dict[str, Any]) -> dict[str, Any]:
+def what_if(service: Service, demand: Demand) -> dict[str, Any]:
     """Return the manager's explanation of a request, on the service's own replica of the state."""
-    request = service.manager.build_request(probe_id(), **demand)
+    request = service.manager.build_request(demand)
     return service.watch.look(lambda cluster, now: service.manager.explanation_in(cluster, now, request))
