@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from resource_manager.core.refusal import Refusal
     from resource_manager.errors import ResourceManagerError
     from resource_manager.manager.aio import AsyncGPUResourceManager
+    from resource_manager.manager.demand import Demand
     from resource_manager.manager.manager import GPUResourceManager
     from resource_manager.settings import Settings
     from resource_manager.storage import MemoryStore, RedisStore, VariableStore
@@ -17,6 +18,7 @@ else:  # a command that calls a service, or prints its help, needs none of them
         __name__,
         {
             "AsyncGPUResourceManager": "resource_manager.manager.aio",
+            "Demand": "resource_manager.manager.demand",
             "GPUResourceManager": "resource_manager.manager.manager",
             "Lease": "resource_manager.core.models",
             "MemoryStore": "resource_manager.storage",
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncGPUResourceManager",
+    "Demand",
     "GPUResourceManager",
     "Lease",
     "MemoryStore",

@@ -21,6 +21,7 @@ HEAVY = {"airflow", "flask", "click", "rich", "numpy", "scipy", "matplotlib", "p
 def test_public_names() -> None:
     expected = {
         "AsyncGPUResourceManager",
+        "Demand",
         "GPUResourceManager",
         "Lease",
         "MemoryStore",

@@ -13,7 +13,7 @@ from click.shell_completion import get_completion_class
 
 from resource_manager import __version__
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
-from resource_manager.cli.demand import arguments_of, demand_options, lease_options
+from resource_manager.cli.demand import DemandCommand, demand_of
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
@@ -136,41 +136,37 @@ def queue(target: Target, as_json: bool) -> None:
     print_json(found) if as_json else tables.console().print(tables.queue_table(found))
 
 
-@main.command()
-@click.argument("task_id")
-@demand_options
-@lease_options
+@main.command(cls=DemandCommand)
+@click.argument("lease_id", metavar="TASK_ID")
 @json_option
 @click.pass_obj
 @exit_codes
-def allocate(target: Target, /, task_id: str, as_json: bool, **options: Any) -> None:
+def allocate(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> None:
     """Grant GPUs now, or print why not and exit with 1."""
     from resource_manager.core.refusal import (  # which the manager and the client load anyway
         Refusal,
         RefusalKind,
     )
 
-    lease = target.manager.try_allocate(task_id, **arguments_of(options))
+    lease = target.manager.try_allocate(demand_of(lease_id, options))
     if isinstance(lease, Refusal):
         waits = "" if lease.kind is RefusalKind.NEVER_FITS else f" (`{PROGRAM} submit` waits)"
         raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 
-@main.command()
-@click.argument("task_id")
-@demand_options
-@lease_options
+@main.command(cls=DemandCommand)
+@click.argument("lease_id", metavar="TASK_ID")
 @json_option
 @click.pass_obj
 @exit_codes
-def submit(target: Target, /, task_id: str, as_json: bool, **options: Any) -> None:
+def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> None:
     """Grant GPUs, or queue for them."""
-    view = target.manager.submit(task_id, **arguments_of(options))
+    view = target.manager.submit(demand_of(lease_id, options))
     if as_json:
         print_json(view)
     elif view["state"] == "WAITING":
-        click.echo(f"{task_id}: waits at position {view['position']}: {view['reason']}")
+        click.echo(f"{lease_id}: waits at position {view['position']}: {view['reason']}")
     else:
         click.echo(tables.lease_line(view))
 
@@ -281,14 +277,13 @@ def history(
     print_json(entries) if as_json else tables.console().print(tables.history_table(entries))
 
 
-@main.command()
-@demand_options
+@main.command(cls=DemandCommand)
 @json_option
 @click.pass_obj
 @exit_codes
 def explain(target: Target, /, as_json: bool, **options: Any) -> None:
     """Show whether this request would be granted now, where, or why not; exit with 1 if not."""
-    answer = target.manager.explain(probe_id(), **arguments_of(options))
+    answer = target.manager.explain(demand_of(probe_id(), options))
     print_json(answer) if as_json else tables.console().print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)

@@ -1,114 +1,66 @@
-"""Options of a command that describe a request, and the manager's arguments made of them."""
+"""Options of a command that asks for a lease, made of the fields of `Demand`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import gc
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, Failure
+if TYPE_CHECKING:  # pydantic takes longer to load than most commands to run
+    from resource_manager.manager.demand import Demand
 
-F = TypeVar("F", bound=Callable[..., Any])
+SINGULAR = {
+    "gpu_types": "--gpu-type",
+    "resources": "--resource",
+    "labels": "--label",
+    "labels_required": "--require-label",
+}
+"""Options that may be repeated, by their fields; any other option has the name of its field."""
 
-
-class WholeGpus(click.ParamType[int]):
-    """Whole number; for a fraction, the error explains how to request a GPU fraction."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return int(value)
-        except ValueError:
-            from resource_manager.manager.demand import fraction_advice  # with pydantic: only for a complaint
-
-            advice = fraction_advice(value)
-            for word, option in (("gpus=", "--gpus "), ("gpu_milli=", "--gpu-milli "), (",", "")):
-                advice = advice.replace(word, option)
-            self.fail(f"{value!r} is not a whole number{advice}", param, ctx)
+METAVARS = {
+    **dict.fromkeys(("expected_runtime", "ttl", "target"), "SECONDS"),
+    **dict.fromkeys(("utility", "sensitivity"), "NUMBER"),
+    **dict.fromkeys(("labels", "labels_required"), "NAME=VALUE"),
+    "resources": "NAME=AMOUNT",
+}
 
 
-def demand_options(command: F) -> F:
-    """Add the options for GPUs, CPUs and the queue."""
-    for option in (
-        click.option("--team"),
-        click.option("--priority", type=int),
-        click.option(
-            "--sensitivity", "sensitivity_per_s", type=float, help="Steepness of the utility, per second."
-        ),
-        click.option(
-            "--target", "target_s", type=float, metavar="SECONDS", help="Age that halves the utility."
-        ),
-        click.option("--utility", type=float, help="Value of finishing well before the target."),
-        click.option("--expected-runtime", "expected_runtime_s", type=float, metavar="SECONDS"),
-        click.option("--server", help="Required server: name or id."),
-        click.option("--prefer-server", "prefer_server_id", help="Server to try first: name or id."),
-        click.option(
-            "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Such as memory_mib."
-        ),
-        click.option("--vendor", help="Vendor of the GPUs."),
-        click.option("--gpu-type", "gpu_types", multiple=True, help="Accepted GPU type; may be repeated."),
-        click.option("--gpu-milli", type=int, help="GPU fraction: thousandths of one GPU, with --gpus 1."),
-        click.option("--cpus", "required_cpus", type=int, default=1, show_default=True),
-        click.option(
-            "--gpus",
-            "required_gpus",
-            type=WholeGpus(),
-            required=True,
-            help="Whole GPUs of one server, at most those of the largest; 1 with --gpu-milli.",
-        ),
-    ):
-        command = option(command)
-    return command
+class DemandCommand(click.Command):
+    """Command with an option for each field of a `Demand`, which are known once the command is called."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        own = super().get_params(ctx)
+        return [*own[:-2], *self._options(), *own[-2:]]  # before --json and --help
+
+    def _options(self) -> list[click.Parameter]:
+        fields = _demand().model_fields
+        return [
+            click.Option(
+                [SINGULAR.get(name, f"--{name.replace('_', '-')}"), name],
+                multiple=name in SINGULAR,
+                required=field.is_required(),
+                metavar="INTEGER" if field.annotation is int else METAVARS.get(name),
+                help=field.description,
+                **({"is_flag": True} if field.annotation is bool else {}),
+            )
+            for name, field in fields.items()
+            if name != "lease_id"
+        ]
 
 
-def lease_options(command: F) -> F:
-    """Add the options for the lease."""
-    for option in (
-        click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="May be repeated."),
-        click.option("--quarantine", is_flag=True, help="Keep the GPUs allocated after expiry."),
-        click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Lifetime without renewal."),
-        click.option("--owner"),
-    ):
-        command = option(command)
-    return command
+def demand_of(lease_id: str, options: dict[str, Any]) -> Demand:
+    """Return the demand of the options that were given; raises `InvalidRequestError`."""
+    from resource_manager.manager.demand import from_texts
+
+    given = {name: value for name, value in options.items() if value not in (None, (), False)}
+    return _demand().of(**from_texts({"lease_id": lease_id, **given}))
 
 
-def arguments_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the manager's arguments: the options that were given, with pairs split."""
-    # Zero is kept: it may be server 0, or a value that the manager must refuse.
-    arguments = {key: value for key, value in options.items() if value is not None and value != ()}
-    arguments["required_gpus"], arguments["required_cpus"] = (
-        options["required_gpus"],
-        options["required_cpus"],
-    )
-    if "gpu_types" in arguments:
-        arguments["gpu_types"] = list(arguments["gpu_types"])
-    if "labels" in arguments:
-        arguments["labels"] = dict(_pair(text, "--label") for text in arguments["labels"])
-    if "resources" in arguments:
-        arguments["resources"] = {
-            name: _amount(value, name)
-            for name, value in (_pair(text, "--resource") for text in arguments["resources"])
-        }
-    return arguments
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise Failure(f"{option} must be NAME=VALUE, got {text!r}", BAD_INPUT)
-    return key, value
-
-
-def _amount(text: str, name: str) -> float:
-    if name == "cpus":
-        raise Failure("--resource does not take cpus: use --cpus", BAD_INPUT)
+def _demand() -> type[Demand]:
+    gc.disable()  # importing creates no garbage, but collecting while it runs takes a tenth of the time
     try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            raise Failure(f"--resource {name} must be a number, got {text!r}", BAD_INPUT) from None
+        from resource_manager.manager.demand import Demand
+    finally:
+        gc.enable()
+    return Demand

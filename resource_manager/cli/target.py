@@ -107,20 +107,17 @@ def exit_codes(command: F) -> F:
     return run  # type: ignore[return-value]
 
 
-OTHER_NAMES = {"required_gpus": "gpus", "required_cpus": "cpus", "prefer_server_id": "prefer_server"}
-"""The name that a parameter of a command has -> the manager's other name of the same."""
-
-
 def _in_options(error: ResourceManagerError) -> str:
     """Return the error's text in the command's own options and arguments."""
     if not isinstance(error, InvalidRequestError):
         return str(error)
+    context = click.get_current_context()
     names = {
         param.name: param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
-        for param in click.get_current_context().command.params
+        for param in context.command.get_params(context)
         if param.name is not None
     }
-    return error.named(names | {other: names[name] for name, other in OTHER_NAMES.items() if name in names})
+    return error.named(names)
 
 
 def _open(settings: Settings) -> GPUResourceManager:

@@ -108,7 +108,7 @@ class Demand(BaseModel):
     gpu_milli: Annotated[Whole, Field(ge=1, le=MILLI_PER_GPU)] = Field(
         default=MILLI_PER_GPU, description="Thousandths of one GPU; below 1000 gpus must be 1."
     )
-    cpus: Count = Field(default=1, description="CPUs of the same server.")
+    cpus: Count = Field(default=1, description="CPUs of the same server; 1 if omitted.")
     resources: Annotated[dict[Name, Quantity], BeforeValidator(_pairs), Field(max_length=50)] = Field(
         default={}, description="Further amounts by name, such as memory_mib=4096."
     )

@@ -180,13 +180,17 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
         (("--gpus", "2", "--prefer-server", "x"), "--prefer-server 'x' is not in the inventory of 4 servers"),
         (
             ("--gpus", "0.5"),
-            "'0.5' is not a whole number; that GPU fraction is --gpus 1 --gpu-milli 500",
+            "--gpus must be a whole number, got '0.5'; that GPU fraction is --gpus 1, --gpu-milli 500",
         ),
         (("--gpus", "2", "--gpu-milli", "500"), "Error: --gpu-milli 500 goes with --gpus 1, got --gpus 2\n"),
         (("--gpus", "2", "--expected-runtime", "-1"), "Error: --expected-runtime"),
         (("--gpus", "2", "--resource", "a=-1"), "Error: --resource"),
         (("--gpus", "2", "--utility", "5"), "--target"),
-        (("--gpus", "2", "--target", "5"), "Error: --target and --sensitivity need --utility as well\n"),
+        (
+            ("--gpus", "2", "--require-label", "zone"),
+            "Error: --require-label must be NAME=VALUE, got 'zone'\n",
+        ),
+        (("--gpus", "2", "--target", "5"), "Error: --target needs --utility as well\n"),
     ],
 )
 def test_a_wrong_option_is_named(run: Run, command: str, options: tuple[str, ...], line: str) -> None:
