@@ -1,10 +1,11 @@
-"""Training with the parameters of Airflow's trigger form: an image or a command, GPUs, CPUs, and a server."""
+"""Training with the parameters of Airflow's trigger form: an image or a command, and all of a demand."""
 
 from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
 from resource_manager.airflow import GPUTrainingOperator
+from resource_manager.airflow.demand import demand_params, demand_templates
 
 with DAG(
     "submit_training",
@@ -27,16 +28,12 @@ with DAG(
             description="Shell command.",
         ),
         "image": Param("", type=["string", "null"], title="Image", description="Runs in Docker if set."),
-        "gpus": Param(1, type="integer", minimum=1, title="GPUs", description="Of one server."),
-        "cpus": Param(8, type="integer", minimum=1, title="CPUs"),
-        "server": Param("", type=["string", "null"], title="Preferred server", description="Its id or name."),
+        **demand_params(gpus=1, cpus=8),
     },
 ) as dag:
     GPUTrainingOperator(
         task_id="train",
-        gpus="{{ params.gpus }}",
-        cpus="{{ params.cpus }}",
         command="{{ params.command }}",
         image="{{ params.image or '' }}",
-        prefer_server="{{ params.server or '' }}",
+        **demand_templates(),
     )

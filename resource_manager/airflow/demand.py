@@ -2,104 +2,115 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+from airflow.sdk import Param
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.airflow.hook import Manager
 from resource_manager.core.changes import Outcome
-from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.demand import fraction_advice
+from resource_manager.manager.demand import KINDS, Demand, from_texts
 from resource_manager.rest.client import ServiceClient, ServiceError
 
 DEFAULT_POOL = "default_pool"
-OWN_NAMES = {
-    "required_gpus": "gpus",
-    "required_cpus": "cpus",
-    "prefer_server_id": "prefer_server",
-    "gpu_types": "gpu_type",
-    "ttl_s": "ttl",
-    "expected_runtime_s": "expected_runtime",
-}
-"""The manager's name of a parameter -> an operator's."""
+FIELDS = tuple(name for name in Demand.model_fields if name not in ("lease_id", "owner"))
+"""Fields of a `Demand` that are parameters of an operator; the rest are its identity and owner."""
+
+ATTRIBUTES = {name: name for name in FIELDS} | {"resources": "further_resources"}
+"""Parameter -> attribute of an operator, all of them templated; `resources` of an operator are Airflow's."""
+
+Init = TypeVar("Init", bound=Callable[..., None])
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """GPUs and CPUs of one server, the request's rank in the queue, and the properties of its lease."""
+def takes_demand(init: Init) -> Init:
+    """Add the fields of a `Demand` to the signature of an operator's `__init__`, which Airflow reads."""
+    signature = inspect.signature(init)
+    own = list(signature.parameters.values())
+    asked = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if Demand.model_fields[name].is_required() else None,
+        )
+        for name in FIELDS
+        if name not in signature.parameters
+    ]
+    init.__signature__ = signature.replace(parameters=[*own[:-1], *asked, own[-1]])  # type: ignore[attr-defined]
+    return init
 
-    gpus: int | str
-    cpus: int | str = 1
-    prefer_server: int | str | None = None
-    gpu_type: str | Sequence[str] = ()
-    gpu_milli: int = MILLI_PER_GPU
-    priority: int = 0
-    team: str = ""
-    owner: str = ""
-    ttl: timedelta = timedelta(minutes=2)
-    expected_runtime: timedelta | None = None
-    quarantine: bool = True
-    labels: Mapping[str, str] = field(default_factory=dict)
-    server: int | str | None = None
 
-    def submit(self, manager: Manager, identity: TaskIdentity) -> dict[str, Any]:
-        """Return the task's lease (state RUNNING) or its pending request (WAITING), an existing one if any.
+def taken(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove the fields of a `Demand` from an operator's arguments; return them by attribute."""
+    return {attribute: kwargs.pop(name, None) for name, attribute in ATTRIBUTES.items()}
 
-        A lease of another shape, left by a try before the task was changed, is ended first. Raises
-        `AirflowFailException` for a request that can never be granted, `AirflowException` for an error that
-        may pass.
-        """
+
+def demand_of(operator: Any, context: Any, lease_id: str, **instead: Any) -> Demand:
+    """Return the demand of an operator whose templates are rendered; raises `AirflowFailException`."""
+    given = {name: getattr(operator, attribute) for name, attribute in ATTRIBUTES.items()}
+    priority = operator.priority_weight if given["priority"] is None else given["priority"]
+    own = {"priority": priority, "team": team_of(operator, given["team"], context), "owner": operator.owner}
+    try:
+        return Demand.of(**from_texts({**given, **own, **instead, "lease_id": lease_id}))
+    except InvalidRequestError as error:
+        raise AirflowFailException(str(error)) from None
+
+
+def demand_params(**defaults: Any) -> dict[str, Param]:
+    """Return the parameters of a trigger form that asks for all of a `Demand`; the given ones come first."""
+    schema, kinds = Demand.model_json_schema()["properties"], {int: "integer", bool: "boolean"}
+    return {
+        name: Param(
+            defaults.get(name, True if KINDS[name] is bool else None),
+            type=[kinds.get(KINDS[name], "string"), "null"],  # type: ignore[arg-type]
+            title=name,
+            description=Demand.model_fields[name].description,
+            section=None if name in defaults else "More",
+            **{key: schema[name][key] for key in ("minimum", "maximum") if key in schema[name]},
+        )
+        for name in sorted(FIELDS, key=lambda name: name not in defaults)
+    }
+
+
+def demand_templates() -> dict[str, str]:
+    """Return an operator's arguments that take the values of `demand_params`."""
+    return {name: f"{{{{ params.{name} }}}}" for name in FIELDS}
+
+
+def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> dict[str, Any]:
+    """Return the task's lease (state RUNNING) or its pending request (WAITING), an existing one if any.
+
+    A lease of another shape, left by a try before the task was changed, is ended first. Raises
+    `AirflowFailException` for a request that can never be granted, `AirflowException` for an error that
+    may pass.
+    """
+    owner = demand.owner
+    if isinstance(manager, ServiceClient):  # the service takes the owner from the token
+        demand = demand.model_copy(update={"owner": ""})
+    try:
         try:
-            arguments = self._arguments(identity)
-            if isinstance(manager, ServiceClient):  # the service takes the owner from the token
-                del arguments["owner"]
-            try:
-                status = manager.submit(identity.lease_id, **arguments)
-            except (DuplicateTaskError, ServiceError) as error:
-                if isinstance(error, ServiceError) and error.status != 409:
-                    raise
-                end_lease(manager, identity, self.owner)
-                status = manager.submit(identity.lease_id, **arguments)
-            # Another owner could end it while this task's job runs under it.
-            _require_owner(manager, status, self.owner)
-            if status.get("quarantined"):  # it was not renewed for a while, but its task continues
-                status = manager.renew(identity.lease_id, fencing_token=status["fencing_token"])
-        except InvalidRequestError as error:
-            raise AirflowFailException(error.named(OWN_NAMES)) from None
-        except ResourceManagerError as error:
-            raise AirflowException(str(error)) from error
-        return status
-
-    def shape(self) -> dict[str, Any]:
-        """Return the manager's arguments that decide the placement; raises `InvalidRequestError`."""
-        return {
-            "gpus": _whole("gpus", self.gpus),
-            "cpus": _whole("cpus", self.cpus),
-            "prefer_server": as_server(self.prefer_server),
-            "server": as_server(self.server),
-            "gpu_milli": self.gpu_milli,
-            "gpu_types": _names(self.gpu_type),
-        }
-
-    def _arguments(self, identity: TaskIdentity) -> dict[str, Any]:
-        return {
-            **self.shape(),
-            "priority": self.priority,
-            "team": self.team,
-            "owner": self.owner,
-            "ttl_s": self.ttl.total_seconds(),
-            "expected_runtime_s": self.expected_runtime.total_seconds() if self.expected_runtime else None,
-            "quarantine": self.quarantine,
-            "labels": {**identity.labels, **self.labels},
-        }
+            status = manager.submit(demand)
+        except (DuplicateTaskError, ServiceError) as error:
+            if isinstance(error, ServiceError) and error.status != 409:
+                raise
+            end_lease(manager, identity, owner)
+            status = manager.submit(demand)
+        # Another owner could end it while this task's job runs under it.
+        _require_owner(manager, status, owner)
+        if status.get("quarantined"):  # it was not renewed for a while, but its task continues
+            status = manager.renew(demand.lease_id, fencing_token=status["fencing_token"])
+    except InvalidRequestError as error:
+        raise AirflowFailException(str(error)) from None
+    except ResourceManagerError as error:
+        raise AirflowException(str(error)) from error
+    return status
 
 
 def end_lease(
@@ -164,19 +175,9 @@ def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
     return labels
 
 
-def _whole(name: str, value: int | str) -> int:
-    """Return the value as an integer; a template gives text, or any type with native rendering.
-
-    Raises `InvalidRequestError`.
-    """
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or (number != value and not isinstance(value, str)):
-        advice = fraction_advice(value) if name == "gpus" else ""
-        raise InvalidRequestError(f"{name} must be a whole number, got {value!r}{advice}", field=name)
-    return number
+def seconds(duration: float | str | timedelta) -> float:
+    """Return the seconds of a duration, which a template gives as text."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
 
 
 def as_server(server: int | str | None) -> int | str | None:
@@ -185,11 +186,3 @@ def as_server(server: int | str | None) -> int | str | None:
         server = server.strip()
         return None if server in ("", "None") else server
     return server
-
-
-def _names(names: str | Sequence[str] | None) -> list[str]:
-    if names is None:  # native rendering of an empty template
-        return []
-    if isinstance(names, str):
-        names = names.split(",")
-    return [name.strip() for name in names if name.strip()]

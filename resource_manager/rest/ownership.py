@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from resource_manager.errors import LeaseNotFoundError, OtherOwnerError, ResourceManagerError
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError

@@ -29,12 +29,12 @@ with warnings.catch_warnings():
     from fastapi import FastAPI
 
     from resource_manager.airflow import listener, registration
-    from resource_manager.airflow.demand import Demand
     from resource_manager.airflow.links import ConsoleLink
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
     from resource_manager.airflow.registration import AT_START, publish_at_start
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.triggers import identity_of
+    from tests.airflow.asking import ask
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Request
@@ -248,7 +248,7 @@ def test_the_service_separates_instances_like_the_store(manager, tmp_path):
     slashes = replace(OURS, run_id="2026/11%2F22")
     try:
         for identity in (OURS, THEIRS, slashes):
-            lease = Demand(2).submit(client, identity)
+            lease = ask(client, identity, 2)
             assert (lease["task_id"], lease["labels"]) == (identity.lease_id, identity.labels)
             assert client.renew(identity.lease_id, fencing_token=lease["fencing_token"])
         done = reconcile(client, NothingGoesOn(), "staging")
@@ -264,7 +264,7 @@ def test_the_service_separates_instances_like_the_store(manager, tmp_path):
 def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance):
     sensor = GPUAvailableSensor(task_id="train", gpus=2)
     with instance("staging"):
-        assert sensor._arguments({"ti": TASK})["lease_id"] == f"{THEIRS.lease_id} (sensor)"
+        assert sensor._demand({"ti": TASK}).lease_id == f"{THEIRS.lease_id} (sensor)"
         link = ConsoleLink().get_link(sensor, ti_key=TASK)
     assert unquote(link).endswith(f"/gpu/leases?q={THEIRS.lease_id}")
 

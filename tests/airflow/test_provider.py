@@ -38,10 +38,8 @@ with warnings.catch_warnings():
     from resource_manager.airflow import triggers
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.demand import (
-        Demand,
         end_lease,
         launcher_labels,
-        team_of,
     )
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, training
@@ -58,6 +56,7 @@ with warnings.catch_warnings():
     )
     from resource_manager.airflow.wait_log import WaitLog, describe_wait, describe_waiting
     from resource_manager.airflow.webapp import manager_of_tasks
+    from tests.airflow.asking import ask
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.bench.store import redis_server
@@ -69,6 +68,7 @@ from resource_manager.jobs.launchers import Job, JobState, build_docker_cmd
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.reconcile import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient
 
 REPOSITORY = Path(__file__).parents[2]
@@ -143,13 +143,13 @@ def test_a_connection_can_be_tested_from_its_form(monkeypatch):
     assert said.startswith("connection 'gpus': its host must be the URL of a store")
 
 
-ASKS = {"required_gpus": 8, "required_cpus": 64}
+ASKS = Demand(lease_id="s", gpus=8, cpus=64)
 
 
 def test_a_closed_server_is_not_free_in_connection_test_and_sensor(monkeypatch):
     with GPUResourceManager.from_url("memory://") as manager:
         monkeypatch.setattr(GPUManagerHook, "get_conn", lambda self: manager)
-        monkeypatch.setattr(GPUAvailableSensor, "_arguments", lambda self, context: {"task_id": "s", **ASKS})
+        monkeypatch.setattr(GPUAvailableSensor, "_demand", lambda self, context: ASKS)
         sensor = GPUAvailableSensor(task_id="s", gpus=8, cpus=64, deferrable=False)
         for server_id in range(1, 4):
             manager.drain(server_id, failed=server_id == 3)
@@ -188,41 +188,44 @@ def test_a_missing_connection_is_reported_in_one_line(monkeypatch):
 def test_a_request_that_no_server_can_meet_fails_without_retry(manager):
     for demand, words in (
         (
-            Demand(9),
+            {"gpus": 9},
             r"^gpus must be between 2 and 8 \(the inventory is the built-in one\), got 9$",
         ),
-        (Demand("many"), "gpus must be a whole number, got 'many'"),
-        (Demand(2.5), r"gpus must be a whole number, got 2\.5"),
-        (Demand(2, [8]), r"cpus must be a whole number, got \[8\]"),
-        (Demand(2, 100), r"^cpus must be between 1 and 64 \(what the largest server has\), got 100$"),
-        (Demand(1, gpu_milli=1000 / 3), r"gpu_milli must be a whole number, got 333\."),
-        (Demand(2, priority=0.5), r"priority must be a whole number, got 0\.5"),
-        (Demand(2, server="nowhere"), "nowhere"),
-        (Demand(2, server="²"), "²"),
-        (Demand(2, prefer_server="nowhere"), "prefer_server 'nowhere' is not in"),
+        ({"gpus": "many"}, "gpus must be a whole number, got 'many'"),
+        ({"gpus": 2.5}, r"gpus must be a whole number, got 2\.5"),
+        ({"gpus": 2, "cpus": [8]}, r"cpus must be a whole number, got \[8\]"),
         (
-            Demand(0.5),
+            {"gpus": 2, "cpus": 100},
+            r"^cpus must be between 1 and 64 \(what the largest server has\), got 100",
+        ),
+        ({"gpus": 1, "gpu_milli": 1000 / 3}, r"gpu_milli must be a whole number, got 333\."),
+        ({"gpus": 2, "priority": 0.5}, r"priority must be a whole number, got 0\.5"),
+        ({"gpus": 2, "server": "nowhere"}, "nowhere"),
+        ({"gpus": 2, "server": "²"}, "²"),
+        ({"gpus": 2, "prefer_server": "nowhere"}, "prefer_server 'nowhere' is not in"),
+        (
+            {"gpus": 0.5},
             r"gpus must be a whole number, got 0\.5; that GPU fraction is gpus=1, gpu_milli=500$",
         ),
-        (Demand("0.25"), "got '0.25'; that GPU fraction is gpus=1, gpu_milli=250$"),
-        (Demand(2, gpu_type="H900"), "H900"),
-        (Demand(2, ttl=timedelta(0)), r"^ttl must be above 0, got 0\.0$"),
-        (Demand(2, expected_runtime=timedelta(-1)), "^expected_runtime must be a finite number above 0"),
-        (Demand(2, gpu_type="x" * 9000), "^gpu_type is too large"),
-        (Demand(2, gpu_milli=500), "^gpu_milli=500 goes with gpus=1, got gpus=2$"),
+        ({"gpus": "0.25"}, "got '0.25'; that GPU fraction is gpus=1, gpu_milli=250$"),
+        ({"gpus": 2, "gpu_types": "H900"}, "H900"),
+        ({"gpus": 2, "ttl": timedelta(0)}, r"^ttl must be greater than 0, got "),
+        ({"gpus": 2, "expected_runtime": timedelta(-1)}, "^expected_runtime must be greater than 0"),
+        ({"gpus": 2, "gpu_types": "x" * 9000}, "^gpu_types must have at most 250 characters"),
+        ({"gpus": 2, "gpu_milli": 500}, "^gpu_milli=500 goes with gpus=1, got gpus=2$"),
     ):
         with pytest.raises(AirflowFailException, match=words):
-            demand.submit(manager, TASK)
+            ask(manager, TASK, **demand)
     assert manager.leases() == []
 
 
 def test_a_required_server_is_waited_for_and_a_preferred_one_is_not(manager):
     manager.allocate_resources("holds", 8, 1, prefer_server_id=2)
-    assert Demand(2, prefer_server=2).submit(manager, TASK)["server_id"] == 0
+    assert ask(manager, TASK, 2, prefer_server=2)["server_id"] == 0
     other = replace(TASK, task_id="pinned")
-    assert Demand(2, server="gpu-server-2").submit(manager, other)["state"] == "WAITING"
+    assert ask(manager, other, 2, server="gpu-server-2")["state"] == "WAITING"
     manager.release_resources("holds")
-    assert Demand(2, server="2").submit(manager, other)["server_name"] == "gpu-server-2"
+    assert ask(manager, other, 2, server="2")["server_name"] == "gpu-server-2"
 
 
 def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path):
@@ -243,10 +246,10 @@ def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path):
                 connection = {"conn_type": "gpu_manager", "host": host}
                 monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
                 with closing(GPUManagerHook(name.lower()).get_conn()) as manager:
-                    status = Demand(1).submit(manager, replace(TASK, task_id=name))
+                    status = ask(manager, replace(TASK, task_id=name), 1)
                     assert (status["state"], status["server_name"]) == ("RUNNING", "box")
                     with pytest.raises(AirflowFailException, match=r"^gpus must be between 1 and 2 \(the"):
-                        Demand(3).submit(manager, TASK)
+                        ask(manager, TASK, 3)
         finally:
             service.terminate()
             service.communicate(timeout=30)
@@ -257,20 +260,20 @@ def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypat
         task = gpu.GPUDecoratedOperator(task_id="t", python_callable=print, gpus=2, server=wanted)
         return task._server_of_worker(manager)
 
-    assert server_of("gpu-server-2") is None
+    assert server_of("gpu-server-2") == {}
     monkeypatch.setenv(gpu.SERVER_VARIABLE, "gpu-server-2")
-    assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
+    assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == [{"server": "gpu-server-2"}] * 4
     with pytest.raises(AirflowFailException, match="requires server 1, but this worker is on 'gpu-server-2'"):
         server_of(1)
 
 
 def test_strings_of_templates_are_parsed(manager):
-    status = Demand("4", "8", prefer_server=" 2 ").submit(manager, TASK)
+    status = ask(manager, TASK, "4", "8", prefer_server=" 2 ")
     assert (status["server_id"], status["gpu_devices"], status["cpu_count"]) == (2, "0,1,2,3", 8)
 
 
 def test_numbers_and_none_of_native_templates_are_accepted(manager):
-    status = Demand(2, gpu_type=None, team=team_of(None, 5, {})).submit(manager, TASK)
+    status = ask(manager, TASK, 2, gpu_types=None, team=5)
     train = GPUTrainingOperator(task_id="t", gpus=2, command=["train", "--epochs", 3])
     assert train._job("k", status).command == ("train", "--epochs", "3")
     train.command = None
@@ -278,22 +281,22 @@ def test_numbers_and_none_of_native_templates_are_accepted(manager):
 
 
 def test_a_changed_request_ends_the_lease_of_the_earlier_try(manager):
-    first = Demand(2).submit(manager, TASK)
-    second = Demand(4).submit(manager, TASK)
+    first = ask(manager, TASK, 2)
+    second = ask(manager, TASK, 4)
     assert len(second["gpu_ids"]) == 4
     assert second["fencing_token"] > first["fencing_token"]
     assert len(manager.leases()) == 1
 
 
 def test_a_quarantined_lease_is_renewed_by_the_request_of_its_task(manager):
-    Demand(2, ttl=timedelta(microseconds=1)).submit(manager, TASK)
+    ask(manager, TASK, 2, ttl=timedelta(microseconds=1))
     manager.expire_and_schedule()
     assert manager.status_of(TASK.lease_id)["quarantined"]
-    assert not Demand(2).submit(manager, TASK)["quarantined"]
+    assert not ask(manager, TASK, 2)["quarantined"]
 
 
 def test_a_lease_with_an_unreachable_job_is_not_ended(manager):
-    Demand(2, labels={"launcher": "local", "host": "elsewhere"}).submit(manager, TASK)
+    ask(manager, TASK, 2, labels={"launcher": "local", "host": "elsewhere"})
     with pytest.raises(AirflowException, match=r"is on elsewhere.*stay allocated until it is gone"):
         end_lease(manager, TASK, "")
     assert len(manager.leases()) == 1
@@ -331,7 +334,7 @@ def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, monkeypatch, f
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    Demand(8).submit(manager, TASK)
+    ask(manager, TASK, 8)
     event = fire(GrantTrigger(asdict(TASK)), lambda: manager.release_resources("holds1"))
     full = "no server with 8 GPUs: none is free anywhere"
     assert event == json.loads(json.dumps(event))
@@ -345,7 +348,7 @@ def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, monkeypatch, f
     manager.release_resources(TASK.lease_id)
     for number in range(4):
         manager.submit(f"again{number}", 8, 8)
-    Demand(8).submit(manager, TASK)
+    ask(manager, TASK, 8)
     with pytest.raises(AirflowException, match=f"no GPUs within max_wait = 0:00:01: {full}"):
         operator.fail_if_overdue(context, {**event, "state": TriggerState.MAX_WAIT_EXCEEDED})
 
@@ -354,7 +357,7 @@ def test_the_grant_trigger_fires_after_a_release(manager, monkeypatch, fast_trig
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    Demand(8).submit(manager, TASK)
+    ask(manager, TASK, 8)
     trigger = GrantTrigger(asdict(TASK))
     event = fire(trigger, lambda: manager.release_resources("holds1"))
     assert event["state"] == TriggerState.GRANTED
@@ -364,7 +367,7 @@ def test_the_grant_trigger_fires_after_other_leases_expired(manager, monkeypatch
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8, ttl=0.5)
-    Demand(8).submit(manager, TASK)
+    ask(manager, TASK, 8)
     assert fire(GrantTrigger(asdict(TASK)))["state"] == TriggerState.GRANTED
 
 
@@ -372,7 +375,7 @@ def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, 
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    Demand(8).submit(manager, TASK)
+    ask(manager, TASK, 8)
     late = fire(GrantTrigger(asdict(TASK), max_wait_s=0.05))
     assert late["state"] == TriggerState.MAX_WAIT_EXCEEDED
     manager.cancel(TASK.lease_id)
@@ -389,7 +392,7 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch):
         manager.submit(f"holds{number}", 8, 8)
     tasks = [TaskIdentity("production", "d", "r", "t", number) for number in range(200)]
     for task in tasks:
-        Demand(8).submit(manager, task)
+        ask(manager, task, 8)
     before = len(server.client_list())
 
     async def wait():
@@ -434,7 +437,7 @@ def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
     monkeypatch.setattr(triggers, "noted", noted)
 
     def start(command, **arguments):
-        allocation = Demand(2, labels=launcher_labels("local", None)).submit(manager, TASK)
+        allocation = ask(manager, TASK, 2, labels=launcher_labels("local", None))
         job = RunningJob.of(allocation)
         with closing(job.open()) as launcher:
             launcher.start(Job(job.key, ("/bin/sh", "-c", command)))
@@ -571,7 +574,7 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, monkeypatch):
     """Airflow calls `on_kill` from a signal handler and continues `execute` unless it raises."""
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     train = GPUTrainingOperator(task_id="t", gpus=2, command="true")
-    Demand(2, owner=train.owner).submit(manager, TASK)
+    ask(manager, TASK, 2)
     train._identity = TASK
     monkeypatch.setattr(training, "is_wanted", lambda identity: True)
     train.on_kill()
@@ -591,7 +594,7 @@ def ends(monkeypatch):
 
 
 def test_a_process_ends_before_its_lease_if_a_renewal_hangs(manager, monkeypatch, ends):
-    lease = Demand(2, ttl=timedelta(seconds=2)).submit(manager, TASK)
+    lease = ask(manager, TASK, 2, ttl=timedelta(seconds=2))
     answers, hangs = iter(["renewed"]), threading.Event()
     monkeypatch.setattr(manager, "renew", lambda *_, **__: next(answers, None) or hangs.wait(20))
     with gpu._kept(manager, TASK.lease_id, lease["fencing_token"], 2.0):
@@ -646,7 +649,7 @@ def test_a_failed_release_does_not_change_the_result_of_the_function(manager, mo
         raise ResourceManagerError("the store is out")
 
     operator = gpu.GPUDecoratedOperator(task_id="t", gpus=2, python_callable=act, op_args=[], op_kwargs={})
-    allocation = Demand(2).submit(manager, TASK)
+    allocation = ask(manager, TASK, 2)
     monkeypatch.setattr(manager, "release_resources", fail)
     context = {"ti": SimpleNamespace(xcom_push=lambda **_: None)}
     with pytest.raises(AirflowSkipException) if ends_with else nullcontext():
@@ -679,7 +682,7 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeyp
         "server_name": "gpu-server-2",
         "reasons": ["no server with 8 GPUs: none is free anywhere"],
     }
-    lease = Demand(8).submit(manager, TASK)
+    lease = ask(manager, TASK, 8)
     monkeypatch.setattr(triggers, "OUTAGE_POLL_S", 0.01)
     over = LeaseEndTrigger(asdict(TASK), lease["fencing_token"])
     event = fire(over, lambda: manager.release_resources(TASK.lease_id))
@@ -689,7 +692,7 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeyp
 
 def test_a_sensor_logs_why_it_waits_and_why_it_waited(manager, monkeypatch, caplog):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
-    monkeypatch.setattr(GPUAvailableSensor, "_arguments", lambda self, context: {"task_id": "s", **ASKS})
+    monkeypatch.setattr(GPUAvailableSensor, "_demand", lambda self, context: ASKS)
     monkeypatch.setattr(GPUAvailableSensor, "log", logging.getLogger("task"))
     sensor = GPUAvailableSensor(task_id="s", gpus=8, cpus=64, deferrable=False)
     for number in range(4):
@@ -712,10 +715,10 @@ def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, monk
     manager.submit("waits", 8, 8, priority=3)
     asks = {"gpus": 2, "cpus": 2}
     sensor = GPUAvailableSensor(task_id="s", pool="vision", priority_weight=7, **asks)
-    arguments = sensor._arguments(context)
-    assert (arguments["priority"], arguments["team"]) == (7, "vision")
-    assert manager.explain(**arguments)["would_be_granted"]
-    assert not manager.explain(**{**arguments, "priority": 0})["would_be_granted"]
+    demand = sensor._demand(context)
+    assert (demand.priority, demand.team) == (7, "vision")
+    assert manager.explain(demand)["would_be_granted"]
+    assert not manager.explain(demand.model_copy(update={"priority": 0}))["would_be_granted"]
 
 
 @pytest.mark.parametrize("gpus", [8, 6])
@@ -785,7 +788,7 @@ def test_a_pending_request_has_an_estimated_start(manager, monkeypatch):
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8, expected_runtime=600.0)
-    Demand(8).submit(manager, TASK)
+    ask(manager, TASK, 8)
 
     async def look():
         return await SharedManager.of("gpu_manager_default").status_of(TASK.lease_id)

@@ -19,7 +19,12 @@ def run(bench, dag_id, **conf):
 
 
 def test_submit_training_takes_a_form(bench):
-    form = {"command": "echo $CUDA_VISIBLE_DEVICES of $GPU_SERVER", "gpus": 3, "cpus": 4, "server": "here"}
+    form = {
+        "command": "echo $CUDA_VISIBLE_DEVICES of $GPU_SERVER",
+        "gpus": 3,
+        "cpus": 4,
+        "prefer_server": "here",
+    }
     run_id = run(bench, "submit_training", **form)
     assert bench.api.xcom("submit_training", run_id, "train") == "0,1,2 of here"
 

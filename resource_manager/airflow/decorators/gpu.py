@@ -15,7 +15,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from resource_manager.airflow.demand import as_server
+from resource_manager.airflow.demand import as_server, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
@@ -42,13 +42,14 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
     """
 
     custom_operator_name = "@task.gpu"
+    quarantined_by_default = False
     template_fields: Sequence[str] = (*PythonOperator.template_fields, *GPUOperator.template_fields)
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py"}
 
     def __init__(
         self,
         *,
-        ttl: timedelta = timedelta(minutes=1),
+        ttl: float | str | timedelta = timedelta(minutes=1),
         python_callable: Callable[..., Any],
         op_args: Any = None,
         op_kwargs: Any = None,
@@ -66,8 +67,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             context,
             manager,
             labels={"try_number": this_try, "scope": PROCESS_SCOPE},
-            quarantine=False,
-            server=self._server_of_worker(manager),
+            **self._server_of_worker(manager),
         )
         if not granted_to_this_try and status["labels"].get("try_number") != this_try:
             self.log.info("an earlier try may still use the GPUs; waiting until its lease has ended")
@@ -87,17 +87,19 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
         return self._run(context, manager, status)
 
-    def _server_of_worker(self, manager: Manager) -> str | None:
-        """Return the server named by `GPU_MANAGER_SERVER`, or None if it is not set.
+    def _server_of_worker(self, manager: Manager) -> dict[str, str]:
+        """Return the server named by `GPU_MANAGER_SERVER` as a field, or none if it is not set.
 
         Raises `AirflowFailException` if the task requires another server.
         """
         here, wanted = os.environ.get(SERVER_VARIABLE), as_server(self.server)
-        if here is None or wanted is None or str(wanted) == here:
-            return here
+        if here is None:
+            return {}
+        if wanted is None or str(wanted) == here:
+            return {"server": here}
         for row in manager.get_resource_summary()["servers"]:
             if row["server_name"] == here and str(row["server_id"]) == str(wanted):
-                return here
+                return {"server": here}
         raise AirflowFailException(
             f"the task requires server {wanted!r}, but this worker is on {here!r} ({SERVER_VARIABLE}): give "
             "the task the Airflow queue of that server's workers"
@@ -124,7 +126,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         before = {name: os.environ.get(name) for name in devices}
         os.environ.update(devices)
         try:
-            with _kept(manager, allocation["task_id"], token, self.ttl.total_seconds()):
+            with _kept(manager, allocation["task_id"], token, seconds(self.ttl)):
                 result = super().execute(context)
             outcome = Outcome.SUCCESS
             return result

@@ -16,6 +16,7 @@ from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import identity_of
 from resource_manager.core.changes import Outcome
+from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -30,7 +31,7 @@ class GPUAllocateOperator(GPUOperator):
 
     ui_color = "#d0e0f0"
 
-    def __init__(self, *, ttl: timedelta = timedelta(days=1), **kwargs: Any) -> None:
+    def __init__(self, *, ttl: float | str | timedelta = timedelta(days=1), **kwargs: Any) -> None:
         super().__init__(ttl=ttl, **kwargs)
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class GPULease:
         It sets no memory limit for a GPU fraction.
         """
         devices = self.value("gpu_devices")
-        fixed = device_environment(vendor, (), gpu_milli=self.allocate.gpu_milli)
+        fixed = device_environment(vendor, (), gpu_milli=self.allocate.gpu_milli or MILLI_PER_GPU)
         environment = {
             name: devices if name.endswith("VISIBLE_DEVICES") else value for name, value in fixed.items()
         }

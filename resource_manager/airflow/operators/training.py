@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
 
-from resource_manager.airflow.demand import end_lease, launcher_labels
+from resource_manager.airflow.demand import end_lease, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.task_state import is_wanted
@@ -59,7 +59,7 @@ class GPUTrainingOperator(GPUOperator):
         launcher: str = "",
         launcher_conn_id: str | None = None,
         container: Mapping[str, Any] | None = None,
-        ttl: timedelta = timedelta(minutes=2),
+        ttl: float | str | timedelta = timedelta(minutes=2),
         unreachable_timeout: timedelta = timedelta(minutes=10),
         **kwargs: Any,
     ) -> None:
@@ -113,7 +113,7 @@ class GPUTrainingOperator(GPUOperator):
             trigger=JobTrigger(
                 plain_identity,
                 asdict(job),
-                self.ttl.total_seconds(),
+                seconds(self.ttl),
                 self.gpu_conn_id,
                 self.unreachable_timeout.total_seconds(),
                 None if timeout is None else timeout.total_seconds(),

@@ -10,42 +10,30 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from resource_manager.airflow.demand import Demand, team_of
+from resource_manager.airflow.demand import ATTRIBUTES, demand_of, taken, takes_demand
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.triggers import FreeCapacityTrigger, identity_of
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
-from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
+from resource_manager.manager.demand import Demand
 
 
 class GPUAvailableSensor(BaseSensorOperator):
     """Succeed once such a request would be granted; allocates nothing, so another request may come first.
 
-    `gpus`, `cpus`, `server`, `gpu_type` and `gpu_milli` as for `GPUOperator`, and the parameters of every
-    sensor. It asks with the task's `priority_weight`, and for the team of the task's pool.
+    Parameters as for `GPUOperator`, without `max_wait`, and those of every sensor.
     """
 
-    template_fields: Sequence[str] = ("gpus", "cpus", "server", "gpu_type")
+    template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
 
+    @takes_demand
     def __init__(
-        self,
-        *,
-        gpus: int | str,
-        cpus: int | str = 1,
-        server: int | str | None = None,
-        gpu_type: str | Sequence[str] = (),
-        gpu_milli: int = MILLI_PER_GPU,
-        deferrable: bool = True,
-        gpu_conn_id: str = DEFAULT_CONNECTION,
-        **kwargs: Any,
+        self, *, deferrable: bool = True, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
     ) -> None:
+        asked = taken(kwargs)
         super().__init__(**kwargs)
-        self.gpus = gpus
-        self.cpus = cpus
-        self.server = server
-        self.gpu_type = gpu_type
-        self.gpu_milli = gpu_milli
+        vars(self).update(asked)
         self.deferrable = deferrable
         self.gpu_conn_id = gpu_conn_id
         self._waiting_log = WaitLog()
@@ -58,7 +46,7 @@ class GPUAvailableSensor(BaseSensorOperator):
         """
         manager = GPUManagerHook(self.gpu_conn_id).get_conn()
         try:
-            answer = manager.explain(**self._arguments(context))
+            answer = manager.explain(self._demand(context))
         except InvalidRequestError as error:
             raise AirflowFailException(str(error)) from None
         except ResourceManagerError as error:
@@ -75,8 +63,9 @@ class GPUAvailableSensor(BaseSensorOperator):
         if not self.deferrable:
             return super().execute(context)
         if not self.poke(context):
+            asked = self._demand(context).model_dump(exclude_unset=True)
             self.defer(
-                trigger=FreeCapacityTrigger(self._arguments(context), self.gpu_conn_id, self.poke_interval),
+                trigger=FreeCapacityTrigger(asked, self.gpu_conn_id, self.poke_interval),
                 method_name="execute_vacant",
                 timeout=timedelta(seconds=self.timeout),
             )
@@ -93,14 +82,6 @@ class GPUAvailableSensor(BaseSensorOperator):
             raise AirflowFailException(event["detail"])
         self.log.info("the GPUs are free on %s", event["server_name"])
 
-    def _arguments(self, context: Any) -> dict[str, Any]:
+    def _demand(self, context: Any) -> Demand:
         identity, _ = identity_of(context)
-        demand = Demand(
-            self.gpus, self.cpus, gpu_type=self.gpu_type, gpu_milli=self.gpu_milli, server=self.server
-        )
-        return {
-            "lease_id": f"{identity.lease_id} (sensor)",
-            **demand.shape(),
-            "priority": self.priority_weight,
-            "team": team_of(self, None, context),
-        }
+        return demand_of(self, context, f"{identity.lease_id} (sensor)")

@@ -52,16 +52,16 @@ def job_dag(name, operator=GPUTrainingOperator, **arguments):
 
 
 beat = f"{BEAT} {LEDGER} {{{{ params.seconds }}}} {{{{ params.exit_code }}}}"
-local_job = job_dag("local_job", gpu_type="local", command=f"exec {sys.executable} {beat}")
+local_job = job_dag("local_job", gpu_types="local", command=f"exec {sys.executable} {beat}")
 lingering_job = job_dag(
-    "lingering_job", LingeringOperator, gpu_type="local", command=f"exec {sys.executable} {beat}"
+    "lingering_job", LingeringOperator, gpu_types="local", command=f"exec {sys.executable} {beat}"
 )
 service_job = job_dag(
-    "service_job", gpu_type="local", command=f"exec {sys.executable} {beat}", gpu_conn_id="gpu_service"
+    "service_job", gpu_types="local", command=f"exec {sys.executable} {beat}", gpu_conn_id="gpu_service"
 )
 ssh_job = job_dag(
     "ssh_job",
-    gpu_type="ssh",
+    gpu_types="ssh",
     command=f"exec python3 {beat}",
     launcher="ssh",
     launcher_conn_id="test_ssh",
@@ -69,7 +69,7 @@ ssh_job = job_dag(
 )
 docker_job = job_dag(
     "docker_job",
-    gpu_type="docker",
+    gpu_types="docker",
     image=os.environ.get("TEST_IMAGE", "python:3.11-slim"),
     command=f"exec python3 {beat}",
     container={
@@ -79,10 +79,10 @@ docker_job = job_dag(
 )
 
 with DAG("sensor_job", schedule=None, catchup=False, params=PARAMS) as sensor_job:
-    GPUAvailableSensor(task_id="job", gpus="{{ params.gpus }}", cpus=8, gpu_type="local", poke_interval=1)
+    GPUAvailableSensor(task_id="job", gpus="{{ params.gpus }}", cpus=8, gpu_types="local", poke_interval=1)
 
 with DAG("service_lease", schedule=None, catchup=False) as service_lease:
-    through_service = {"gpus": 8, "cpus": 8, "gpu_type": "local", "gpu_conn_id": "gpu_service"}
+    through_service = {"gpus": 8, "cpus": 8, "gpu_types": "local", "gpu_conn_id": "gpu_service"}
     available = GPUAvailableSensor(task_id="available", poke_interval=1, **through_service)
     with gpu_lease(**through_service) as lease:
         step = BashOperator(
@@ -97,7 +97,7 @@ with DAG("mapped_leases", schedule=None, catchup=False) as mapped_leases:
 
     @task_group
     def on_gpus_of_its_own(text):
-        with gpu_lease(gpus=2, cpus=2, gpu_type="local") as lease:
+        with gpu_lease(gpus=2, cpus=2, gpu_types="local") as lease:
             BashOperator(
                 task_id="step",
                 bash_command="echo $CUDA_VISIBLE_DEVICES",
@@ -108,7 +108,9 @@ with DAG("mapped_leases", schedule=None, catchup=False) as mapped_leases:
     on_gpus_of_its_own.expand(text=["a", "b", "c"])
 
 with DAG("waiting_jobs", schedule=None, catchup=False) as waiting_jobs:
-    waiting = GPUTrainingOperator.partial(task_id="job", gpus=8, cpus=8, gpu_type="local", ttl=TTL, retries=3)
+    waiting = GPUTrainingOperator.partial(
+        task_id="job", gpus=8, cpus=8, gpu_types="local", ttl=TTL, retries=3
+    )
     waiting.expand(command=["true"] * 200)
 
 with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_runs=100) as python_job:
@@ -116,7 +118,7 @@ with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_r
     @task.gpu(
         gpus="{{ params.gpus }}",
         cpus=8,
-        gpu_type="local",
+        gpu_types="local",
         retries=2,
         retry_delay=timedelta(seconds=1),
     )

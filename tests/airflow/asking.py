@@ -1,0 +1,25 @@
+"""Requests as an operator makes them, without a running task."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from resource_manager.airflow.demand import demand_of, submit
+from resource_manager.airflow.operators import GPUAllocateOperator
+from resource_manager.jobs.task_identity import TaskIdentity
+
+
+def ask(
+    manager: Any,
+    task: TaskIdentity,
+    gpus: Any,
+    cpus: Any = 1,
+    labels: Any = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Submit the request of an operator with these parameters for the task; return its status."""
+    more = {"ttl": timedelta(minutes=2), "owner": "", "priority": 0, **more}
+    operator = GPUAllocateOperator(task_id="t", gpus=gpus, cpus=cpus, **more)
+    demand = demand_of(operator, {}, task.lease_id, quarantine=True)
+    return submit(manager, demand.model_copy(update={"labels": {**task.labels, **(labels or {})}}), task)
