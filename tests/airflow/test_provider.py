@@ -574,7 +574,7 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, monkeypatch):
     """Airflow calls `on_kill` from a signal handler and continues `execute` unless it raises."""
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
     train = GPUTrainingOperator(task_id="t", gpus=2, command="true")
-    ask(manager, TASK, 2)
+    ask(manager, TASK, 2, owner=train.owner)
     train._identity = TASK
     monkeypatch.setattr(training, "is_wanted", lambda identity: True)
     train.on_kill()
