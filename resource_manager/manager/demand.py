@@ -182,8 +182,10 @@ class Demand(BaseModel):
         try:
             demand = handler(data)
         except ValidationError as error:
-            found = {entry["loc"][:1]: entry for entry in reversed(error.errors(include_url=False))}
-            lines = [_named(entry, names) for entry in reversed(found.values())]
+            found = {
+                entry["loc"][:1]: entry for entry in error.errors(include_url=False)
+            }  # of a union the last
+            lines = [_named(entry, names) for entry in found.values()]
             raise ValidationError.from_exception_data(error.title, lines) from None
         if names:
             demand._names = names

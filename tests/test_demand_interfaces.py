@@ -1,0 +1,275 @@
+"""Every interface takes every field of a `Demand`: one value of each is sent through all of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from inspect import signature
+from typing import Any
+
+import click
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from resource_manager import Demand, GPUResourceManager, Settings
+from resource_manager.cli import main
+from resource_manager.cli.commands import allocate, explain, submit
+from resource_manager.cli.target import Target
+from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.manager.arguments import ALIASES, POSITIONAL, DemandArguments, DemandFields
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Persistence, standalone
+from resource_manager.rest.client import ServiceClient
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, gpu_lease
+    from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
+    from resource_manager.airflow.demand import FIELDS, demand_of, demand_params, demand_templates
+    from resource_manager.airflow.operators import GPUAllocateOperator
+
+VALUES: dict[str, Any] = {
+    "lease_id": "t",
+    "gpus": 1,
+    "gpu_milli": 500,
+    "cpus": 3,
+    "resources": {"memory_mib": 4096, "disk_tb": 0.5},
+    "gpu_types": ["A100", "H100"],
+    "vendor": "nvidia",
+    "labels_required": {"zone": "a", "rack": "7"},
+    "prefer_server": "s",
+    "server": "s",
+    "team": "vision",
+    "owner": "ursula",
+    "priority": -7,
+    "expected_runtime": 600.0,
+    "ttl": 90.0,
+    "utility": 16.0,
+    "target": 7200.0,
+    "sensitivity": 0.25,
+    "quarantine": True,
+    "labels": {"model": "bert", "size": "large"},
+}
+ORIGINAL = {name: alias for alias, name in ALIASES.items()}
+NODE = Node(
+    "s",
+    1,
+    {"cpus": 8, "memory_mib": 8192, "disk_tb": 1.5},
+    (Gpu(0, "A100"),),
+    labels={"zone": "a", "rack": "7", "row": "1"},
+)
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a template or a query has it."""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in value.items())
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def as_options(values: dict[str, Any]) -> list[str]:
+    words = [values["lease_id"]]
+    for option in allocate.get_params(click.Context(allocate)):
+        value = values.get(option.name or "")
+        if not isinstance(option, click.Option) or value is None:
+            continue
+        items = [f"{name}={item}" for name, item in value.items()] if isinstance(value, dict) else value
+        for item in items if isinstance(items, list) else [items]:
+            words += [option.opts[0]] if option.is_flag else [option.opts[0], str(item)]
+    return words
+
+
+@pytest.fixture
+def manager() -> Iterator[GPUResourceManager]:
+    with GPUResourceManager.from_url("memory://", inventory=[NODE]) as manager:
+        yield manager
+
+
+@pytest.fixture
+def client(manager: GPUResourceManager) -> Iterator[ServiceClient]:
+    service = standalone(manager, Persistence(None, None, None, "secret"), open_to="loopback")
+    client = ServiceClient("http://localhost")
+    client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
+    yield client
+    client.close()
+    service.watch.close()
+
+
+@pytest.fixture
+def asked(manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """Requests that reached the manager."""
+    requests: list[Request] = []
+    build_request = manager.build_request
+
+    def note(*arguments: Any, **options: Any) -> Request:
+        requests.append(build_request(*arguments, **options))
+        return requests[-1]
+
+    monkeypatch.setattr(manager, "build_request", note)
+    return requests
+
+
+def rest(body: Callable[[ServiceClient], httpx.Response]) -> Callable[..., Any]:
+    def ask(client: ServiceClient, manager: GPUResourceManager) -> None:
+        answer = body(client)
+        assert answer.is_success, answer.text
+
+    return ask
+
+
+def by_command(name: str) -> Callable[..., Any]:
+    def ask(client: ServiceClient, manager: GPUResourceManager) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Target, "manager", manager)
+            words = as_options(VALUES)
+            done = CliRunner().invoke(main, [name, *words[name == "explain" :], "--json"])
+        assert done.exit_code == 0, done.output
+
+    return ask
+
+
+def by_operator(kind: Any, values: Callable[[], dict[str, Any]], **more: Any) -> Callable[..., Any]:
+    def ask(client: ServiceClient, manager: GPUResourceManager) -> None:
+        operator = kind(task_id="x", owner=VALUES["owner"], **more, **values())
+        manager.submit(demand_of(operator, {}, VALUES["lease_id"]))
+
+    return ask
+
+
+def own() -> dict[str, Any]:
+    return {name: VALUES[name] for name in FIELDS}
+
+
+def texts() -> dict[str, Any]:
+    return {name: as_text(VALUES[name]) for name in FIELDS}
+
+
+def of_the_form() -> dict[str, Any]:
+    """Values of the trigger form, as its templates render them."""
+    form = demand_params()
+    assert set(form) == set(demand_templates()) == set(FIELDS)
+    for name in form:
+        value = VALUES[name] if isinstance(VALUES[name], int | bool) else as_text(VALUES[name])
+        form[name].resolve(value)
+        assert demand_templates()[name] == f"{{{{ params.{name} }}}}"
+    return texts()
+
+
+INTERFACES: dict[str, Callable[[ServiceClient, GPUResourceManager], Any]] = {
+    "Python": lambda client, manager: manager.submit(**VALUES),
+    "Python, by position": lambda client, manager: manager.submit(
+        *(VALUES[name] for name in POSITIONAL),
+        **{
+            name: VALUES[name]
+            for name in list(VALUES)
+            if name not in ("lease_id", "gpus", "cpus", "prefer_server")
+        },
+    ),
+    "Demand": lambda client, manager: manager.submit(Demand(**VALUES)),
+    "explain": lambda client, manager: manager.explain(**VALUES),
+    "batch": lambda client, manager: manager.allocate_batch([VALUES]),
+    "original": lambda client, manager: manager.allocate_resources(
+        "t", 1, 3, "s", **{name: VALUES[name] for name in VALUES if name not in ALIASES.values()}
+    ),
+    "client": lambda client, manager: client.submit(**VALUES),
+    "client, Demand": lambda client, manager: client.try_allocate(Demand(**VALUES)),
+    "client, explain": lambda client, manager: client.explain(**VALUES),
+    "client, batch": lambda client, manager: client.allocate_batch(
+        [
+            VALUES,
+        ]
+    ),
+    "REST": rest(lambda client: client._http.post("/api/allocate", json=VALUES)),
+    "REST, original": rest(
+        lambda client: client._http.post(
+            "/api/submit",
+            json={
+                {new: old for old, new in ALIASES.items()}.get(name, name): VALUES[name] for name in VALUES
+            },
+        )
+    ),
+    "REST, explain": rest(
+        lambda client: client._http.get(
+            "/api/explain",
+            params={
+                name: as_text(value).split(",") if isinstance(value, dict) else value
+                for name, value in VALUES.items()
+            },
+        )
+    ),
+    "command allocate": by_command("allocate"),
+    "command submit": by_command("submit"),
+    "command explain": by_command("explain"),
+    "GPUTrainingOperator": by_operator(GPUTrainingOperator, own, command="true"),
+    "GPUAllocateOperator": by_operator(GPUAllocateOperator, own),
+    "@task.gpu": by_operator(GPUDecoratedOperator, own, python_callable=print),
+    "GPUAvailableSensor": by_operator(GPUAvailableSensor, own),
+    "templates": by_operator(GPUTrainingOperator, texts, command="true"),
+    "trigger form": by_operator(GPUTrainingOperator, of_the_form, command="true"),
+}
+
+
+def test_the_table_has_a_value_other_than_the_default_for_every_field() -> None:
+    assert list(VALUES) == list(Demand.model_fields)
+    assert not [name for name, field in Demand.model_fields.items() if field.default == VALUES[name]]
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
+@pytest.mark.filterwarnings("ignore")
+def test_an_interface_takes_every_field(
+    interface: str, manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
+) -> None:
+    expected = manager.build_request(Demand(**VALUES))
+    asked.clear()
+    INTERFACES[interface](client, manager)
+    [request] = asked
+    if "explain" in interface and request.lease_id.startswith("what-if"):
+        request = request.for_task("t")
+    assert request == expected
+
+
+def test_the_declared_names_are_the_fields() -> None:
+    assert DemandFields.__annotations__.keys() == Demand.model_fields.keys()
+    assert DemandArguments.__annotations__.keys() == {*Demand.model_fields, *ALIASES}
+    for command in (allocate, submit, explain):
+        options = {param.name for param in command.get_params(click.Context(command))}
+        assert options >= Demand.model_fields.keys() - {"lease_id"}
+    for operator in (GPUTrainingOperator, GPUAllocateOperator, GPUDecoratedOperator, GPUAvailableSensor):
+        named = {name for kind in operator.__mro__ for name in signature(kind).parameters}
+        assert named >= {*FIELDS, "owner"}, operator
+
+
+def test_the_openapi_document_has_every_field_and_the_originals_names(client: ServiceClient) -> None:
+    described = client._http.get("/openapi.json").json()
+    named = {*Demand.model_fields, *ALIASES}
+    assert described["components"]["schemas"]["AllocateBody"]["properties"].keys() == named
+    assert {each["name"] for each in described["paths"]["/api/explain"]["get"]["parameters"]} == named
+
+
+def test_a_lease_around_tasks_takes_what_its_operator_takes() -> None:
+    from airflow.sdk import DAG
+
+    with DAG("d", schedule=None), gpu_lease(**own()) as lease:
+        pass
+    assert demand_of(lease.allocate, {}, "t").labels_required == VALUES["labels_required"]
+
+
+@pytest.mark.parametrize("duration", [90, 90.0, timedelta(seconds=90)])
+def test_durations_are_seconds_or_timedeltas(
+    manager: GPUResourceManager, client: ServiceClient, asked: list[Request], duration: Any
+) -> None:
+    options = dict.fromkeys(("expected_runtime", "ttl", "target"), duration)
+    manager.submit("t", 1, utility=1.0, **options)
+    client.submit("u", 1, utility=1.0, **options)
+    operator = GPUTrainingOperator(task_id="x", command="true", gpus=1, utility="1", **options)
+    manager.submit(demand_of(operator, {}, "v"))
+    for request in asked:
+        assert request.utility is not None
+        assert (request.ttl_s, request.expected_runtime_s, request.utility.target_s) == (90.0,) * 3
+
+
+def test_a_demand_without_a_ttl_lives_as_long_as_the_settings_say() -> None:
+    with GPUResourceManager(Settings(store="memory://", lease_ttl_s=77.0)) as manager:
+        assert manager.build_request("t", 2).ttl_s == 77.0
