@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from resource_manager.cli.target import Target
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.manager.arguments import ALIASES, POSITIONAL, DemandArguments, DemandFields
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Persistence, standalone
+from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
 
 with warnings.catch_warnings():
@@ -88,8 +89,10 @@ def manager() -> Iterator[GPUResourceManager]:
 
 
 @pytest.fixture
-def client(manager: GPUResourceManager) -> Iterator[ServiceClient]:
-    service = standalone(manager, Persistence(None, None, None, "secret"), open_to="loopback")
+def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClient]:
+    service = standalone(
+        manager, persistence_of(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
+    )
     client = ServiceClient("http://localhost")
     client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
     yield client
