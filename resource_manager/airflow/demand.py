@@ -18,6 +18,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import KINDS, Demand, from_texts
+from resource_manager.manager.results import Submission
 from resource_manager.rest.client import ServiceClient, ServiceError
 
 DEFAULT_POOL = "default_pool"
@@ -84,7 +85,7 @@ def demand_templates() -> dict[str, str]:
     return {name: f"{{{{ params.{name} }}}}" for name in FIELDS}
 
 
-def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> dict[str, Any]:
+def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> Submission:
     """Return the task's lease (state RUNNING) or its pending request (WAITING), an existing one if any.
 
     A lease of another shape, left by a try before the task was changed, is ended first. Raises
@@ -104,7 +105,7 @@ def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> dict[str
             status = manager.submit(demand)
         # Another owner could end it while this task's job runs under it.
         _require_owner(manager, status, owner)
-        if status.get("quarantined"):  # it was not renewed for a while, but its task continues
+        if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
             status = manager.renew(demand.lease_id, fencing_token=status["fencing_token"])
     except InvalidRequestError as error:
         raise AirflowFailException(str(error)) from None

@@ -7,7 +7,7 @@ so that none of them waits. Safety does not depend on it: the reconciler ends ev
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -81,7 +81,7 @@ def _run_ended(dag_run: Any) -> None:
     _thread().submit(_safely, end)
 
 
-def _end(manager: Manager, entry: dict[str, Any]) -> None:
+def _end(manager: Manager, entry: Mapping[str, Any]) -> None:
     done = reconcile.end(manager, entry)
     logger.info("%s %s: %s", done.action, done.task_id, done.detail)
 

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook, Manager
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.results import ExpectedStart, Submission
 
 T = TypeVar("T")
 
@@ -35,8 +36,8 @@ class SharedManager:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu-manager")
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")
-        self._tasks: dict[str, dict[str, Any]] = {}
-        self._starts: dict[str, dict[str, Any]] = {}
+        self._tasks: dict[str, Submission] = {}
+        self._starts: dict[str, ExpectedStart] = {}
         self._estimated_at = self._expired_at = float("-inf")
 
     @classmethod
@@ -53,7 +54,7 @@ class SharedManager:
             self._thread, lambda: act(self._hook.get_conn())
         )
 
-    async def status_of(self, lease_id: str) -> dict[str, Any] | None:
+    async def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's lease or pending request, at most `MAX_AGE_S` old, or None."""
         async with self._reading:
             clock = asyncio.get_running_loop().time
@@ -63,7 +64,7 @@ class SharedManager:
                 self._read_at = clock()
         return self._tasks.get(lease_id)
 
-    def _read(self, manager: Manager) -> list[dict[str, Any]]:
+    def _read(self, manager: Manager) -> list[Submission]:
         """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant."""
         if not isinstance(manager, GPUResourceManager):  # the service expires, schedules and estimates itself
             return manager.queue() + manager.leases()

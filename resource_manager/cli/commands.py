@@ -21,6 +21,7 @@ from resource_manager.lazy import lazy_module
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
+    from resource_manager.manager.results import ServerSummary
 else:  # loads rich, which no command with --json needs
     tables = lazy_module("resource_manager.cli.tables")
 
@@ -316,7 +317,7 @@ def _server(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _known_server(change: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _known_server(change: Callable[[], ServerSummary]) -> ServerSummary:
     """Return the changed server's view; an unknown server exits as not found, not as bad input."""
     try:
         return change()

@@ -13,6 +13,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.launchers import JobState, Launcher, LauncherError, job_key, open_launcher
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.results import Allocation, QueueEntry, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ PROCESS_SCOPE = "process"
 class Manager(Protocol):
     """Methods that reconciling needs of a `GPUResourceManager` or a `ServiceClient`."""
 
-    def leases(self) -> list[dict[str, Any]]: ...
-    def queue(self) -> list[dict[str, Any]]: ...
+    def leases(self) -> list[Allocation]: ...
+    def queue(self) -> list[QueueEntry]: ...
     def require_owner(self, entry: Mapping[str, Any]) -> None:
         """Raise `ResourceManagerError` if this caller may not end the lease or pending request."""
 
@@ -35,7 +36,7 @@ class Manager(Protocol):
     def release_resources(
         self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
     ) -> bool: ...
-    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> dict[str, Any]: ...
+    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation: ...
 
 
 class TaskStates(Protocol):
@@ -145,7 +146,7 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     again. Leases of other Airflow instances, whose tasks `states` cannot see, are only counted. Leases of no
     Airflow task (requested through REST or Python) are left to expire by their TTL.
     """
-    entries = [*manager.leases(), *manager.queue()]
+    entries: list[Submission] = [*manager.leases(), *manager.queue()]
     of_tasks = [
         (entry, identity)
         for entry in entries
@@ -163,7 +164,7 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
         try:
             if not wanted:
                 actions.append(end(manager, entry))
-            elif entry.get("quarantined"):
+            elif entry["state"] == "ERROR":
                 manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])
                 actions.append(
                     Action(

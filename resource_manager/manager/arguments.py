@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from resource_manager.core.models import Amount
 
-if TYPE_CHECKING:
-    from resource_manager.manager.demand import Demand
 
-Asked: TypeAlias = "Demand | str | int | None"
+class Dumpable(Protocol):
+    """A `Demand`, as far as this module knows it."""
+
+    def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]: ...
+
+
+Asked = Dumpable | str | int | None
 """A whole `Demand`, or its first fields by position: see `POSITIONAL`."""
 
 POSITIONAL = ("lease_id", "gpus", "cpus", "prefer_server")
@@ -61,7 +65,7 @@ class DemandArguments(DemandFields, total=False):
 
 def arguments_of(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given fields by name; raises `TypeError` for too many or one given twice."""
-    if asked and hasattr(asked[0], "model_fields_set"):
+    if asked and hasattr(asked[0], "model_dump"):
         asked, options = asked[1:], {**asked[0].model_dump(exclude_unset=True), **options}
         if asked:
             raise TypeError("a Demand is the only argument by position")

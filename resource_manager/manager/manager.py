@@ -41,6 +41,16 @@ from resource_manager.manager.demand import (
     server_name,
 )
 from resource_manager.manager.inventory_file import default_inventory, load_inventory
+from resource_manager.manager.results import (
+    Allocation,
+    ExpectedStart,
+    Explanation,
+    QueueEntry,
+    Recorded,
+    ServerSummary,
+    Submission,
+    Summary,
+)
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
@@ -164,7 +174,7 @@ class GPUResourceManager:
         required_cpus: int,
         prefer_server_id: int | str | None = None,
         **options: Unpack[DemandFields],
-    ) -> dict[str, Any] | None:
+    ) -> Allocation | None:
         """Grant a lease now and return it as a dict, or None if nothing fits or the lock is not free.
 
         A request never overtakes pending requests. The same request for a task that holds its lease returns
@@ -192,7 +202,7 @@ class GPUResourceManager:
             return False
         return result is ReleaseResult.RELEASED
 
-    def get_resource_summary(self) -> dict[str, Any]:
+    def get_resource_summary(self) -> Summary:
         """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
         return self._commits.read(
             lambda cluster, now: serializers.summary(cluster), self.settings.cache_ttl_s
@@ -213,7 +223,7 @@ class GPUResourceManager:
 
     def allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Demand | Request]
-    ) -> list[dict[str, Any] | None]:
+    ) -> list[Allocation | None]:
         """Allocate as `allocate_resources` for each, in one commit; each is granted or None independently.
 
         A mapping has fields of a `Demand`, under either of their names.
@@ -233,7 +243,7 @@ class GPUResourceManager:
 
     def try_allocate(
         self, *asked: Asked, once: Once | None = None, **options: Unpack[DemandArguments]
-    ) -> dict[str, Any] | Refusal:
+    ) -> Allocation | Refusal:
         """Allocate as `allocate`, with the lease as the dict of `allocate_resources`.
 
         With the idempotency key `once`, as every method that takes one: a repeat changes nothing and gets
@@ -244,7 +254,7 @@ class GPUResourceManager:
 
     def try_allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Demand | Request], *, once: Once | None = None
-    ) -> list[dict[str, Any] | Refusal]:
+    ) -> list[Allocation | Refusal]:
         """Answer as `allocate_batch`, with a refusal in the place of each None."""
         asked = [
             checked(item)
@@ -258,7 +268,7 @@ class GPUResourceManager:
 
     def submit(
         self, *asked: Asked, once: Once | None = None, **options: Unpack[DemandArguments]
-    ) -> dict[str, Any]:
+    ) -> Submission:
         """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
 
         `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
@@ -271,7 +281,7 @@ class GPUResourceManager:
                 return []
             return allocator.submit(cluster, request, self.policy, self.order, now)
 
-        def status(cluster: ClusterState, now: float) -> dict[str, Any]:
+        def status(cluster: ClusterState, now: float) -> Submission:
             found = self._status(cluster, request.lease_id, now)
             assert found is not None  # read from the state that the step led to
             return found
@@ -342,7 +352,7 @@ class GPUResourceManager:
         fencing_token: int | None = None,
         owner: str | None = None,
         once: Once | None = None,
-    ) -> dict[str, Any]:
+    ) -> Allocation:
         """Restart the lease's time to live.
 
         Raises `LeaseNotFoundError` if the lease has ended, and `OtherOwnerError` if it is not that owner's.
@@ -361,11 +371,11 @@ class GPUResourceManager:
         A `ServiceClient` raises where the service would refuse it.
         """
 
-    def status_of(self, lease_id: str) -> dict[str, Any] | None:
+    def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
         return self._commits.read(lambda cluster, now: self._status(cluster, lease_id, now))
 
-    def leases(self) -> list[dict[str, Any]]:
+    def leases(self) -> list[Allocation]:
         """Return every live lease as an allocation, oldest first."""
         return self._commits.read(
             lambda cluster, now: [
@@ -374,14 +384,14 @@ class GPUResourceManager:
             ]
         )
 
-    def queue(self, *, estimated: bool = True) -> list[dict[str, Any]]:
+    def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
         """Return every pending request in queue order, with position, `kind` and `reason` of the wait.
 
         `estimated` adds `estimated_start`, which costs more than all the rest.
         """
         return self._commits.read(lambda cluster, now: self.queue_in(cluster, now, estimated=estimated))
 
-    def expected_starts(self) -> dict[str, dict[str, Any]]:
+    def expected_starts(self) -> dict[str, ExpectedStart]:
         """Return the expected start of each pending request, as `estimated_start` of the queue."""
         return self._commits.read(
             lambda cluster, now: {
@@ -390,7 +400,7 @@ class GPUResourceManager:
             }
         )
 
-    def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[dict[str, Any]]:
+    def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         """Return the `queue` of the caller's state, which is not changed."""
         entries = serializers.queue(cluster, self.policy, self.order, now, self.recovery_window(now))
         if estimated and entries:
@@ -405,7 +415,7 @@ class GPUResourceManager:
         resumes_at = now + max(self._commits.resumes_in_s(now), 0.0)
         return estimate_starts(cluster, self._commits.usual_policy, self.order, resumes_at, extra)
 
-    def explanation_in(self, cluster: ClusterState, now: float, request: Request) -> dict[str, Any]:
+    def explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
         """Return the `explain` of the caller's state."""
         window = self.recovery_window(now)
         policy = self.policy if window is None else nothing_fits
@@ -423,12 +433,12 @@ class GPUResourceManager:
         left_s = self._commits.resumes_in_s(now)
         return self._window_of(left_s) if left_s > 0 else None
 
-    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any]:
+    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Explanation:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
         request = self.build_request(*asked, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
-    def history(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+    def history(self, after: int = 0, limit: int = 1000) -> list[Recorded]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys."""
         return [
             {"version": version, **codec.change_to_dict(change)}
@@ -443,12 +453,12 @@ class GPUResourceManager:
 
     def drain(
         self, server: int | str, *, reason: str = "", failed: bool = False, once: Once | None = None
-    ) -> dict[str, Any]:
+    ) -> ServerSummary:
         """Drain the server: no new leases, its current ones stay. `failed` marks it as broken."""
         check_text(reason=reason)
         return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)), once)
 
-    def restore(self, server: int | str, *, once: Once | None = None) -> dict[str, Any]:
+    def restore(self, server: int | str, *, once: Once | None = None) -> ServerSummary:
         """Reopen a drained server, and grant the pending requests that now fit."""
         return self._server_change(server, Restored, once)
 
@@ -460,7 +470,7 @@ class GPUResourceManager:
         )
         self.expire_and_schedule()
 
-    def expire_and_schedule(self) -> list[dict[str, Any]]:
+    def expire_and_schedule(self) -> list[Recorded]:
         """Expire leases that are due and grant pending requests that fit; return the changes made."""
         return [codec.change_to_dict(change) for change in self._commits.expire_and_schedule()]
 
@@ -534,16 +544,16 @@ class GPUResourceManager:
     def _window_of(self, left_s: float) -> RecoveryWindow:
         return RecoveryWindow(max(self.settings.lease_confirmation_window_s - left_s, 0.0), left_s)
 
-    def _status(self, cluster: ClusterState, lease_id: str, now: float) -> dict[str, Any] | None:
+    def _status(self, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
         window = self.recovery_window(now)
         return serializers.status(cluster, lease_id, self.policy, self.order, now, window)
 
     def _server_change(
         self, server: int | str, make: Callable[[str, float], Change], once: Once | None
-    ) -> dict[str, Any]:
+    ) -> ServerSummary:
         name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
 
-        def view(cluster: ClusterState, now: float) -> dict[str, Any]:
+        def view(cluster: ClusterState, now: float) -> ServerSummary:
             return serializers.server(cluster.node(name))
 
         return self._commits.run(
@@ -571,7 +581,7 @@ def _nothing(cluster: ClusterState, now: float) -> None:
     """Read nothing of the state."""
 
 
-def _granted(result: dict[str, Any] | Refusal) -> dict[str, Any] | None:
+def _granted(result: Allocation | Refusal) -> Allocation | None:
     """Return the original's answer: an allocation or None."""
     return None if isinstance(result, Refusal) else result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from resource_manager.core.changes import Change, Granted, Queued, Renewed
 from resource_manager.core.cluster import ClusterState
@@ -41,7 +41,7 @@ def of_grants(
     return Repeatable(once, tokens, answer) if once else None
 
 
-def of_submission(once: Once | None, lease_id: str, reader: Reader[Any]) -> Repeatable[Any] | None:
+def of_submission(once: Once | None, lease_id: str, reader: Reader[T]) -> Repeatable[T] | None:
     """Repeat with the lease or pending request of this submission, or `AlreadyDoneError` if it has ended."""
 
     def origin(changes: Sequence[Change]) -> list[float]:
@@ -53,7 +53,7 @@ def of_submission(once: Once | None, lease_id: str, reader: Reader[Any]) -> Repe
                 return [change.lease.fencing_token]
         return []
 
-    def answer(cluster: ClusterState, now: float, origin: list[float]) -> Any:
+    def answer(cluster: ClusterState, now: float, origin: list[float]) -> T:
         lease, pending = cluster.leases.get(lease_id), cluster.pending.get(lease_id)
         origins = [[lease.fencing_token], [0, lease.queued_at]] if lease else []
         origins += [[0, pending.queued_at]] if pending else []

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Placement, Request
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind
+from resource_manager.manager.results import (
+    Allocation,
+    ExpectedStart,
+    Explanation,
+    Member,
+    QueueEntry,
+    Quotes,
+    Requested,
+    ServerSummary,
+    ServerVerdict,
+    Submission,
+    Summary,
+)
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
 from resource_manager.scheduling.policies import Policy, scores_of
@@ -18,7 +30,7 @@ from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.start_estimates import Start
 
 
-def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
+def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
     """Return an allocation result (original design, section 6.1.2), extended by fields of the lease.
 
     Times are seconds since the epoch by the store's clock; `expires_at` is None if the lease never expires.
@@ -51,7 +63,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> dict[str, Any]:
     }
 
 
-def _member(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> dict[str, Any]:
+def _member(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> Member:
     node = cluster.by_name[placed.node].node
     return {
         "rank": rank,
@@ -65,7 +77,7 @@ def _member(cluster: ClusterState, request: Request, rank: int, placed: Placemen
     }
 
 
-def pending(standing: Standing, now: float) -> dict[str, Any]:
+def pending(standing: Standing, now: float) -> QueueEntry:
     """Return a queue entry: position from 1 in queue order; `kind` and `reason` of the wait."""
     entry, request = standing.entry, standing.entry.request
     return {
@@ -79,7 +91,7 @@ def pending(standing: Standing, now: float) -> dict[str, Any]:
         "waited_s": max(now - entry.queued_at, 0.0),
         "required_gpus": request.gpus,
         "required_cpus": request.resources.get("cpus", 0),
-        **_demand(request),
+        **_demand(request),  # type: ignore[typeddict-item]  # it has no `estimated_start`
     }
 
 
@@ -89,12 +101,12 @@ def queue(
     order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
-) -> list[dict[str, Any]]:
+) -> list[QueueEntry]:
     """Return every queue entry in queue order, with the reason of its wait."""
     return [pending(standing, now) for standing in standings(cluster, policy, order, now, window)]
 
 
-def estimate(start: Start) -> dict[str, Any]:
+def estimate(start: Start) -> ExpectedStart:
     """Return the expected start, in seconds since the epoch, its server and confidence (good, fair, poor).
 
     If it cannot be estimated, `at` is None, `confidence` is unknown and `detail` has the reason.
@@ -111,7 +123,7 @@ def status(
     order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
-) -> dict[str, Any] | None:
+) -> Submission | None:
     """Return the task's allocation, its queue entry, or None if it has neither."""
     lease = cluster.leases.get(lease_id)
     if lease is not None:
@@ -121,7 +133,7 @@ def status(
     return pending(next(standings(cluster, policy, order, now, window, only=(lease_id,))), now)
 
 
-def _demand(request: Request) -> dict[str, Any]:
+def _demand(request: Request) -> Requested:
     return {
         "gpu_milli": request.gpu_milli,
         "gpu_types": list(request.gpu_types),
@@ -195,7 +207,7 @@ def _usage(state: NodeState, unused: Amount, total: Amount) -> Usage:
     return Usage(unused, 0, total) if state.is_open else Usage(0, unused, total)
 
 
-def server(state: NodeState) -> dict[str, Any]:
+def server(state: NodeState) -> ServerSummary:
     """Return one server of the summary (original design, section 6.1.3), extended by closed capacity.
 
     `closed_gpus` and `closed_cpus` are the unused capacity of a drained, failed or retired server; none of
@@ -226,7 +238,7 @@ def server(state: NodeState) -> dict[str, Any]:
     }
 
 
-def summary(cluster: ClusterState) -> dict[str, Any]:
+def summary(cluster: ClusterState) -> Summary:
     """Return the resource summary (original design, section 6.1.3)."""
     return {
         "total_servers": len(cluster.nodes),
@@ -245,7 +257,7 @@ def explanation(
     order: QueueDiscipline,
     now: float,
     window: RecoveryWindow | None = None,
-) -> dict[str, Any]:
+) -> Explanation:
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
     verdicts = explain(cluster, request)
     scores = scores_of(policy, cluster, request)
@@ -278,7 +290,7 @@ def explanation(
     }
 
 
-def verdict(answer: Verdict, score: int | None = None) -> dict[str, Any]:
+def verdict(answer: Verdict, score: int | None = None) -> ServerVerdict:
     """Return one server's answer to `explain`; `score` is the policy's, higher is better."""
     return {
         "server_id": answer.server_id,
@@ -296,7 +308,7 @@ def quotes(
     admission: PriceAdmission,
     placement: Placement | None,
     now: float,
-) -> dict[str, Any]:
+) -> Quotes:
     """Return the price of the request now on every server, and on the one where it would start.
 
     `price` and `utility` are None without a utility, `covered` if the request fits on no server now.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import httpx
 
@@ -29,6 +29,15 @@ from resource_manager.manager.arguments import Asked, DemandArguments, DemandFie
 
 if TYPE_CHECKING:
     from resource_manager.manager.demand import Demand
+    from resource_manager.manager.results import (
+        Allocation,
+        Explanation,
+        QueueEntry,
+        Recorded,
+        ServerSummary,
+        Submission,
+        Summary,
+    )
 
 TIMEOUT_S = 70.0
 """Timeout of a request, longer than the manager's wait for its lock."""
@@ -94,7 +103,7 @@ class ServiceClient:
         required_cpus: int,
         prefer_server_id: int | str | None = None,
         **options: Unpack[DemandFields],
-    ) -> dict[str, Any] | None:
+    ) -> Allocation | None:
         """Return a lease, or None if the request does not fit now."""
         original = {
             "task_id": task_id,
@@ -105,15 +114,15 @@ class ServiceClient:
         result = self._allocate(_plain((), {**original, **options}))
         return None if isinstance(result, Refusal) else result
 
-    def try_allocate(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any] | Refusal:
+    def try_allocate(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Allocation | Refusal:
         """Return a lease, or the refusal with its reason."""
         return self._allocate(_plain(asked, options))
 
-    def submit(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any]:
+    def submit(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Submission:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
-        return self._post("/api/submit", _plain(asked, options))
+        return cast("Submission", self._post("/api/submit", _plain(asked, options)))
 
-    def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Demand]) -> list[dict[str, Any] | None]:
+    def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Demand]) -> list[Allocation | None]:
         """Return an entry for each request, None for one that does not fit now."""
         demands = [
             _plain((), request) if isinstance(request, Mapping) else _plain((request,), {})
@@ -121,9 +130,7 @@ class ServiceClient:
         ]
         if not demands:
             return []
-        results: list[dict[str, Any] | None] = self._post("/api/allocate/batch", {"requests": demands})[
-            "results"
-        ]
+        results: list[Allocation | None] = self._post("/api/allocate/batch", {"requests": demands})["results"]
         return results
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
@@ -131,9 +138,11 @@ class ServiceClient:
         body = {"task_id": task_id, "fencing_token": fencing_token, "outcome": outcome}
         return self._found("/api/release", body)
 
-    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> dict[str, Any]:
+    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
-        return self._post("/api/renew", {"task_id": lease_id, "fencing_token": fencing_token})
+        return cast(
+            "Allocation", self._post("/api/renew", {"task_id": lease_id, "fencing_token": fencing_token})
+        )
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
@@ -148,56 +157,56 @@ class ServiceClient:
                 403, f"task {entry['task_id']!r} belongs to {owner or 'no owner'}, not to {caller['name']}"
             )
 
-    def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> dict[str, Any]:
+    def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> ServerSummary:
         body = {"reason": reason, "failed": failed}
-        return self._post(f"/api/servers/{self._server_id(server)}/drain", body)
+        return cast("ServerSummary", self._post(f"/api/servers/{self._server_id(server)}/drain", body))
 
-    def restore(self, server: int | str) -> dict[str, Any]:
-        return self._post(f"/api/servers/{self._server_id(server)}/restore", {})
+    def restore(self, server: int | str) -> ServerSummary:
+        return cast("ServerSummary", self._post(f"/api/servers/{self._server_id(server)}/restore", {}))
 
     def reset_resources(self) -> bool:
         return bool(self._post("/api/reset", {"confirm": True})["success"])
 
-    def get_resource_summary(self) -> dict[str, Any]:
-        return self._get("/api/status")
+    def get_resource_summary(self) -> Summary:
+        return cast("Summary", self._get("/api/status"))
 
-    def status_of(self, lease_id: str) -> dict[str, Any] | None:
+    def status_of(self, lease_id: str) -> Submission | None:
         try:
-            return self._get("/api/task", {"task_id": lease_id})
+            return cast("Submission", self._get("/api/task", {"task_id": lease_id}))
         except LeaseNotFoundError:
             return None
 
-    def leases(self) -> list[dict[str, Any]]:
+    def leases(self) -> list[Allocation]:
         return list(self._pages("/api/leases"))
 
-    def queue(self) -> list[dict[str, Any]]:
+    def queue(self) -> list[QueueEntry]:
         """Return the manager's queue, each entry with `estimated_start`."""
         return list(self._pages("/api/queue"))
 
-    def history(self, after: int = 0, limit: int = PAGE) -> list[dict[str, Any]]:
+    def history(self, after: int = 0, limit: int = PAGE) -> list[Recorded]:
         return list(islice(self._pages("/api/history", after, min(limit, PAGE)), limit))
 
-    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> dict[str, Any]:
+    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Explanation:
         """Return the manager's explanation with `estimated_start`."""
         query = {
             name: [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else value
             for name, value in _plain(asked, options).items()
         }
-        return self._get("/api/explain", query)
+        return cast("Explanation", self._get("/api/explain", query))
 
     def close(self) -> None:
         self._http.close()
 
-    def _allocate(self, demand: dict[str, Any]) -> dict[str, Any] | Refusal:
+    def _allocate(self, demand: dict[str, Any]) -> Allocation | Refusal:
         try:
-            return self._post("/api/allocate", demand)
+            return cast("Allocation", self._post("/api/allocate", demand))
         except RefusedError as error:
             return error.refusal
 
     def _server_id(self, server: int | str) -> int:
         if isinstance(server, int) and server >= 0:
             return server
-        servers: list[dict[str, Any]] = self.get_resource_summary()["servers"]
+        servers = self.get_resource_summary()["servers"]
         for row in servers:
             if server in (row["server_id"], row["server_name"]):
                 return int(row["server_id"])
@@ -210,17 +219,17 @@ class ServiceClient:
             return False
         return True
 
-    def _pages(self, path: str, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    def _pages(self, path: str, after: int = 0, limit: int | None = None) -> Iterator[Any]:
         following: int | None = after
         while following is not None:
             page = self._get(path, {"after": following, "limit": PAGE if limit is None else limit})
             yield from page["items"]
             following = page["next"]
 
-    def _get(self, path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _get(self, path: str, query: dict[str, Any] | None = None) -> Any:
         return self._call("GET", path, params=query)
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
         return self._call("POST", path, json={key: value for key, value in body.items() if value is not None})
 
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
@@ -234,7 +243,7 @@ class ServiceClient:
                     raise
             time.sleep(RETRY_S)
 
-    def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+    def _call(self, method: str, path: str, **content: Any) -> Any:
         try:
             response = self._answer(method, path, **content)
         except httpx.UnsupportedProtocol as error:

@@ -23,6 +23,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
+from resource_manager.manager.results import Allocation
 
 SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 
@@ -114,7 +115,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         """Continue after the lease of an earlier try ended."""
         return self.execute(context)
 
-    def _run(self, context: Any, manager: Manager, allocation: dict[str, Any]) -> Any:
+    def _run(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
         context["ti"].xcom_push(key="allocation", value=allocation)
         devices = device_environment(
             allocation["vendor"],

@@ -15,6 +15,7 @@ from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.results import Allocation
 
 
 class GPUOperator(BaseOperator):
@@ -61,7 +62,7 @@ class GPUOperator(BaseOperator):
         *,
         labels: Mapping[str, str],
         **instead: Any,
-    ) -> dict[str, Any]:
+    ) -> Allocation:
         """Return this task's allocation; defer while it is pending, which does not return.
 
         `instead` are fields of the demand that replace those of the parameters.

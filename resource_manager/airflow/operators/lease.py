@@ -20,6 +20,7 @@ from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.results import Allocation
 
 
 class GPUAllocateOperator(GPUOperator):
@@ -34,7 +35,7 @@ class GPUAllocateOperator(GPUOperator):
     def __init__(self, *, ttl: float | str | timedelta = timedelta(days=1), **kwargs: Any) -> None:
         super().__init__(ttl=ttl, **kwargs)
 
-    def execute(self, context: Any) -> dict[str, Any]:
+    def execute(self, context: Any) -> Allocation:
         """Return the allocation, at once or after a wait."""
         allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
         self.log.info("allocated GPUs %s of %s", allocation["gpu_devices"], allocation["server_name"])

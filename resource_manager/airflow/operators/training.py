@@ -21,6 +21,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.reconcile import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.results import Allocation
 
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
 
@@ -81,7 +82,7 @@ class GPUTrainingOperator(GPUOperator):
         labels = launcher_labels(launcher, self.launcher_conn_id)
         self._run_job(context, manager, self.lease(context, manager, labels=labels))
 
-    def _run_job(self, context: Any, manager: Manager, allocation: dict[str, Any]) -> NoReturn:
+    def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> NoReturn:
         identity, plain_identity = identity_of(context)
         job = RunningJob.of(allocation)
         if job is None:
@@ -122,7 +123,7 @@ class GPUTrainingOperator(GPUOperator):
             method_name="execute_ended",
         )
 
-    def _job(self, key: str, allocation: dict[str, Any]) -> Job:
+    def _job(self, key: str, allocation: Allocation) -> Job:
         # Native rendering turns arguments into numbers, and an empty text into None.
         given = self.command or ()
         command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from resource_manager.manager.demand import Demand
+from resource_manager.manager.results import Explanation
 from resource_manager.rest.service import Service
 
 
-def what_if(service: Service, demand: Demand) -> dict[str, Any]:
+def what_if(service: Service, demand: Demand) -> Explanation:
     """Return the manager's explanation of a request, on the service's own replica of the state."""
     request = service.manager.build_request(demand)
     return service.watch.look(lambda cluster, now: service.manager.explanation_in(cluster, now, request))

@@ -1,0 +1,163 @@
+"""Dictionaries that manager, client and service return, with the original's keys."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from resource_manager.core.models import Amount
+
+Recorded = dict[str, Any]
+"""A change of the history: `version`, `change` (its kind) and the change's own keys."""
+
+
+class Requested(TypedDict):
+    """What was asked for, in an allocation and in a queue entry."""
+
+    gpu_milli: int
+    gpu_types: list[str]
+    resources: dict[str, Amount]
+    priority: int
+    team: str
+    owner: str
+    expected_runtime_s: float | None
+    labels: dict[str, str]
+
+
+class Member(TypedDict):
+    """One server of a lease, in the order of the ranks."""
+
+    rank: int
+    server_id: int
+    server_name: str
+    address: str
+    gpu_ids: list[int]
+    gpu_uuids: list[str]
+    cpu_count: Amount
+    port: int
+
+
+class Allocation(Requested):
+    """A lease. Times are seconds since the epoch by the store's clock; `expires_at` None: never.
+
+    `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
+    `members` has one entry a server; the other keys describe the first.
+    """
+
+    server_id: int
+    server_name: str
+    gpu_ids: list[int]
+    cpu_count: Amount
+    gpu_devices: str
+    task_id: str
+    address: str
+    vendor: str
+    gpu_memory_mib: int
+    fencing_token: int
+    granted_at: float
+    expires_at: float | None
+    queued_at: float | None
+    state: Literal["RUNNING", "ERROR"]
+    quarantined: bool
+    members: list[Member]
+
+
+class ExpectedStart(TypedDict):
+    """Start in seconds since the epoch, its server and confidence; `at` None: unknown, `detail` says why."""
+
+    at: float | None
+    server_name: str | None
+    confidence: str
+    detail: str
+
+
+class QueueEntry(Requested):
+    """A pending request: position from 1 in queue order; `kind` and `reason` of the wait."""
+
+    task_id: str
+    state: Literal["WAITING"]
+    position: int
+    kind: str
+    reason: str
+    sequence: int
+    queued_at: float
+    waited_s: float
+    required_gpus: int
+    required_cpus: Amount
+    estimated_start: NotRequired[ExpectedStart]
+
+
+Submission = Allocation | QueueEntry
+"""Which of the two it is says `state`."""
+
+
+class ServerSummary(TypedDict):
+    """One server; `closed_…` is unused capacity of one that takes no new leases, in none of the free ones."""
+
+    server_id: int
+    server_name: str
+    available_gpus: Amount
+    closed_gpus: Amount
+    total_gpus: Amount
+    available_cpus: Amount
+    closed_cpus: Amount
+    total_cpus: Amount
+    running_tasks: int
+    gpu_utilization: str
+    cpu_utilization: str
+    state: str
+    drained: bool
+    drain_reason: str
+    retired: bool
+    address: str
+    gpu_types: list[str]
+    free_gpu_milli: dict[str, int]
+
+
+class Summary(TypedDict):
+    """All servers, and how many leases and pending requests there are; `next` on one page of them."""
+
+    total_servers: int
+    servers: list[ServerSummary]
+    leases: int
+    queue_length: int
+    version: int
+    next: NotRequired[int | None]
+
+
+class ServerVerdict(TypedDict):
+    """One server's answer to a request; `score` is the policy's, higher is better."""
+
+    server_id: int
+    server_name: str
+    fits: bool
+    could_fit: bool
+    reasons: list[str]
+    score: int | None
+
+
+class Quotes(TypedDict):
+    """Prices of a request now: where it would start, and of an hour on every server."""
+
+    price_per_hour: float | None
+    price: float | None
+    utility: float | None
+    covered: bool | None
+    servers: dict[str, float]
+
+
+class Explanation(TypedDict):
+    """Whether and where a request would be granted now, or why not: overall and per server."""
+
+    task_id: str
+    admission: Quotes | None
+    fits: bool
+    would_be_granted: bool
+    kind: str | None
+    reason: str
+    could_ever_fit: bool
+    server_name: str | None
+    gpu_ids: list[int]
+    ahead_in_queue: int
+    policy: str
+    servers: list[ServerVerdict]
+    estimated_start: NotRequired[ExpectedStart]
