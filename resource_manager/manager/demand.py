@@ -1,12 +1,10 @@
-"""`Demand`, all that a task may ask for, and its conversion to a `Request` on the servers there are."""
+"""`Demand`, all that a task may ask for; `requests` makes a `Request` of it on the servers there are."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from itertools import chain
 from typing import Annotated, Any, Self, get_origin
 
 from pydantic import (
@@ -25,19 +23,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from resource_manager.core.cluster import ClusterState
-from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE, check_names
-from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Request, Utility
-from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
+from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
+from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.arguments import ALIASES, arguments_of
-from resource_manager.manager.inventory_file import default_inventory
-from resource_manager.scheduling import allocator
-from resource_manager.settings import Settings
-from resource_manager.storage.codec import as_stored
-
-BUILT_IN = default_inventory()
-BUILT_IN_GPUS = (2, 8)
-"""The original's servers, and the minimum and maximum of GPUs that a task may request there."""
 
 MAX_COUNT = 1_000_000
 PRINTABLE = f"^[^{UNPRINTABLE}]*$"
@@ -290,101 +279,6 @@ def from_texts(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-REQUEST_NAMES = {
-    "ttl_s": "ttl",
-    "expected_runtime_s": "expected_runtime",
-    "target_s": "target",
-    "sensitivity_per_s": "sensitivity",
-}
-"""Names of a `Request` -> those of a `Demand`."""
-
-
-def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> Request:
-    """Return the request of this demand on these servers; raises `InvalidRequestError` (a `ValueError`).
-
-    `gpus` must be in `gpu_range`, or 1 with a GPU fraction; `cpus` at most those of the largest server.
-    """
-    try:
-        if demand.gpu_milli == MILLI_PER_GPU:
-            _check_gpus(cluster, settings, demand.gpus)
-        most_cpus = cluster.largest.get("cpus", 0)
-        if not 1 <= demand.cpus <= most_cpus:
-            raise InvalidRequestError(
-                f"cpus must be between 1 and {most_cpus:g} (what the largest server has), got {demand.cpus}",
-                field="cpus",
-            )
-        prefer, server = demand.prefer_server, demand.server
-        request = Request(
-            lease_id=demand.lease_id,
-            gpus=demand.gpus,
-            gpu_milli=demand.gpu_milli,
-            resources={**demand.resources, "cpus": demand.cpus},
-            gpu_types=tuple(demand.gpu_types),
-            vendor=demand.vendor,
-            preferred_node=None if prefer is None else server_name(cluster, prefer, "prefer_server"),
-            required_node=None if server is None else server_name(cluster, server, "server"),
-            priority=demand.priority,
-            team=demand.team,
-            owner=demand.owner,
-            ttl_s=settings.lease_ttl_s if demand.ttl is None else demand.ttl,
-            expected_runtime_s=demand.expected_runtime,
-            quarantine=demand.quarantine,
-            labels=demand.labels,
-            utility=_utility(demand),
-            labels_required=demand.labels_required,
-        )
-        return checked(request)
-    except InvalidRequestError as error:
-        error.rename({**REQUEST_NAMES, **demand._names})
-        raise
-
-
-def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
-    """Return the minimum and maximum of whole GPUs a task may request, by stored inventory and settings."""
-    is_built_in, largest = _inventory_limits(cluster)
-    least, most = BUILT_IN_GPUS if is_built_in else (1, max(largest, 1))
-    if settings.max_gpus is not None:
-        most = settings.max_gpus
-        least = min(least, most)
-    if settings.min_gpus is not None:
-        least = settings.min_gpus
-        most = max(least, most)
-    return least, most
-
-
-def _inventory_limits(cluster: ClusterState) -> tuple[bool, int]:
-    """Return whether the inventory is the built-in one, and the GPUs of its largest server.
-
-    Computed once for each inventory: every inventory gives the cluster a new `largest`.
-    """
-    known = cluster.policy_cache.get(_inventory_limits)
-    if known is None or known[0] is not cluster.largest:
-        nodes = tuple(state.node for state in cluster.nodes if not state.retired)
-        largest = max((len(node.gpus) for node in nodes), default=0)
-        known = cluster.policy_cache[_inventory_limits] = (cluster.largest, nodes == BUILT_IN, largest)
-    return known[1], known[2]
-
-
-def _check_gpus(cluster: ClusterState, settings: Settings, gpus: int) -> None:
-    least, most = gpu_range(cluster, settings)
-    if least <= gpus <= most:
-        return
-    is_built_in, largest = _inventory_limits(cluster)
-    if gpus < least:
-        setting, is_set, may_help = "GPU_MANAGER_MIN_GPUS", settings.min_gpus is not None, gpus >= 0
-    else:
-        setting, is_set, may_help = "GPU_MANAGER_MAX_GPUS", settings.max_gpus is not None, gpus <= largest
-    if is_set:
-        why = f"set by {setting}"
-    else:
-        why = "the inventory is the built-in one" if is_built_in else f"the largest server has {largest}"
-        if may_help:
-            why += f"; {setting} sets another limit"
-    if least == most:
-        raise InvalidRequestError(f"gpus must be {least}, got {gpus} ({why})", field="gpus")
-    raise InvalidRequestError(f"gpus must be between {least} and {most} ({why}), got {gpus}", field="gpus")
-
-
 def fraction_advice(wanted: object) -> str:
     """Return advice to request that GPU fraction, as the end of a message; empty if it is not a fraction."""
     try:
@@ -392,79 +286,3 @@ def fraction_advice(wanted: object) -> str:
     except (TypeError, ValueError, OverflowError):
         return ""
     return f"; that GPU fraction is gpus=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
-
-
-def checked(request: Request) -> Request:
-    """Return the request as it is read back; raises `InvalidRequestError` if it must not be stored.
-
-    A request that other processes could not read would lock all of them out of the state, and a name must
-    not be able to forge a log line.
-    """
-    single = {name: (getattr(request, name),) for name in ("lease_id", "team", "owner", "vendor")}
-    several = {
-        "gpu_types": request.gpu_types,
-        "resources": request.resources,
-        "labels": chain.from_iterable(request.labels.items()),
-        "labels_required": chain.from_iterable(request.labels_required.items()),
-    }
-    check_names({**single, **several})
-    runtime_s = request.expected_runtime_s
-    if runtime_s is not None and not 0 < runtime_s < math.inf:
-        raise InvalidRequestError(
-            f"expected_runtime_s must be a finite number above 0, got {runtime_s}", field="expected_runtime_s"
-        )
-    stored = as_stored(request)
-    if abs(stored.priority) > MAX_PRIORITY:
-        raise InvalidRequestError(
-            f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", field="priority"
-        )
-    return stored
-
-
-def server_name(cluster: ClusterState, server: int | str, field: str | None = None) -> str:
-    """Return the name of the server with this name or number; raises `UnknownNodeError` with that field.
-
-    A number may be text, as from templates, forms and command-line options.
-    """
-    state = None
-    if isinstance(server, str):
-        state = cluster.by_name.get(server)
-        if state is None and server.isascii() and server.isdecimal() and len(server) < 10:
-            state = cluster.by_server_id.get(int(server))
-    elif not isinstance(server, bool):
-        state = cluster.by_server_id.get(server)
-    if state is None:
-        raise UnknownNodeError(server, len(cluster.nodes), field=field)
-    return state.name
-
-
-def is_repeat(cluster: ClusterState, request: Request) -> bool:
-    """Return True if this very request holds a lease or is pending; another is a `DuplicateTaskError`."""
-    lease = cluster.leases.get(request.lease_id)
-    pending = cluster.pending.get(request.lease_id)
-    if lease is None and pending is None:
-        return False
-    before = lease.request if lease is not None else pending.request  # type: ignore[union-attr]
-    if before.owner != request.owner:
-        raise DuplicateTaskError(
-            request.lease_id, "belongs to another owner: use another task id", owner=before.owner
-        )
-    if before.shape != request.shape:
-        verb = "holds" if lease is not None else "waits for"
-        raise DuplicateTaskError(
-            request.lease_id,
-            f"already {verb} {allocator.describe(before)}; release it before asking for "
-            f"{allocator.describe(request)}",
-        )
-    return True
-
-
-def _utility(demand: Demand) -> Utility | None:
-    if demand.utility is None:
-        for name, value in (("target", demand.target), ("sensitivity", demand.sensitivity)):
-            if value:
-                raise InvalidRequestError(f"{name} needs utility as well", field="utility")
-        return None
-    if demand.target is None:
-        raise InvalidRequestError("utility needs target as well", field="target")
-    return Utility(demand.utility, demand.target, demand.sensitivity)

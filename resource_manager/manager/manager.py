@@ -32,15 +32,9 @@ from resource_manager.errors import (
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import Asked, DemandArguments, DemandFields
 from resource_manager.manager.commit.protocol import Observer, Transactions
-from resource_manager.manager.demand import (
-    Demand,
-    build_request,
-    checked,
-    gpu_range,
-    is_repeat,
-    server_name,
-)
+from resource_manager.manager.demand import Demand
 from resource_manager.manager.inventory_file import default_inventory, load_inventory
+from resource_manager.manager.requests import build_request, checked, gpu_range, is_repeat, server_name
 from resource_manager.manager.results import (
     Allocation,
     ExpectedStart,

@@ -14,8 +14,9 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.demand import Demand, build_request, fraction_advice, gpu_range
+from resource_manager.manager.demand import Demand, fraction_advice
 from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.requests import build_request, gpu_range
 from resource_manager.settings import Settings
 from tests.builders import nodes
 from tests.redis_server import RedisServer
