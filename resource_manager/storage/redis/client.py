@@ -206,7 +206,7 @@ def _through_sentinels(netloc: str, path: str, query: dict[str, str]) -> redis.R
     }
     if query:
         raise ValueError(f"unknown option {sorted(query)[0]!r}")
-    brief = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": ssl}
+    brief = {**_options(), "socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": ssl}
     sentinel = Sentinel(sentinels, sentinel_kwargs={**brief, **sentinel_login})  # type: ignore[no-untyped-call]
     driver: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
         service,
