@@ -86,6 +86,11 @@ def _end(manager: Manager, entry: Mapping[str, Any]) -> None:
     logger.info("%s %s: %s", done.action, done.task_id, done.detail)
 
 
+def finish() -> None:
+    """Wait for the work that was submitted so far, and forget the manager: the next event opens it anew."""
+    _thread().submit(_manager.cache_clear).result()
+
+
 def _safely(act: Callable[[Manager], None]) -> None:
     try:
         act(_manager())

@@ -104,6 +104,14 @@ def check_connection(conn_id: str | None, conn_type: str) -> None:
         raise LauncherError(f"connection {conn_id!r} is of type {found}, not {conn_type}")
 
 
+def check_image(launcher: str, job: Job) -> None:
+    """Raise `LauncherError` unless the launcher of this name runs such a job: an image, or none."""
+    if launcher == "docker" and not job.image:
+        raise LauncherError("the docker launcher needs an image: set image")
+    if launcher in ("local", "ssh") and job.image:
+        raise LauncherError(f"the {launcher} launcher runs no images; use launcher='docker'")
+
+
 def job_key(lease_id: str, fencing_token: int) -> str:
     """Return the name of a lease's job: readable, safe as a file or container name, unique per lease."""
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", lease_id).strip("-.")[-60:].lstrip("-.")

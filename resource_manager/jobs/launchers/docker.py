@@ -17,6 +17,7 @@ from resource_manager.jobs.launchers.base import (
     LauncherError,
     LauncherUnreachableError,
     check_connection,
+    check_image,
 )
 from resource_manager.jobs.launchers.devices import device_files, job_environment
 
@@ -58,8 +59,7 @@ class DockerLauncher:
             ) from error
 
     def start(self, job: Job) -> None:
-        if not job.image:
-            raise LauncherError("the docker launcher needs an image: set image")
+        check_image("docker", job)
         failed = f"job {job.key} could not be started"
         try:
             with self._reporting(failed):

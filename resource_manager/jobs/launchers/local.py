@@ -14,6 +14,7 @@ from resource_manager.jobs.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    check_image,
 )
 from resource_manager.jobs.launchers.devices import job_environment
 
@@ -34,8 +35,7 @@ class LocalLauncher:
         self.root = root or os.environ.get("GPU_MANAGER_JOBS_DIR", directory_job.DEFAULT_ROOT)
 
     def start(self, job: Job) -> None:
-        if job.image:
-            raise LauncherError("the local launcher runs no images; use launcher='docker'")
+        check_image("local", job)
         environment = job_environment(job)
         try:
             directory_job.start(self.root, job.key, job.command, environment)

@@ -17,6 +17,7 @@ from resource_manager.jobs.launchers.base import (
     LauncherError,
     LauncherUnreachableError,
     check_connection,
+    check_image,
 )
 from resource_manager.jobs.launchers.devices import job_environment
 
@@ -112,8 +113,7 @@ class SSHLauncher:
         self._server = SSHPython(address, ssh_conn_id)
 
     def start(self, job: Job) -> None:
-        if job.image:
-            raise LauncherError("the ssh launcher runs no images; use launcher='docker'")
+        check_image("ssh", job)
         self._ask("start", key=job.key, command=list(job.command), environment=job_environment(job))
 
     def status(self, key: str) -> JobStatus:
