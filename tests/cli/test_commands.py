@@ -38,7 +38,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         manager, persistence_of(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
     )
     server = make_server("127.0.0.1", 0, create_app(service), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield lambda *arguments: runner.invoke(main, ["--url", f"http://127.0.0.1:{server.port}", *arguments])
     service.watch.close()
@@ -332,7 +332,7 @@ def test_a_service_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
     def start_late(seconds: float) -> None:
         server = make_server("127.0.0.1", port, create_app(service), threaded=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
 
     monkeypatch.setattr(client.time, "sleep", start_late)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from resource_manager.cli.bench.store import redis_server
 from resource_manager.core.changes import Cancelled, Change, Expired, Granted, Queued, Released
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import NewerFormatError
@@ -24,6 +23,7 @@ from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
 from tests.faults.namespaces import what_is_missing
 from tests.faults.run import run_seed
+from tests.redis_server import RedisServer
 
 
 @pytest.mark.slow
@@ -83,9 +83,12 @@ def test_a_planted_bug_is_found(bug: str, access_path: str) -> None:
     )
 
 
-def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_nothing() -> None:
+def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_nothing(
+    embedded_redis: RedisServer,
+) -> None:
     """The newer one writes its format first, as docs/upgrading.md has it; the older ones are running."""
-    with redis_server(None) as url, GPUResourceManager.from_url(url) as older:
+    url = embedded_redis.fresh_url()
+    with GPUResourceManager.from_url(url) as older:
         assert older.allocate_resources("a", 2, 4)
         client = RedisClient.from_url(url)
         client.driver.hset(client.key("meta"), "format", str(FORMAT_VERSION + 1))

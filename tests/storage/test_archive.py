@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.bench.store import redis_server
 from resource_manager.errors import SettingsError
 from resource_manager.storage.archive import extend
 from simulator.replay.history import read_history
+from tests.redis_server import RedisServer
 
 
 def pairs(manager: GPUResourceManager, count: int, name: str = "t") -> None:
@@ -40,12 +40,9 @@ def test_it_receives_new_changes_and_can_be_replayed(tmp_path: Path) -> None:
     assert len(read_history(str(path)).changes) == 1406
 
 
-def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path) -> None:
+def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with (
-        redis_server(None) as url,
-        GPUResourceManager.from_url(f"{url}?namespace=archive", history_length=1000) as manager,
-    ):
+    with GPUResourceManager.from_url(embedded_redis.fresh_url(), history_length=1000) as manager:
         for number in range(3):
             pairs(manager, 250, f"r{number}-")
             extend(path, manager)
@@ -53,12 +50,9 @@ def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path) -> None
     assert versions(path) == list(range(1501))
 
 
-def test_changes_dropped_unread_start_another_file(tmp_path: Path) -> None:
+def test_changes_dropped_unread_start_another_file(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with (
-        redis_server(None) as url,
-        GPUResourceManager.from_url(f"{url}?namespace=archive", history_length=1000) as manager,
-    ):
+    with GPUResourceManager.from_url(embedded_redis.fresh_url(), history_length=1000) as manager:
         pairs(manager, 2)
         extend(path, manager)
         pairs(manager, 600, "u")
@@ -69,9 +63,9 @@ def test_changes_dropped_unread_start_another_file(tmp_path: Path) -> None:
     assert rest == list(range(first + 1, 1205))
 
 
-def test_a_reset_starts_another_file(tmp_path: Path) -> None:
+def test_a_reset_starts_another_file(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with redis_server(None) as url, GPUResourceManager.from_url(f"{url}?namespace=archive") as manager:
+    with GPUResourceManager.from_url(embedded_redis.fresh_url()) as manager:
         pairs(manager, 2)
         extend(path, manager)
         pairs(manager, 1, "u")
@@ -103,12 +97,9 @@ def test_a_new_store_starts_another_file(tmp_path: Path) -> None:
     assert versions(path) == list(range(9))
 
 
-def test_an_archive_started_late_has_each_change_once(tmp_path: Path) -> None:
+def test_an_archive_started_late_has_each_change_once(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with (
-        redis_server(None) as url,
-        GPUResourceManager.from_url(f"{url}?namespace=archive", history_length=1000) as manager,
-    ):
+    with GPUResourceManager.from_url(embedded_redis.fresh_url(), history_length=1000) as manager:
         assert manager.allocate_resources("long", 2, 4)
         pairs(manager, 1000)
         assert manager.release_resources("long")  # granted before the changes that the store still has

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.bench.store import redis_server
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.storage import open_store
 from resource_manager.storage.redis.client import RIGHTS
+from tests.redis_server import RedisServer
 
 
 @pytest.mark.parametrize(
@@ -41,42 +41,39 @@ def test_a_wrong_url_is_one_clear_line(wrong: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_answers_are_bytes_for_every_url() -> None:
-    with (
-        redis_server(None) as url,
-        GPUResourceManager.from_url(f"{url}?decode_responses=true") as manager,
-    ):
+def test_answers_are_bytes_for_every_url(embedded_redis: RedisServer) -> None:
+    with GPUResourceManager.from_url(f"{embedded_redis.fresh_url()}&decode_responses=true") as manager:
         assert manager.leases() == []
 
 
-def test_the_rights_in_the_documentation_are_necessary_and_sufficient() -> None:
+def test_the_rights_in_the_documentation_are_necessary_and_sufficient(own_redis: RedisServer) -> None:
     rights = ["~{gpu_manager}:*", *RIGHTS.split()]
     assert " ".join(rights) in Path("docs/stores.md").read_text(encoding="utf-8")
-    with redis_server(None) as url:
-        operator = redis.Redis.from_url(url)
-        login = "worker:secret@"  # pragma: allowlist secret
-        as_worker = f"{url.replace('unix://', f'unix://{login}')}?health_check_interval=1"
+    url = own_redis.url
+    operator = redis.Redis.from_url(url)
+    login = "worker:secret@"  # pragma: allowlist secret
+    as_worker = f"{url.replace('unix://', f'unix://{login}')}?health_check_interval=1"
 
-        def allow(*some: str) -> None:
-            operator.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", *some)
+    def allow(*some: str) -> None:
+        operator.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", *some)
 
-        allow(*rights)
-        with GPUResourceManager.from_url(as_worker) as manager:
-            assert manager.allocate_resources("t", 2, 1)
-            lock = manager.store.lock()
-            assert lock.acquire(1.0)
-            lock.release()
-            assert manager.history()
-            time.sleep(1.1)
-            assert manager.release_resources("t")
-            for missing in "+@write", "+time", "+info":
-                allow(*(right for right in rights if right != missing))
-                with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
-                    manager.allocate_resources("u", 2, 1)
-            allow(*rights[:-1])
-            time.sleep(1.1)
+    allow(*rights)
+    with GPUResourceManager.from_url(as_worker) as manager:
+        assert manager.allocate_resources("t", 2, 1)
+        lock = manager.store.lock()
+        assert lock.acquire(1.0)
+        lock.release()
+        assert manager.history()
+        time.sleep(1.1)
+        assert manager.release_resources("t")
+        for missing in "+@write", "+time", "+info":
+            allow(*(right for right in rights if right != missing))
             with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
-                manager.leases()
+                manager.allocate_resources("u", 2, 1)
+        allow(*rights[:-1])
+        time.sleep(1.1)
+        with pytest.raises(StoreUnavailableError, match="its user lacks rights"):
+            manager.leases()
 
 
 def test_the_password_stays_out_of_errors() -> None:
