@@ -2,10 +2,13 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+# A process for each CPU takes one file after the other, since tests of a file share servers.
+PARALLEL := -n logical --dist loadfile --no-loadscope-reorder
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test test-e2e mutants bench bench-peers demo up docs dist clean audit fuzz
+.PHONY: install lock lint test quick test-e2e mutants bench bench-peers demo up docs dist clean audit fuzz
 
 install: $(STAMP)
 
@@ -27,11 +30,22 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "not e2e"
+	$(PYTEST) $(PARALLEL) -m "not e2e"
+
+# The core of the specification in under a minute, while working: allocator, policies, queue, stores, manager
+# and commits on memory and one Redis, and each interface once.
+SMOKE := tests/rest/test_original.py tests/rest/test_demand.py tests/simulator/test_command_line.py \
+	tests/cli/test_commands.py::test_a_lease_is_granted_renewed_and_released \
+	tests/cli/test_commands.py::test_a_pending_request_is_shown_explained_and_cancelled \
+	tests/airflow/test_operators.py tests/airflow/test_gpu_decorator.py tests/jobs/test_reconcile.py
+QUICK := tests/core tests/scheduling tests/storage tests/manager tests/test_architecture.py tests/test_settings.py \
+	tests/test_public_api.py $(SMOKE)
+quick: install
+	$(PYTEST) $(PARALLEL) -m "not e2e and not slow" -k "not system_redis" $(QUICK)
 
 # On a real Airflow, sshd, Docker engine, PostgreSQL or browser; each test says what it misses.
 test-e2e: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m e2e
+	$(PYTEST) -m e2e
 
 # Which bugs in the core would no quick test notice? An hour of one core; see docs/development.md. Its tools
 # are not part of the pinned environment.

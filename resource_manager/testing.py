@@ -42,7 +42,7 @@ def gpu_manager(
     with GPUResourceManager.from_url("memory://", inventory=gpu_inventory) as manager:
         monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
         monkeypatch.setenv("GPU_MANAGER_INSTANCE", "test")
-        monkeypatch.setattr(triggers, "SETTLE_S", 0.0)
+        monkeypatch.setattr(triggers, "MIN_DEFERRAL_S", 0.0)
         monkeypatch.setattr(triggers, "POLL_S", 0.01)
         monkeypatch.setattr(triggers, "OUTAGE_POLL_S", 0.01)
         listener.finish()

@@ -27,6 +27,13 @@ settings.register_profile("explore", PATIENT)
 settings.load_profile("gate")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files with slow tests first if several processes share the files, so that all end together."""
+    if hasattr(config, "workerinput"):
+        long_files = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in long_files)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of public traces, beside the repository or named by SHARED_DATA."""
