@@ -233,7 +233,7 @@ def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty
 
 
 def test_the_service_separates_instances_like_the_store(manager, tmp_path):
-    service = standalone(manager, Persistence(None, None, None, "secret"), open_to="loopback")
+    service = standalone(manager, Persistence(None, None, "secret"), open_to="loopback")
     client = ServiceClient("http://localhost")
     client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
     slashes = replace(OURS, run_id="2026/11%2F22")
@@ -252,10 +252,18 @@ def test_the_service_separates_instances_like_the_store(manager, tmp_path):
         service.watch.close()
 
 
-def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance):
+def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, instance, monkeypatch):
+    asked, explain = [], GPUResourceManager.explain
+
+    def listening(self, demand, **more):
+        asked.append(demand.lease_id)
+        return explain(self, demand, **more)
+
+    monkeypatch.setattr(GPUResourceManager, "explain", listening)
     sensor = GPUAvailableSensor(task_id="train", gpus=2)
     with instance("staging"):
-        assert sensor._demand({"ti": TASK}).lease_id == f"{THEIRS.lease_id} (sensor)"
+        assert sensor.poke({"ti": TASK})
+        assert asked == [f"{THEIRS.lease_id} (sensor)"]
         link = ConsoleLink().get_link(sensor, ti_key=TASK)
     assert unquote(link).endswith(f"/gpu/leases?q={THEIRS.lease_id}")
 

@@ -1,0 +1,87 @@
+"""Request of a task by an operator's parameters, and the end of its lease."""
+
+import warnings
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    from resource_manager.airflow.demand import end_lease
+
+
+from tests.airflow.asking import ask
+from tests.airflow.tasks import TASK
+
+
+def test_a_request_that_no_server_can_meet_fails_without_retry(manager):
+    for demand, words in (
+        (
+            {"gpus": 9},
+            r"^gpus must be between 2 and 8 \(the inventory is the built-in one\), got 9$",
+        ),
+        ({"gpus": "many"}, "gpus must be a whole number, got 'many'"),
+        ({"gpus": 2.5}, r"gpus must be a whole number, got 2\.5"),
+        ({"gpus": 2, "cpus": [8]}, r"cpus must be a whole number, got \[8\]"),
+        (
+            {"gpus": 2, "cpus": 100},
+            r"^cpus must be between 1 and 64 \(what the largest server has\), got 100",
+        ),
+        ({"gpus": 1, "gpu_milli": 1000 / 3}, r"gpu_milli must be a whole number, got 333\."),
+        ({"gpus": 2, "priority": 0.5}, r"priority must be a whole number, got 0\.5"),
+        ({"gpus": 2, "server": "nowhere"}, "nowhere"),
+        ({"gpus": 2, "server": "²"}, "²"),
+        ({"gpus": 2, "prefer_server": "nowhere"}, "prefer_server 'nowhere' is not in"),
+        (
+            {"gpus": 0.5},
+            r"gpus must be a whole number, got 0\.5; that GPU fraction is gpus=1, gpu_milli=500$",
+        ),
+        ({"gpus": "0.25"}, "got '0.25'; that GPU fraction is gpus=1, gpu_milli=250$"),
+        ({"gpus": 2, "gpu_types": "H900"}, "H900"),
+        ({"gpus": 2, "ttl": timedelta(0)}, r"^ttl must be greater than 0, got "),
+        ({"gpus": 2, "expected_runtime": timedelta(-1)}, "^expected_runtime must be greater than 0"),
+        ({"gpus": 2, "gpu_types": "x" * 9000}, "^gpu_types must have at most 250 characters"),
+        ({"gpus": 2, "gpu_milli": 500}, "^gpu_milli=500 goes with gpus=1, got gpus=2$"),
+    ):
+        with pytest.raises(AirflowFailException, match=words):
+            ask(manager, TASK, **demand)
+    assert manager.leases() == []
+
+
+def test_a_required_server_is_waited_for_and_a_preferred_one_is_not(manager):
+    manager.allocate_resources("holds", 8, 1, prefer_server_id=2)
+    assert ask(manager, TASK, 2, prefer_server=2)["server_id"] == 0
+    other = replace(TASK, task_id="pinned")
+    assert ask(manager, other, 2, server="gpu-server-2")["state"] == "WAITING"
+    manager.release_resources("holds")
+    assert ask(manager, other, 2, server="2")["server_name"] == "gpu-server-2"
+
+
+def test_strings_of_templates_are_parsed(manager):
+    status = ask(manager, TASK, "4", "8", prefer_server=" 2 ")
+    assert (status["server_id"], status["gpu_devices"], status["cpu_count"]) == (2, "0,1,2,3", 8)
+
+
+def test_a_changed_request_ends_the_lease_of_the_earlier_try(manager):
+    first = ask(manager, TASK, 2)
+    second = ask(manager, TASK, 4)
+    assert len(second["gpu_ids"]) == 4
+    assert second["fencing_token"] > first["fencing_token"]
+    assert len(manager.leases()) == 1
+
+
+def test_a_quarantined_lease_is_renewed_by_the_request_of_its_task(manager):
+    ask(manager, TASK, 2, ttl=timedelta(microseconds=1))
+    manager.expire_and_schedule()
+    assert manager.status_of(TASK.lease_id)["quarantined"]
+    assert not ask(manager, TASK, 2)["quarantined"]
+
+
+def test_a_lease_with_an_unreachable_job_is_not_ended(manager):
+    ask(manager, TASK, 2, labels={"launcher": "local", "host": "elsewhere"})
+    with pytest.raises(AirflowException, match=r"is on elsewhere.*stay allocated until it is gone"):
+        end_lease(manager, TASK, "")
+    assert len(manager.leases()) == 1

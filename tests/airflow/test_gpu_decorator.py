@@ -1,0 +1,113 @@
+"""`@task.gpu`: its server, its renewals and its release."""
+
+import itertools
+import queue
+import threading
+import time
+import warnings
+from contextlib import nullcontext
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+    from resource_manager.airflow.decorators import gpu
+
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from tests.airflow.asking import ask
+from tests.airflow.tasks import TASK, context_of
+
+
+def made(function, **arguments):
+    """Return the operator of a `@task.gpu` function."""
+    return gpu.GPUDecoratedOperator(
+        task_id="t", gpus=2, python_callable=function, op_args=[], op_kwargs={}, **arguments
+    )
+
+
+def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypatch, manager):
+    def server_of(wanted):
+        def here():
+            [lease] = manager.leases()
+            return lease["server_name"]
+
+        return made(here, server=wanted).execute(context_of())
+
+    assert [server_of(wanted) for wanted in (None, "gpu-server-3")] == ["gpu-server-0", "gpu-server-3"]
+    monkeypatch.setenv(gpu.SERVER_VARIABLE, "gpu-server-2")
+    assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
+    with pytest.raises(AirflowFailException, match="requires server 1, but this worker is on 'gpu-server-2'"):
+        server_of(1)
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """Queue of the reasons for which a `@task.gpu` would have ended its process."""
+    said = queue.Queue()
+    monkeypatch.setattr(gpu, "_end_this_process", said.put)
+    return said
+
+
+def test_a_process_ends_before_its_lease_if_a_renewal_hangs(manager, monkeypatch, ends):
+    lease = ask(manager, TASK, 2, ttl=timedelta(seconds=2))
+    answers, hangs = iter(["renewed"]), threading.Event()
+    monkeypatch.setattr(manager, "renew", lambda *_, **__: next(answers, None) or hangs.wait(20))
+    with gpu._kept(manager, TASK.lease_id, lease["fencing_token"], 2.0):
+        assert ends.get(timeout=10) == "the lease could not be renewed: no answer"
+    hangs.set()
+
+
+def test_a_process_ends_if_renewals_fail(manager, monkeypatch, ends):
+    asked, clock = itertools.count(), SimpleNamespace(monotonic=lambda: 0.0)
+
+    def renew(*_, **__):
+        number = next(asked)
+        if number == 2:  # the error of the renewal before is stored by now
+            clock.monotonic = lambda: 1.0
+        if number:
+            raise OSError("no file is left")
+
+    monkeypatch.setattr(gpu, "time", clock)
+    monkeypatch.setattr(manager, "renew", renew)
+    with gpu._kept(manager, "t", 1, 0.2):
+        assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
+
+
+def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manager, monkeypatch, ends):
+    answers, asked, released, answered = iter([None]), *(threading.Event() for _ in range(3))
+
+    def renew(*_, **__):
+        if next(answers, "over") == "over":
+            asked.set()
+            released.wait(30)
+            answered.set()
+            raise LeaseNotFoundError("t")
+
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: 0.0))  # the lease does not run out
+    monkeypatch.setattr(manager, "renew", renew)
+    with gpu._kept(manager, "t", 1, 0.2):
+        assert asked.wait(30)
+    released.set()
+    assert answered.wait(30)
+    time.sleep(0.1)
+    assert ends.empty()
+
+
+@pytest.mark.parametrize("ends_with", [None, AirflowSkipException("nothing to do")])
+def test_a_failed_release_does_not_change_the_result_of_the_function(manager, monkeypatch, ends_with):
+    def act():
+        if ends_with:
+            raise ends_with
+        return "trained"
+
+    def fail(*_, **__):
+        raise ResourceManagerError("the store is out")
+
+    monkeypatch.setattr(manager, "release_resources", fail)
+    with pytest.raises(AirflowSkipException) if ends_with else nullcontext():
+        assert made(act).execute(context_of()) == "trained"
+    assert len(manager.leases()) == 1

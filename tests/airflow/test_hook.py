@@ -1,0 +1,108 @@
+"""Hook: connections of a store or of the service, and the console on the store of the tasks."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.webapp import manager_of_tasks
+
+from resource_manager import GPUResourceManager
+from resource_manager.errors import ResourceManagerError
+from resource_manager.rest.client import ServiceClient
+from tests.airflow.asking import ask
+from tests.airflow.tasks import TASK, context_of
+
+
+@pytest.mark.parametrize(
+    ("host", "kind"), [("memory://", GPUResourceManager), ("http://gpus.example.com", ServiceClient)]
+)
+def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
+    connection = {"conn_type": "gpu_manager", "host": host, "password": "t", "extra": {"policy": "best_fit"}}
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
+    assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
+
+
+def test_a_connection_can_be_tested_from_its_form(monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps({"conn_type": "gpu_manager", "host": "memory://"}))
+    works, said = GPUManagerHook("gpus").test_connection()
+    assert works
+    assert said.startswith("4 servers, 32 of 32 GPUs free")
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps({"conn_type": "gpu_manager", "host": "gpus"}))
+    works, said = GPUManagerHook("gpus").test_connection()
+    assert not works
+    assert said.startswith("connection 'gpus': its host must be the URL of a store")
+
+
+def test_a_closed_server_is_not_free_in_connection_test_and_sensor(manager):
+    sensor = GPUAvailableSensor(task_id="s", gpus=8, cpus=64, deferrable=False)
+    for server_id in range(1, 4):
+        manager.drain(server_id, failed=server_id == 3)
+    assert sensor.poke(context_of())
+    assert GPUManagerHook().test_connection()[1].startswith("4 servers, 8 of 32 GPUs free, 24 closed")
+    manager.drain(0)
+    assert not sensor.poke(context_of())
+
+
+def test_a_wrong_extra_of_a_connection_is_reported_in_one_line(monkeypatch):
+    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"polciy": "best_fit"}}
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
+    with pytest.raises(AirflowException, match=r"^connection 'gpus': setting 'polciy': Extra .* permitted$"):
+        GPUManagerHook("gpus").get_conn()
+
+
+def test_a_missing_connection_is_reported_in_one_line(monkeypatch):
+    with pytest.raises(AirflowException, match="connection 'nope' is not defined; add it"):
+        GPUManagerHook("nope").get_conn()
+    monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
+    assert isinstance(GPUManagerHook().get_conn(), GPUResourceManager)
+
+
+def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path, embedded_redis):
+    """One process stores the inventory; the connections have only a URL, of the store or of a service."""
+    servers = tmp_path / "servers.toml"
+    servers.write_text('[[servers]]\nname = "box"\ngpus = 2\ncpus = 8\n')
+    url = embedded_redis.fresh_url()
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", url]
+    subprocess.run([*command, "--inventory", str(servers), "status"], check=True, timeout=60)
+    environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
+    service = subprocess.Popen(
+        [*command, "serve", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        lines = map(json.loads, service.stderr)
+        address = next(line["address"] for line in lines if "address" in line)
+        for name, host in (("STORE", url), ("SERVICE", address)):
+            connection = {"conn_type": "gpu_manager", "host": host}
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+            with closing(GPUManagerHook(name.lower()).get_conn()) as manager:
+                status = ask(manager, replace(TASK, task_id=name), 1)
+                assert (status["state"], status["server_name"]) == ("RUNNING", "box")
+                with pytest.raises(AirflowFailException, match=r"^gpus must be between 1 and 2 \(the"):
+                    ask(manager, TASK, 3)
+    finally:
+        service.terminate()
+        service.communicate(timeout=30)
+
+
+def test_the_console_inside_airflow_uses_the_store_of_the_tasks(monkeypatch):
+    monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
+    assert manager_of_tasks().settings.policy == "first_fit"
+    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"policy": "best_fit"}}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
+    assert manager_of_tasks().settings.policy == "best_fit"
+    connection = {"conn_type": "gpu_manager", "host": "http://gpus.example.com"}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
+    with pytest.raises(ResourceManagerError, match=r"at http://gpus\.example\.com: use the console there"):
+        manager_of_tasks()

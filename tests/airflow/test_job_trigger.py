@@ -1,0 +1,162 @@
+"""Trigger that watches a job: its log, renewals, timeout and end."""
+
+import asyncio
+import json
+import warnings
+from contextlib import closing
+from dataclasses import asdict, replace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from resource_manager.airflow import triggers
+    from resource_manager.airflow.demand import launcher_labels
+    from resource_manager.airflow.triggers import JobTrigger, TriggerState
+
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.launchers import Job, JobState
+from resource_manager.jobs.reconcile import RunningJob
+from tests.airflow.asking import ask
+from tests.airflow.tasks import TASK, fire
+
+
+@pytest.fixture
+def notes():
+    """Values that triggers stored in Airflow."""
+    return {}
+
+
+@pytest.fixture
+def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
+    """Return a function that starts a job under a lease and returns the trigger that watches it."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+
+    async def note(identity, key, value):
+        notes[identity, key] = json.loads(json.dumps(value))
+
+    async def noted(identity, key):
+        return notes.get((identity, key))
+
+    monkeypatch.setattr(triggers, "note", note)
+    monkeypatch.setattr(triggers, "noted", noted)
+
+    def start(command, **arguments):
+        allocation = ask(manager, TASK, 2, labels=launcher_labels("local", None))
+        job = RunningJob.of(allocation)
+        with closing(job.open()) as launcher:
+            launcher.start(Job(job.key, ("/bin/sh", "-c", command)))
+        return JobTrigger(asdict(TASK), asdict(job), **{"ttl_s": 60.0, **arguments})
+
+    yield start
+    entry = manager.status_of(TASK.lease_id)
+    if entry is not None:
+        reconcile.end(manager, entry)
+
+
+def test_the_job_trigger_reports_exit_code_and_last_line(trained):
+    assert fire(trained("echo one; echo two; echo; exit 4")) == {
+        "state": TriggerState.JOB_ENDED,
+        "exit_code": 4,
+        "last_line": "two",
+    }
+
+
+def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
+    trigger = trained("sleep 0.6", ttl_s=0.2)
+    before = manager.status_of(TASK.lease_id)["expires_at"]
+    assert fire(trigger)["exit_code"] == 0
+    assert manager.status_of(TASK.lease_id)["expires_at"] > before
+
+
+def test_the_next_triggerer_continues_the_log(trained, notes, tmp_path, capsys):
+    goes_on = tmp_path / "goes-on"
+    first = trained(f"echo one; until [ -e {goes_on} ]; do sleep 0.05; done; echo two", ttl_s=0.05)
+
+    async def until_noted():
+        watching = asyncio.ensure_future(anext(first.run()))
+        while not notes:
+            await asyncio.sleep(0.02)
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(until_noted(), 30))
+    goes_on.touch()
+    second = JobTrigger(**first.serialize()[1])
+    assert "[info     ] one" in capsys.readouterr().out
+    assert fire(second)["last_line"] == "two"
+    said = capsys.readouterr().out
+    assert "[info     ] two" in said
+    assert "[info     ] one" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("printf '{\"a\": '; sleep 0.3; printf '1}\\n'", '{"a": 1}'),
+        ("printf 1; sleep 0.3; printf 2", "12"),
+        ("printf '\\r 50 %%'; sleep 0.3; printf '\\r100 %%'", "100 %"),
+    ],
+)
+def test_a_line_written_in_pieces_is_logged_as_one(trained, command, line):
+    assert fire(trained(command))["last_line"] == line
+
+
+def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(trained, manager):
+    trigger = trained(f"while :; do echo {'y' * 100}; done", ttl_s=0.3, timeout_s=1.0)
+    before = manager.status_of(TASK.lease_id)["expires_at"]
+    assert fire(trigger) == {"state": TriggerState.TIMED_OUT}
+    assert manager.status_of(TASK.lease_id)["expires_at"] > before
+
+
+def test_long_output_does_not_block_other_triggers(trained, monkeypatch):
+    trigger = trained("seq 1000")
+    turns, turns_at_line = 0, {}
+
+    class Log:
+        def info(self, _, line):
+            turns_at_line[line] = turns
+
+    monkeypatch.setattr(JobTrigger, "log", Log(), raising=False)
+
+    async def run():
+        nonlocal turns
+        watching = asyncio.ensure_future(anext(trigger.run()))
+        while not watching.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return await watching
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)).payload["last_line"] == "1000"
+    assert all(turns_at_line[str(number)] < turns_at_line[str(number + 1)] for number in range(1, 1000))
+
+
+def test_a_restart_of_the_triggerer_does_not_restart_the_timeout(trained):
+    _, arguments = trained("sleep 60", timeout_s=900.0).serialize()
+    arguments["started_at"] -= 1000.0
+    assert fire(JobTrigger(**arguments)) == {"state": TriggerState.TIMED_OUT}
+
+
+def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(trained, manager):
+    trigger = trained("sleep 60", ttl_s=0.1)
+    event = fire(trigger, lambda: manager.release_resources(TASK.lease_id))
+    assert event == {"state": TriggerState.LEASE_LOST}
+    with closing(trigger.job.open()) as launcher:
+        assert launcher.status(trigger.job.key).state is JobState.ABSENT
+
+
+def test_the_job_trigger_fires_after_timeout_or_if_unreachable(trained):
+    assert fire(trained("sleep 60", timeout_s=0.05)) == {"state": TriggerState.TIMED_OUT}
+    lost = trained("sleep 60", unreachable_s=0.05)
+    lost.job = replace(lost.job, address="elsewhere")
+    assert fire(lost)["state"] == TriggerState.JOB_UNREACHABLE
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(trained, manager, monkeypatch, wanted):
+    trigger = trained("sleep 60")
+    monkeypatch.setattr(triggers, "is_wanted", lambda identity: wanted)
+    asyncio.run(trigger.on_kill())
+    assert bool(manager.leases()) is wanted
+    with closing(trigger.job.open()) as launcher:
+        expected = JobState.RUNNING if wanted else JobState.ABSENT
+        assert launcher.status(trigger.job.key).state is expected

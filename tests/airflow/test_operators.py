@@ -1,0 +1,135 @@
+"""Operators: the job of a training, the lease of a task group, and their ends."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk import DAG, BaseOperator, task_group
+    from airflow.sdk.exceptions import AirflowTaskTerminated, TaskDeferred
+
+    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, training
+    from resource_manager.airflow.triggers import TriggerState
+
+from resource_manager.core.changes import Outcome
+from resource_manager.core.models import Gpu, Node
+from tests.airflow.tasks import TASK, context_of
+
+
+def started(launcher, **arguments):
+    """Return the job that a training starts, in a try of its own."""
+    task_id = f"t{len(launcher.jobs)}"
+    operator = GPUTrainingOperator(task_id=task_id, **arguments)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context_of(replace(TASK, task_id=task_id)))
+    assert deferred.value.method_name == "execute_ended"
+    return launcher.jobs[-1]
+
+
+def test_numbers_and_none_of_native_templates_are_accepted(manager, gpu_launcher):
+    odd = {"gpu_types": None, "team": 5}
+    words = ["train", "--epochs", 3]
+    assert started(gpu_launcher, gpus=2, command=words, **odd).command == ("train", "--epochs", "3")
+    assert started(gpu_launcher, gpus=2, command=None).command == ()
+    assert [lease["team"] for lease in manager.leases()] == ["5", ""]
+
+
+ONE_GPU = [Node("a", 0, {"cpus": 8}, (Gpu(0, "A100", memory_mib=81920),))]
+
+
+@pytest.mark.parametrize("gpu_inventory", [ONE_GPU])
+def test_the_operators_limit_a_job_to_its_gpu_fraction(gpu_launcher):
+    with DAG("d"), gpu_lease(gpus=1, gpu_milli=500) as lease:
+        pass
+    environment = started(gpu_launcher, gpus=1, gpu_milli=250, command="true").environment
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
+    shared = lease.environment()
+    assert shared["CUDA_VISIBLE_DEVICES"] == shared["NVIDIA_VISIBLE_DEVICES"] == lease.value("gpu_devices")
+    assert (shared["CUDA_DEVICE_ORDER"], shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("PCI_BUS_ID", "50")
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('{"loss": 0.5}', {"loss": 0.5}),
+        ("epoch 3", "epoch 3"),
+        *((line, line) for line in ('{"loss": NaN}', "-Infinity", "1e999", "9" * 30, r'"\ud800"')),
+        pytest.param("[" * 100_000, "[" * 100_000, id="deep"),
+    ],
+)
+def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(manager, line, value):
+    ended = {"state": TriggerState.JOB_ENDED, "exit_code": 0, "last_line": line}
+    assert GPUTrainingOperator(task_id="t", gpus=2).execute_ended(context_of(), ended) == value
+
+
+def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, monkeypatch):
+    """Airflow calls `on_kill` from a signal handler and continues `execute` unless it raises."""
+    train = GPUTrainingOperator(task_id="t", gpus=2, command="true")
+    submit = manager.submit
+
+    def submit_and_kill(*asked, **demand):
+        status = submit(*asked, **demand)
+        monkeypatch.setattr(training, "is_wanted", lambda identity: True)
+        train.on_kill()
+        assert len(manager.leases()) == 1
+        monkeypatch.setattr(training, "is_wanted", lambda identity: False)
+        train.on_kill()
+        return status
+
+    monkeypatch.setattr(manager, "submit", submit_and_kill)
+    with pytest.raises(AirflowTaskTerminated):
+        train.execute(context_of())
+    assert manager.leases() == gpu_launcher.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("work", "more", "outcome"),
+    [
+        ("success", "success", Outcome.SUCCESS),
+        ("success", "failed", ""),
+        ("success", None, ""),
+        (OSError("no answer"), None, ""),
+    ],
+)
+def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(
+    manager, monkeypatch, work, more, outcome
+):
+    with DAG("d") as dag, gpu_lease(gpus=2):
+        BaseOperator(task_id="work") >> BaseOperator(task_id="more")
+    allocated = replace(TASK, task_id="gpu_lease.allocate")
+    manager.allocate_resources(allocated.lease_id, 2, 1, labels={**allocated.labels, "scope": "run"})
+    states = {"gpu_lease.work": work, "gpu_lease.more": more, "gpu_lease.allocate": "success"}
+
+    def get_task_states(dag_id, task_ids, run_ids, map_index):
+        (asked,) = task_ids
+        if isinstance(states[asked], Exception):
+            raise states[asked]
+        return {run_ids[0]: {asked: states[asked]} if states[asked] else {}}
+
+    release = dag.get_task("gpu_lease.release")
+    release.lease = manager.leases()[0]
+    of_release = replace(TASK, task_id="gpu_lease.release")
+    release.execute(context_of(of_release, get_task_states=get_task_states))
+    (ended,) = [change for change in manager.history() if change["change"] == "released"]
+    assert ended.get("outcome", "") == outcome
+
+
+def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():
+    leases = []
+
+    @task_group
+    def group(number):
+        with gpu_lease(gpus=2) as lease:
+            leases.append(lease)
+
+    with DAG("d"):
+        group.override(group_id="plain")(1)
+        group.expand(number=[1, 2])
+    plain, mapped = leases
+    assert plain.value("x") == "{{ ti.xcom_pull(task_ids='plain.gpu_lease.allocate')['x'] }}"
+    pull = "ti.xcom_pull(task_ids='group.gpu_lease.allocate', map_indexes=ti.map_index)"
+    assert mapped.value("x") == f"{{{{ {pull}['x'] }}}}"
+    assert pull in mapped.docker_command("image")

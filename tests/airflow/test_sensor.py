@@ -1,0 +1,74 @@
+"""Sensor for free GPUs."""
+
+import logging
+import warnings
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.triggers import FreeCapacityTrigger
+
+from resource_manager import GPUResourceManager
+from resource_manager.core.models import Gpu, Node
+from tests.airflow.tasks import context_of, fire
+
+
+def test_a_sensor_logs_why_it_waits_and_why_it_waited(manager, monkeypatch, caplog):
+    monkeypatch.setattr(GPUAvailableSensor, "log", logging.getLogger("task"))
+    sensor = GPUAvailableSensor(task_id="s", gpus=8, cpus=64, deferrable=False)
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    with caplog.at_level("INFO"):
+        assert not sensor.poke(context_of())
+        assert not sensor.poke(context_of())
+    assert caplog.text.count("waiting for free GPUs: no server with 8 GPUs: none is free anywhere") == 1
+    with caplog.at_level("INFO"):
+        sensor.execute_vacant(context_of(), {"server_name": "gpu-server-2", "reasons": ["full", "reserved"]})
+    assert "waited for GPUs: full; then: reserved" in caplog.text
+    assert "the GPUs are free on gpu-server-2" in caplog.text
+
+
+def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, monkeypatch):
+    for number in range(4):
+        manager.submit(f"holds{number}", 6, 6)
+    manager.submit("waits", 8, 8, priority=3)
+    asked, explain = [], manager.explain
+    monkeypatch.setattr(manager, "explain", lambda demand: asked.append(demand) or explain(demand))
+    asks = {"gpus": 2, "cpus": 2, "deferrable": False, "pool": "vision"}
+    assert GPUAvailableSensor(task_id="s", priority_weight=7, **asks).poke(context_of())
+    assert not GPUAvailableSensor(task_id="s", priority_weight=0, **asks).poke(context_of())
+    assert [(demand.priority, demand.team) for demand in asked] == [(7, "vision"), (0, "vision")]
+
+
+@pytest.mark.parametrize("gpus", [8, 6])
+def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(monkeypatch, fast_triggers, gpus):
+    """With 8 the number is out of range then, with 6 of that type no server fits."""
+    large, small = (
+        [Node("a", 0, {"cpus": 8}, tuple(Gpu(i, "A100") for i in range(8)))],
+        [
+            Node("a", 0, {"cpus": 8}, tuple(Gpu(i, "A100") for i in range(2))),
+            Node("b", 1, {"cpus": 8}, tuple(Gpu(i, "V100") for i in range(6))),
+        ],
+    )
+    with GPUResourceManager.from_url("memory://", inventory=large) as manager:
+        monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
+        held = manager.submit("holds", 8, 1)
+        wait = FreeCapacityTrigger(
+            {"task_id": "x", "gpus": gpus, "gpu_types": ["A100"]}, poke_interval_s=0.01
+        )
+
+        def shrink():
+            manager.apply_inventory(small)
+            manager.release_resources("holds", fencing_token=held["fencing_token"])
+
+        event = fire(wait, shrink)
+        assert event["server_name"] is None
+        sensor = GPUAvailableSensor(task_id="s", gpus=gpus)
+        words = "between 1 and 6" if gpus == 8 else "no server could ever satisfy 6 A100"
+        with pytest.raises(AirflowFailException, match=words):
+            sensor.execute_vacant(context_of(), event)

@@ -1,0 +1,84 @@
+"""Lines about a wait in the task's log."""
+
+import asyncio
+import json
+import re
+import warnings
+from dataclasses import asdict
+from datetime import timedelta
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk.exceptions import AirflowException
+
+    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow.shared_manager import SharedManager
+    from resource_manager.airflow.triggers import GrantTrigger, TriggerState
+    from resource_manager.airflow.wait_log import WaitLog, describe_wait, describe_waiting
+
+
+from tests.airflow.asking import ask
+from tests.airflow.tasks import TASK, context_of, fire
+
+
+def test_the_log_line_of_a_wait_has_position_reason_and_start():
+    status = {"position": 2, "reason": "1 ahead in the queue"}
+    assert describe_waiting(status) == "waiting for GPUs: position 2 in the queue, 1 ahead in the queue"
+    status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "fair"}
+    assert re.search(r"; should start about \d\d:\d\d:\d\d \(fair\)$", describe_waiting(status))
+    status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
+    assert describe_waiting(status).endswith("; start unknown: nobody knows")
+
+
+def test_a_wait_is_logged_again_only_if_it_changed():
+    log = WaitLog()
+    full, second = ("no_capacity", "largest free is 3"), "position 2"
+    assert log.due(*full, second, 0.0)
+    assert not log.due(*full, second, 1e9), "nothing changed"
+    assert log.due(*full, "position 1", 1e9 + 1), "the position, long after"
+    assert not log.due(*full, "position 0", 1e9 + 300), "the position alone, too soon"
+    assert not log.due("no_capacity", "largest free is 2", "x", 1e9 + 30), "figures, too soon"
+    assert log.due("no_capacity", "largest free is 1", "y", 1e9 + 90)
+    assert log.due("behind_queue", "reserved for a", "z", 1e9 + 91), "another kind, at once"
+    assert log.reasons == ["largest free is 1", "reserved for a"]
+    for number in range(20):
+        log.due(("price", "quota")[number % 2], f"r{number}", "l", 2e9)
+    assert log.reasons == ["r15", "r16", "r17", "r18", "r19"]
+    assert describe_wait(192.0, ["a", "b"]) == "waited 3 min for GPUs: a; then: b"
+    assert describe_wait(4.0, []) == "waited 4 s for GPUs"
+
+
+def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers, capsys):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    ask(manager, TASK, 8)
+    event = fire(GrantTrigger(asdict(TASK)), lambda: manager.release_resources("holds1"))
+    full = "no server with 8 GPUs: none is free anywhere"
+    assert event == json.loads(json.dumps(event))
+    assert (event["state"], event["reasons"]) == (TriggerState.GRANTED, [full])
+    lease = manager.status_of(TASK.lease_id)
+    assert event["waited_s"] == pytest.approx(lease["granted_at"] - lease["queued_at"])
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="true", max_wait=timedelta(seconds=1))
+    operator.fail_if_overdue(context_of(), event)
+    assert re.search(rf"waited \d+ s for GPUs: {full}", capsys.readouterr().out)
+    manager.release_resources(TASK.lease_id)
+    for number in range(4):
+        manager.submit(f"again{number}", 8, 8)
+    ask(manager, TASK, 8)
+    with pytest.raises(AirflowException, match=f"no GPUs within max_wait = 0:00:01: {full}"):
+        operator.fail_if_overdue(context_of(), {**event, "state": TriggerState.MAX_WAIT_EXCEEDED})
+
+
+def test_a_pending_request_has_an_estimated_start(manager):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8, expected_runtime=600.0)
+    ask(manager, TASK, 8)
+
+    async def look():
+        return await SharedManager.of("gpu_manager_default").status_of(TASK.lease_id)
+
+    status = asyncio.run(look())
+    assert status["estimated_start"]["at"] == pytest.approx(manager.leases()[0]["granted_at"] + 600, abs=1)
+    assert "; should start about " in describe_waiting(status)

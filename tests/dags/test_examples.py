@@ -1,0 +1,29 @@
+"""Example DAGs: Airflow loads each."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.dag_processing.dagbag import DagBag
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_example_is_a_dag():
+    bag = DagBag(str(REPOSITORY / "dags"))
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {
+        "docker_step",
+        "gpu_reconcile",
+        "pipeline_digits",
+        "simulation_sweep",
+        "submit_training",
+        "sweep_digits",
+        "train_digits",
+    }
+    assert all(dag.description for dag in bag.dags.values())
