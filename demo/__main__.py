@@ -64,8 +64,8 @@ def up() -> None:
     """Start the same stack and keep it running until Ctrl-C."""
     try:
         with _stack(
-            api_port=_port("Airflow", AIRFLOW_PORT),
-            service_port=_port("the GPU console", SERVICE_PORT),
+            api_port=port_near("Airflow", AIRFLOW_PORT),
+            service_port=port_near("the GPU console", SERVICE_PORT),
             AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION="False",
         ) as stack:
             user, password = stack.api.login
@@ -73,7 +73,7 @@ def up() -> None:
             print(f"GPU console  {stack.service_url}   and in Airflow, {stack.url}/gpu/")
             print(f"Redis        {stack.redis_url}")
             print(f"logs         {stack.home}")
-            if not _docker_answers():
+            if not docker_answers():
                 print("the DAG docker_step needs a Docker engine; none answers here")
             print("Ctrl-C stops everything", flush=True)
             with suppress(KeyboardInterrupt):
@@ -86,7 +86,7 @@ def up() -> None:
         sys.exit(f"up failed: {error}")
 
 
-def _port(what: str, wanted: int) -> int:
+def port_near(what: str, wanted: int) -> int:
     """Return the wanted port, or the next free one, which is printed in one line."""
     port = next_free_port(wanted)
     if port != wanted:
@@ -94,7 +94,7 @@ def _port(what: str, wanted: int) -> int:
     return port
 
 
-def _docker_answers() -> bool:
+def docker_answers() -> bool:
     if shutil.which("docker") is None:
         return False
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -137,3 +138,16 @@ def test_no_circle_of_imports(package: str) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"circle of imports: {' -> '.join(reversed(error.args[1]))}")
+
+
+TESTS = modules("tests")
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_no_test_asserts_a_private_attribute(path: Path) -> None:
+    """A test says what its module promises; a private attribute may change with every line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assert):
+            for part in ast.walk(node.test):
+                if isinstance(part, ast.Attribute) and ast.unparse(part.value) != "self":
+                    assert not re.match(r"_[a-z]", part.attr), f"{path}:{node.lineno}: {ast.unparse(part)}"

@@ -66,7 +66,7 @@ def discover(
 
     if not hosts and (user or key):
         raise Failure("--user and --key go with a HOST", BAD_INPUT)
-    names = _names(hosts)
+    names = server_names(hosts)
     table = load_health_table(health_path)
     found = []
     answers = _ask_all(hosts, user, key) if hosts else [_ask_here()]
@@ -101,7 +101,7 @@ def as_dict(report: Report, table: HealthTable) -> dict[str, Any]:
     return shown
 
 
-def _names(hosts: Sequence[str]) -> list[str]:
+def server_names(hosts: Sequence[str]) -> list[str]:
     """Return the servers' names: the host without user and port, or with the port where that is no name."""
     parts = []
     for host in hosts:

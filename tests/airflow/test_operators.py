@@ -94,9 +94,7 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, mo
         (OSError("no answer"), None, ""),
     ],
 )
-def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(
-    manager, monkeypatch, work, more, outcome
-):
+def test_a_release_teaches_a_runtime_only_if_all_of_the_group_succeeded(manager, work, more, outcome):
     with DAG("d") as dag, gpu_lease(gpus=2):
         BaseOperator(task_id="work") >> BaseOperator(task_id="more")
     allocated = replace(TASK, task_id="gpu_lease.allocate")

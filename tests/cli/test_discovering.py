@@ -118,9 +118,9 @@ def test_bad_input_is_one_line_and_exit_2(state: State, arguments: list[str], li
 
 
 def test_servers_are_named_by_host_and_by_port_where_needed() -> None:
-    assert discovering._names(["ada@gpu-a", "gpu-b:2222"]) == ["gpu-a", "gpu-b"]
-    assert discovering._names(["box:2201", "box:2202", "box"]) == ["box-2201", "box-2202", "box-22"]
-    assert discovering._names(["[::1]:22"]) == ["--1"]
+    assert discovering.server_names(["ada@gpu-a", "gpu-b:2222"]) == ["gpu-a", "gpu-b"]
+    assert discovering.server_names(["box:2201", "box:2202", "box"]) == ["box-2201", "box-2202", "box-22"]
+    assert discovering.server_names(["[::1]:22"]) == ["--1"]
 
 
 class Servers:

@@ -77,7 +77,7 @@ def test_a_docker_engine_that_hangs_does_not_answer(monkeypatch: pytest.MonkeyPa
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(demo, "DOCKER_S", 0.1)
-    assert not demo._docker_answers()
+    assert not demo.docker_answers()
 
 
 def test_a_taken_port_is_replaced_by_the_next_free_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,10 +85,10 @@ def test_a_taken_port_is_replaced_by_the_next_free_one(capsys: pytest.CaptureFix
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         wanted = taken.getsockname()[1]
-        port = demo._port("Airflow", wanted)
+        port = demo.port_near("Airflow", wanted)
         assert wanted < port < wanted + 100
         assert capsys.readouterr().out == f"port {wanted} is taken: Airflow is on {port}\n"
-    assert demo._port("Airflow", port) == port
+    assert demo.port_near("Airflow", port) == port
     assert capsys.readouterr().out == ""
 
 

@@ -67,7 +67,7 @@ def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("demo.__main__.Stack", Quiet)
-    monkeypatch.setattr("demo.__main__._docker_answers", lambda: True)  # it waits by the same sleep
+    monkeypatch.setattr("demo.__main__.docker_answers", lambda: True)  # it waits by the same sleep
     monkeypatch.setattr("demo.__main__.time.sleep", interrupt)
     done = CliRunner().invoke(main, ["up"])
     assert done.exit_code == 0

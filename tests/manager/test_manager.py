@@ -25,6 +25,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.serializers import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage.codec import snapshot_from_dict
 from tests.builders import Clock
@@ -47,10 +48,11 @@ def manager(make: Callable[..., GPUResourceManager]) -> GPUResourceManager:
 
 
 def audit(manager: GPUResourceManager) -> None:
-    """Check that free and allocated add up to the inventory."""
-    manager.get_resource_summary()
-    assert manager._commits._replica.cluster is not None
-    check(manager._commits._replica.cluster)
+    """Check that free and allocated add up to the inventory, and that the manager shows what is stored."""
+    stored = manager.store.refresh(None)
+    assert stored is not None
+    check(stored)
+    assert manager.get_resource_summary() == summary(stored)
 
 
 class TestAppendixC:

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.errors import DuplicateTaskError, LeaseNotFoundError
 from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.serializers import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage import Store, open_store
 
@@ -209,8 +210,12 @@ class ManagerMachine(RuleBasedStateMachine):
             assert [entry["task_id"] for entry in manager.queue()] == [
                 task for task, _, _ in self.model.queue
             ]
-            assert manager._commits._replica.cluster is not None
-            check(manager._commits._replica.cluster)
+        stored = self.managers[0].store.refresh(None)
+        assert stored is not None
+        check(stored)
+        assert [manager.get_resource_summary() for manager in self.managers] == [summary(stored)] * len(
+            self.managers
+        )
 
 
 def run(machine: type[ManagerMachine], examples: int) -> None:

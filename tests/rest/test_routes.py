@@ -377,7 +377,7 @@ def test_a_reset_removes_its_leases_from_the_metrics(manager: GPUResourceManager
     manager.reset_resources()
     manager.allocate_resources("another", 2, 1)
     assert b"gpu_manager_leases 1.0" in metrics.text()
-    assert metrics._leases.keys() == {"another"}
+    assert metrics.leases.keys() == {"another"}
     watch.close()
 
 

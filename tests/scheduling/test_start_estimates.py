@@ -66,13 +66,13 @@ def test_an_estimate_leaves_the_state_unchanged() -> None:
     cluster = busy(600.0)
     for number in range(3):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0, number, 1.0))
-    before, deadlines = cluster.snapshot(), len(cluster._expiry_heap)
+    before, ends = cluster.snapshot(), cluster.expired(1e9)
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0, [Request("extra", 2)])
     assert [starts[name].at for name in ("w0", "w1", "w2", "extra")] == [600.0, 700.0, 800.0, 900.0]
     after = cluster.snapshot()
     assert replace(after, pending=()) == replace(before, pending=())
     assert sorted(after.pending, key=lambda entry: entry.sequence) == list(before.pending)
-    assert len(cluster._expiry_heap) == deadlines
+    assert cluster.expired(1e9) == ends
 
 
 def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one() -> None:

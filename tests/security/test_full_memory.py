@@ -234,7 +234,7 @@ def test_the_history_is_bounded_in_bytes(server: RedisServer, size: int) -> None
 
 def test_the_bytes_of_the_history_are_a_setting(server: RedisServer) -> None:
     with GPUResourceManager.from_url(server.url, history_bytes=9 * MIB) as manager:
-        assert manager.store._history_bytes == 9 * MIB  # type: ignore[attr-defined]
+        assert manager.store.history_bytes == 9 * MIB  # type: ignore[attr-defined]
     assert Settings.load({"GPU_MANAGER_HISTORY_BYTES": str(8 * MIB)}).history_bytes == 8 * MIB
 
 

@@ -31,7 +31,7 @@ from resource_manager.errors import (
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.runtime_history import Confidence
+from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
 from resource_manager.storage.once import Once
 from tests.storage.conftest import OpenStore
@@ -379,6 +379,14 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
 def test_a_later_process_learns_runtimes_from_the_history(
     open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    learnt: list[Change] = []
+    add = RuntimeHistory.add
+
+    def noting(history: RuntimeHistory, change: Change) -> None:
+        learnt.append(change)
+        add(history, change)
+
+    monkeypatch.setattr(RuntimeHistory, "add", noting)
     monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     monkeypatch.setattr(runtime_learner, "PAGE", 2)
     store = open_client()
@@ -410,7 +418,7 @@ def test_a_later_process_learns_runtimes_from_the_history(
     replica = other.refresh(replica)
     assert replica is not None
     learner.catch_up(replica)
-    assert len(learner.runtimes._runs["train_#"]) == 4, "only what is new was read"
+    assert learnt == [change for _, change in other.history()], "each change was read once"
 
 
 def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
@@ -431,10 +439,12 @@ def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
         )
     commit(store, cluster, lambda now: [granted(cluster, "train_8", now)])
     learner = RuntimeLearner(store)
-    learner.catch_up(cluster)
-    assert len(learner.runtimes._runs["train_#"]) == 1
-    learner.catch_up(cluster)
-    assert len(learner.runtimes._runs["train_#"]) == 4
+    confidences = []
+    for _ in range(2):
+        learner.catch_up(cluster)
+        known = learner.runtimes.runtime_of(Request("train_9", 2))
+        confidences.append(known and known.confidence)
+    assert confidences == [Confidence.FAIR, Confidence.GOOD], "of one run, then of four"
     assert learner.runtimes.live_count == 1
 
 

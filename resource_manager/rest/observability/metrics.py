@@ -101,12 +101,12 @@ class Metrics:
             registry=registry,
             buckets=DURATION_BUCKETS_S,
         )
-        self._leases: dict[str, Lease] = {}
+        self.leases: dict[str, Lease] = {}
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
         self._watch = watch
         watch.on_change(self._count)
-        self._leases.update(watch.look(lambda cluster, now: dict(cluster.leases)))
+        self.leases.update(watch.look(lambda cluster, now: dict(cluster.leases)))
         registry.register(_State(watch))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
@@ -119,7 +119,7 @@ class Metrics:
     def _count(self, change: Change) -> None:
         match change:
             case Granted(lease=lease):
-                self._leases[lease.lease_id] = lease
+                self.leases[lease.lease_id] = lease
                 self._allocations.labels(lease.placement.node).inc()
                 queued_at = lease.granted_at if lease.queued_at is None else lease.queued_at
                 self._waits.observe(max(lease.granted_at - queued_at, 0.0))
@@ -134,11 +134,11 @@ class Metrics:
 
     def _forget(self, cluster: ClusterState) -> None:
         """Forget leases that a reset ended, which the history does not record."""
-        if len(self._leases) != len(cluster.leases):
-            self._leases = dict(cluster.leases)
+        if len(self.leases) != len(cluster.leases):
+            self.leases = dict(cluster.leases)
 
     def _ended(self, lease_id: str, at: float) -> None:
-        lease = self._leases.pop(lease_id, None)
+        lease = self.leases.pop(lease_id, None)
         if lease is not None:
             self._durations.observe(max(at - lease.granted_at, 0.0))
 

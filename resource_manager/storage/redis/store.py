@@ -68,7 +68,7 @@ class RedisStore:
     ) -> None:
         self._client = client
         self._history_length = history_length
-        self._history_bytes = history_bytes
+        self.history_bytes = history_bytes
         self._lease_confirmation_window_s = lease_confirmation_window_s
         self._keys = tuple(client.key(part) for part in PARTS)
         self._commit = load_script("preflight", "once", "commit")
@@ -130,7 +130,7 @@ class RedisStore:
             lock_token or "",
             commit_id,
             self._history_length,
-            self._history_bytes,
+            self.history_bytes,
             self._lease_confirmation_window_s,
             fencing,
             last_node,

@@ -35,7 +35,7 @@ def calls_by_workflow(env: RawEnv, nodes: int) -> list[int]:
                 break
     finally:
         sys.setprofile(before)
-    assert len(env.cluster._events) == 0
+    assert list(env.cluster.advance()) == [], "nothing is left to come"
     return [made[wf_id] for wf_id in range(len(env.workload))]
 
 

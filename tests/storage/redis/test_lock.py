@@ -60,10 +60,15 @@ def test_a_held_lock_has_a_time_to_live(client: RedisClient) -> None:
     assert lives_s(client).keys() == {"server"}
 
 
+def ask(lock: RedisLock, step: str, token: str) -> list[int]:
+    """Call the lock's script once, as a client does that dies before it asks again."""
+    return lock._step(step, token)
+
+
 def test_the_keys_of_a_waiter_have_a_time_to_live(client: RedisClient) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
-    assert waiter._step("acquire", "dead")[0] == 0
+    assert ask(waiter, "acquire", "dead")[0] == 0
     assert 0 < lives_s(client)["dead"] <= HEARTBEAT_S
     holder.release()
     lives = lives_s(client)
@@ -171,11 +176,11 @@ def test_a_lock_left_to_expire_stays_until_it_expires(client: RedisClient) -> No
 def test_waiters_are_not_overtaken_when_a_holder_dies(client: RedisClient) -> None:
     holder, waiter = RedisLock(client), RedisLock(client)
     assert holder.acquire(1)
-    assert waiter._step("acquire", "first")[0] == 0
+    assert ask(waiter, "acquire", "first")[0] == 0
     client.driver.delete(client.key("lock"))
     assert not RedisLock(client).acquire(0)
-    assert waiter._step("acquire", "first")[0] == 1, "it was first"
-    assert waiter._step("release", "first")
+    assert ask(waiter, "acquire", "first")[0] == 1, "it was first"
+    assert ask(waiter, "release", "first")
 
 
 def test_a_waiter_that_gives_up_at_its_hand_off_releases_the_lock(
@@ -340,9 +345,9 @@ def test_a_lock_is_renewed_for_as_long_as_it_is_held(renewals: _Renewals) -> Non
     lock = Held(0.5)
     watch(renewals, lock)
     wait_for(lambda: lock.renewals > 10 * renewals.IDLE_ROUNDS)
-    assert renewals._thread is not None
-    assert renewals._thread.name == "gpu-manager-renewals"
-    assert renewals._thread.daemon, "it does not keep a process from ending"
+    named = [thread for thread in threading.enumerate() if thread.name == "gpu-manager-renewals"]
+    assert named
+    assert all(thread.daemon for thread in named), "they do not keep a process from ending"
     renewals.forget(lock)  # type: ignore[arg-type]
     wait_for(lambda: renewals._thread is None)
     count = lock.renewals
