@@ -21,7 +21,7 @@ OF_STORES = ("tests/storage/test_contract.py", "tests/storage/redis/test_faults.
 OF_LOCKS = ("tests/storage/redis/test_lock.py", "tests/storage/test_locks.py")
 OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/test_contract.py")
 OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
-OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py")
+OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
 
 
 class Bug(NamedTuple):

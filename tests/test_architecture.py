@@ -140,6 +140,14 @@ def test_no_circle_of_imports(package: str) -> None:
         pytest.fail(f"circle of imports: {' -> '.join(reversed(error.args[1]))}")
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in PRODUCT if path.parent.name in PURE and path.name != "__init__.py"], ids=name_of
+)
+def test_every_module_of_a_pure_room_has_a_test_file_of_its_name(path: Path) -> None:
+    """Policies, which are one contract, are tested together in policies/test_policies.py."""
+    assert (ROOT / "tests" / path.parent.name / f"test_{path.name}").is_file()
+
+
 TESTS = modules("tests")
 
 

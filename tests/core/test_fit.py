@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import Short, could_ever_fit, fits, shortages, total_capacity
+from resource_manager.core.fit import (
+    FreeCapacity,
+    Short,
+    accepted_gpu_ids,
+    accepts_node,
+    could_ever_fit,
+    fits,
+    shortages,
+    total_capacity,
+)
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.feasibility import verdict
@@ -73,3 +83,78 @@ def test_what_is_short_says_how_much() -> None:
     assert (cpus.short, cpus.name, cpus.has, cpus.wants) == (Short.AMOUNT, "cpus", 8, 16)
     (kind,) = shortages(node, Request("t", 1, gpu_types=("A100",)))
     assert kind.short is Short.KIND
+
+
+MIXED = Node(
+    "mixed",
+    0,
+    {"cpus": 8, "disk_gib": 0.5},
+    (Gpu(0, "A100"), Gpu(1, "A100"), Gpu(2, "V100"), Gpu(5, "MI300", "amd")),
+    labels={"zone": "x"},
+)
+BARE = Node("bare", 1, {"cpus": 4}, vendor="amd")
+
+
+@pytest.mark.parametrize(
+    ("demand", "ids"),
+    [
+        ({}, {0, 1, 2, 5}),
+        ({"gpu_types": ("A100",)}, {0, 1}),
+        ({"gpu_types": ("V100", "MI300")}, {2, 5}),
+        ({"vendor": "amd"}, {5}),
+        ({"vendor": "nvidia", "gpu_types": ("MI300", "V100")}, {2}),
+        ({"gpu_types": ("H100",)}, set()),
+    ],
+)
+def test_gpus_are_accepted_by_type_and_vendor(demand: dict[str, object], ids: set[int]) -> None:
+    request = Request("t", 1, **demand)  # type: ignore[arg-type]
+    assert accepted_gpu_ids(MIXED, request) == ids
+    assert accepts_node(MIXED, request) is bool(ids)
+
+
+def test_a_node_without_gpus_is_accepted_by_its_own_vendor_and_by_no_type() -> None:
+    assert accepts_node(BARE, Request("t"))
+    assert accepts_node(BARE, Request("t", vendor="amd"))
+    assert not accepts_node(BARE, Request("t", vendor="nvidia"))
+    assert not accepts_node(BARE, Request("t", gpu_types=("A100",)))
+    assert accepted_gpu_ids(BARE, Request("t")) == set()
+
+
+@pytest.mark.parametrize(
+    ("request_", "fits"),
+    [
+        (Request("t", 4, resources={"cpus": 8, "disk_gib": 0.5}), True),
+        (Request("t", 5), False),
+        (Request("t", 1, 1), True),
+        (Request("t", resources={"cpus": 9}), False),
+        (Request("t", resources={"disk_gib": 0.50001}), False),
+        (Request("t", resources={"memory_mib": 1}), False),
+        (Request("t", resources={"memory_mib": 0}), True),
+        (Request("t", 2, gpu_types=("A100",)), True),
+        (Request("t", 3, gpu_types=("A100",)), False),
+        (Request("t", 3, gpu_types=("A100", "V100")), True),
+        (Request("t", 3, vendor="nvidia"), True),
+        (Request("t", 4, vendor="nvidia"), False),
+        (Request("t", 0, gpu_types=("V100",)), True),
+        (Request("t", 0, gpu_types=("H100",)), False),
+        (Request("t", 1, required_node="mixed"), True),
+        (Request("t", 1, required_node="other"), False),
+        (Request("t", 1, preferred_node="other"), True),
+        (Request("t", 1, labels_required={"zone": "x"}), True),
+        (Request("t", 1, labels_required={"zone": "y"}), False),
+        (Request("t", 1, labels_required={"rack": ""}), False),
+    ],
+    ids=str,
+)
+def test_a_node_could_fit_what_its_totals_allow(request_: Request, fits: bool) -> None:
+    assert could_ever_fit(MIXED, request_) is fits
+
+
+def test_free_capacity_is_intersected_and_lessened_without_changing_itself() -> None:
+    free = FreeCapacity({0: 1000, 1: 400}, {"cpus": 8})
+    both = free.intersect(FreeCapacity({0: 300, 1: 1000}, {"cpus": 5}))
+    assert (both.gpus, both.amounts) == ({0: 300, 1: 400}, {"cpus": 5})
+    less = free.minus(Request("t", 1, 400, {"cpus": 3, "disk_gib": 1}), (1,))
+    assert (less.gpus, less.amounts) == ({0: 1000, 1: 0}, {"cpus": 5, "disk_gib": -1})
+    assert (free.gpus, free.amounts) == ({0: 1000, 1: 400}, {"cpus": 8})
+    assert free.minus(Request("t", 1), (7,)).gpus == free.gpus, "a GPU that left the node is not counted"

@@ -1,0 +1,70 @@
+"""Changes: values that never change themselves, and of which every one is applied by the state."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import get_args
+
+import pytest
+
+from resource_manager.core.changes import (
+    Cancelled,
+    Change,
+    Drained,
+    Expired,
+    Granted,
+    InventoryChanged,
+    Outcome,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    Restored,
+)
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Placement, Request
+from tests.builders import nodes
+
+LEASE = Lease(Request("t", 1), (Placement("a", (0,)),), 1, 0.0, 60.0)
+STEPS: list[Change] = [
+    Queued(Request("t", 1), 0.0, 1, 0.0),
+    Granted(LEASE, 1.0),
+    Renewed("t", 1, 2.0, 90.0),
+    Quarantined("t", 1, 90.0),
+    Released("t", 1, 91.0, Outcome.SUCCESS),
+    Granted(Lease(Request("u", 1), (Placement("a", (0,)),), 2, 92.0, 93.0), 92.0),
+    Expired("u", 2, 93.0),
+    Queued(Request("w", 1), 94.0, 2, 94.0),
+    Cancelled("w", 95.0, "no longer needed"),
+    Drained("a", 96.0, "fan", failed=True),
+    Restored("a", 97.0),
+    InventoryChanged(nodes("abc"), 98.0),
+]
+
+
+def test_the_steps_have_a_change_of_every_kind() -> None:
+    assert {type(step) for step in STEPS} == set(get_args(Change))
+
+
+def test_every_change_raises_the_version_by_one() -> None:
+    """One and only one: clients name the state that they decided on by its version."""
+    state = ClusterState(nodes("ab"))
+    for version, step in enumerate(STEPS, 1):
+        state.apply(step)
+        assert state.version == version, step
+    assert (dict(state.leases), dict(state.pending), len(state.nodes)) == ({}, {}, 3)
+
+
+@pytest.mark.parametrize("change", STEPS, ids=lambda change: type(change).__name__)
+def test_a_change_has_a_time_and_cannot_be_changed(change: Change) -> None:
+    assert change.at >= 0.0
+    assert not hasattr(change, "__dict__"), "slots: millions are kept at once"
+    with pytest.raises(FrozenInstanceError):
+        change.at = 0.0  # type: ignore[misc]
+    assert type(change)(**{field.name: getattr(change, field.name) for field in fields(change)}) == change
+
+
+def test_an_outcome_is_the_text_that_the_history_has() -> None:
+    assert [str(outcome) for outcome in Outcome] == ["SUCCESS", "FAILED", "CANCELLED"]
+    assert Released("t", 1, 0.0, Outcome.FAILED) == Released("t", 1, 0.0, "FAILED")
+    assert Released("t", 1, 0.0).outcome == ""

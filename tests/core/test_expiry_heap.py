@@ -1,0 +1,119 @@
+"""Expiry heap: the ends of leases in order, however often they were renewed, without growing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resource_manager.core import expiry_heap
+from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.models import Lease, Placement, Request
+
+
+class Leases(dict[str, Lease]):
+    """Leases by id, with a heap of their ends."""
+
+    def __init__(self) -> None:
+        self.heap = ExpiryHeap(self)
+        self.tokens = 0
+
+    def put(self, lease_id: str, ends: float, *, quarantined: bool = False) -> None:
+        """Grant or renew a lease."""
+        self.tokens += 1
+        self[lease_id] = Lease(
+            Request(lease_id), (Placement("a"),), self.tokens, 0.0, ends, quarantined=quarantined
+        )
+        self.heap.push(self[lease_id])
+
+    def due(self, now: float) -> list[str]:
+        return [lease.lease_id for lease in self.heap.due(now)]
+
+
+def test_due_leases_come_in_the_order_of_their_ends_and_stay() -> None:
+    leases = Leases()
+    for lease_id, ends in (("c", 30.0), ("a", 10.0), ("b", 20.0), ("d", 40.0)):
+        leases.put(lease_id, ends)
+    assert leases.due(9.9) == []
+    for _ in range(2):
+        assert leases.due(30.0) == ["a", "b", "c"], "an end counts in its own instant"
+
+
+def test_of_equal_ends_the_earlier_grant_is_first() -> None:
+    leases = Leases()
+    for lease_id in "zya":
+        leases.put(lease_id, 5.0)
+    assert leases.due(5.0) == ["z", "y", "a"]
+
+
+def test_a_released_a_renewed_and_a_quarantined_lease_are_not_due() -> None:
+    leases = Leases()
+    for lease_id in ("released", "renewed", "quarantined", "due"):
+        leases.put(lease_id, 10.0)
+    del leases["released"]
+    leases.put("renewed", 20.0)
+    leases.put("quarantined", 10.0, quarantined=True)
+    assert leases.due(10.0) == ["due"]
+    assert leases.due(20.0) == ["due", "renewed"]
+
+
+def test_a_lease_of_the_same_id_does_not_inherit_the_end() -> None:
+    leases = Leases()
+    leases.put("t", 10.0)
+    del leases["t"]
+    leases.put("t", 50.0)
+    assert leases.due(49.9) == []
+    assert leases.due(50.0) == ["t"]
+
+
+def test_a_lease_without_an_end_takes_no_room() -> None:
+    leases = Leases()
+    leases.put("t", math.inf)
+    assert len(leases.heap) == 0
+    assert leases.due(1e12) == []
+
+
+def test_ends_of_released_and_renewed_leases_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 8)
+    leases = Leases()
+    leases.put("endless", math.inf)
+    for number in range(1_000):
+        leases.put("renewed", 100.0 + number)
+        leases.put("released", 5_000.0)
+        del leases["released"]
+        assert len(leases.heap) <= max(8, 4 * len(leases)) + 1
+    assert leases.due(1_098.0) == []
+    assert leases.due(1_099.0) == ["renewed"]
+
+
+def test_below_its_least_length_the_heap_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleaning looks at every lease, so a short heap is not worth it."""
+    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 64)
+    leases = Leases()
+    for number in range(64):
+        leases.put("t", float(number))
+    assert len(leases.heap) == 64
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["put", "hold", "drop"]), st.integers(0, 9)),
+        max_size=30,
+    ),
+    st.integers(0, 10),
+)
+def test_it_equals_a_look_at_every_lease(steps: list[tuple[str, str, int]], now: int) -> None:
+    leases = Leases()
+    for lease_id, step, ends in steps:
+        if step == "drop":
+            leases.pop(lease_id, None)
+        else:
+            leases.put(lease_id, float(ends), quarantined=step == "hold")
+    expected = sorted(
+        (lease.expires_at, lease.fencing_token, lease.lease_id)
+        for lease in leases.values()
+        if lease.expires_at <= now and not lease.quarantined
+    )
+    assert leases.due(now) == [lease_id for _, _, lease_id in expected]

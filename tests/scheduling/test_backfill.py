@@ -1,0 +1,176 @@
+"""Reservations: planned starts, and what may start now without delaying them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Released
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
+from resource_manager.scheduling.runtime_history import Confidence, Runtime
+from tests.builders import node, nodes
+
+
+def ask(lease_id: str, gpus: int, runtime_s: float | None = None, cpus: int = 0, **more: object) -> Request:
+    return Request(lease_id, gpus, resources={"cpus": cpus}, expected_runtime_s=runtime_s, **more)  # type: ignore[arg-type]
+
+
+def hold(cluster: ClusterState, request: Request, on: str, *gpu_ids: int, at: float = 0.0) -> None:
+    lease = Lease(request, (Placement(on, gpu_ids),), cluster.last_fencing_token + 1, at)
+    cluster.apply(Granted(lease, at))
+
+
+def one_busy_node() -> ClusterState:
+    """Node a with 4 GPUs: two are held until 100, one until 200, one is free."""
+    cluster = ClusterState([node("a", 4, 8)])
+    hold(cluster, ask("long", 1, 200.0), "a", 0)
+    hold(cluster, ask("short", 2, 100.0), "a", 1, 2)
+    return cluster
+
+
+def test_what_ends_before_a_reservation_or_runs_beside_it_may_start() -> None:
+    planned = Reservations(one_busy_node(), 10.0)
+    assert planned.reserve(ask("head", 3, 50.0)), "from 100 on GPUs 1, 2 and 3"
+    last = Placement("a", (3,))
+    assert planned.without_delay(ask("brief", 1, 90.0), last) == last
+    assert planned.without_delay(ask("one too long", 1, 90.1), last) is None
+    assert planned.without_delay(ask("endless", 1), last) is None
+
+
+def test_a_started_request_takes_its_part_of_the_plan() -> None:
+    planned = Reservations(one_busy_node(), 10.0)
+    assert planned.reserve(ask("head", 3, 50.0))
+    brief = ask("brief", 1, 20.0)
+    placement = planned.without_delay(brief, Placement("a", (3,)))
+    assert placement is not None
+    planned.started(brief, placement)
+    assert planned.without_delay(ask("second", 1, 20.0), Placement("a", (3,))) is None
+
+
+def test_a_later_reservation_delays_no_earlier_one() -> None:
+    """The second would fit at once if the first did not need the node at 100."""
+    planned = Reservations(one_busy_node(), 10.0)
+    assert planned.reserve(ask("first", 4, 100.0)), "from 200 to 300"
+    assert planned.reserve(ask("second", 3, 200.0)), "from 300: from 100 on it would run into the first"
+    assert planned.without_delay(ask("until 200", 1, 190.0), Placement("a", (3,))) is not None
+    assert planned.without_delay(ask("beyond", 1, 191.0), Placement("a", (3,))) is None
+
+
+def test_the_placement_is_kept_if_it_delays_nothing_and_replaced_if_another_does() -> None:
+    cluster = ClusterState(nodes("ab", 2))
+    hold(cluster, ask("t", 1, 100.0), "a", 0)
+    planned = Reservations(cluster, 0.0)
+    assert planned.reserve(ask("head", 2, 50.0, required_node="a"))
+    on_a = Placement("a", (1,))
+    assert planned.without_delay(ask("brief", 1, 100.0), on_a) == on_a
+    assert planned.without_delay(ask("endless", 1), on_a) == Placement("b", (0,))
+
+
+def test_the_lowest_gpus_and_for_a_fraction_the_tightest_are_taken() -> None:
+    cluster = ClusterState([node("a", 3)])
+    hold(cluster, replace(ask("part", 1), gpu_milli=600), "a", 1)
+    planned = Reservations(cluster, 0.0)
+    taken = Placement("a", (1,))
+    assert planned.without_delay(ask("whole", 1, 5.0), taken) == Placement("a", (0,))
+    part = replace(ask("other part", 1, 5.0), gpu_milli=400)
+    assert planned.without_delay(part, taken) == taken
+    assert planned.without_delay(part, Placement("a", (0,))) == Placement("a", (0,)), "as the policy chose"
+
+
+def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus() -> None:
+    cluster = ClusterState([node("a", 2)])
+    hold(cluster, ask("overdue", 2, 100.0), "a", 0, 1)
+    planned = Reservations(cluster, 500.0)
+    assert planned.without_delay(ask("t", 1, 1.0), Placement("a", (0,))) is None, "not free yet"
+    assert planned.reserve(ask("head", 2, 10.0)), "from now on"
+
+
+def test_an_unknown_runtime_has_no_end_unless_it_was_learnt() -> None:
+    cluster = ClusterState([node("a", 2)])
+    hold(cluster, ask("unknown", 2), "a", 0, 1)
+    assert not Reservations(cluster, 0.0).reserve(ask("head", 1, 10.0))
+    learnt = Reservations(cluster, 0.0, lambda request: Runtime(60.0, Confidence.FAIR))
+    assert learnt.reserve(ask("head", 1))
+
+
+def test_nothing_is_reserved_where_it_can_never_start() -> None:
+    cluster = ClusterState([node("a", 2, 8), Node("typed", 1, {"cpus": 8}, (Gpu(0, "V100"),))])
+    for never in (
+        ask("gpus", 3, 1.0),
+        ask("cpus", 1, 1.0, cpus=9),
+        ask("type", 1, 1.0, gpu_types=("A100",)),
+        ask("elsewhere", 1, 1.0, required_node="b"),
+    ):
+        assert not Reservations(cluster, 0.0).reserve(never), never.lease_id
+    assert Reservations(cluster, 0.0).reserve(ask("typed", 1, 1.0, gpu_types=("V100",)))
+    cluster.apply(Drained("a", 0.0))
+    assert not Reservations(cluster, 0.0).reserve(ask("two", 2, 1.0)), "the only node is closed"
+
+
+def test_a_retired_node_gets_no_reservation() -> None:
+    cluster = ClusterState(nodes("ab", 2))
+    hold(cluster, ask("t", 1, 10.0), "b", 0)
+    cluster.apply(InventoryChanged((node("a", 1),), 1.0))
+    assert not Reservations(cluster, 1.0).reserve(ask("two", 2, 5.0))
+    assert Reservations(cluster, 1.0).reserve(ask("one", 1, 5.0))
+
+
+def test_only_so_many_requests_get_a_reservation() -> None:
+    planned = Reservations(ClusterState([node("a", 1)]), 0.0)
+    for number in range(MAX_RESERVATIONS):
+        assert planned.reserve(ask(f"t{number}", 1, 10.0))
+    assert not planned.reserve(ask("one too many", 1, 10.0))
+
+
+def starts(cluster: ClusterState, waiting: Iterable[Request], now: float) -> dict[str, float]:
+    """Run the leases and then the requests in their order, each at its first chance, by runtimes alone."""
+    began: dict[str, float] = {}
+    ends = {
+        lease.lease_id: lease.granted_at + (lease.request.expected_runtime_s or 0.0)
+        for lease in cluster.leases.values()
+    }
+    queue = list(waiting)
+    while queue:
+        for lease_id in [name for name, end in ends.items() if end <= now]:
+            cluster.apply(Released(lease_id, cluster.leases[lease_id].fencing_token, now))
+            del ends[lease_id]
+        while queue and (free := next(cluster.candidates(queue[0]), None)):
+            request = queue.pop(0)
+            gpu_ids = free.pick_gpus(request)
+            assert gpu_ids is not None
+            hold(cluster, request, free.name, *gpu_ids, at=now)
+            began[request.lease_id] = now
+            ends[request.lease_id] = now + (request.expected_runtime_s or 0.0)
+        if queue:
+            now = min(ends.values())
+    return began
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=4),
+    st.tuples(st.integers(1, 3), st.integers(1, 30)),
+)
+def test_what_is_let_through_delays_nobody_whose_runtimes_are_right(
+    queue: list[tuple[int, int]], late: tuple[int, int]
+) -> None:
+    def busy() -> ClusterState:
+        cluster = ClusterState([node("a", 3)])
+        hold(cluster, ask("held", 2, 10.0), "a", 0, 1)
+        return cluster
+
+    waiting = [ask(f"w{number}", gpus, float(runtime)) for number, (gpus, runtime) in enumerate(queue)]
+    cluster, newcomer = busy(), ask("late", late[0], float(late[1]))
+    planned = Reservations(cluster, 0.0)
+    assert all(planned.reserve(request) for request in waiting)
+    placement = planned.without_delay(newcomer, Placement("a", (2,)))
+    if placement is None:
+        return
+    before = starts(busy(), waiting, 0.0)
+    hold(cluster, newcomer, placement.node, *placement.gpu_ids)
+    after = starts(cluster, waiting, 0.0)
+    assert all(after[name] <= before[name] for name in before)
