@@ -21,11 +21,12 @@ class Leases(dict[str, Lease]):
         self.tokens = 0
 
     def put(self, lease_id: str, ends: float, *, quarantined: bool = False) -> None:
-        """Grant or renew a lease."""
-        self.tokens += 1
-        self[lease_id] = Lease(
-            Request(lease_id), (Placement("a"),), self.tokens, 0.0, ends, quarantined=quarantined
-        )
+        """Grant a lease, or renew it under its fencing token."""
+        before = self.get(lease_id)
+        self.tokens += before is None
+        token = self.tokens if before is None else before.fencing_token
+        request, placed = Request(lease_id), (Placement("a"),)
+        self[lease_id] = Lease(request, placed, token, 0.0, ends, quarantined=quarantined)
         self.heap.push(self[lease_id])
 
     def due(self, now: float) -> list[str]:
@@ -68,6 +69,14 @@ def test_a_lease_of_the_same_id_does_not_inherit_the_end() -> None:
     assert leases.due(50.0) == ["t"]
 
 
+def test_a_lease_renewed_to_the_same_end_is_due_once() -> None:
+    leases = Leases()
+    for _ in range(3):
+        leases.put("t", 10.0)
+    leases.put("u", 10.0)
+    assert leases.due(10.0) == ["t", "u"]
+
+
 def test_a_lease_without_an_end_takes_no_room() -> None:
     leases = Leases()
     leases.put("t", math.inf)
@@ -86,6 +95,17 @@ def test_ends_of_released_and_renewed_leases_do_not_pile_up(monkeypatch: pytest.
         assert len(leases.heap) <= max(8, 4 * len(leases)) + 1
     assert leases.due(1_098.0) == []
     assert leases.due(1_099.0) == ["renewed"]
+
+
+def test_after_the_heap_was_cleaned_the_ends_are_still_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 8)
+    leases = Leases()
+    for lease_id, ends in (("late", 90.0), ("early", 10.0), ("middle", 50.0)):
+        leases.put(lease_id, ends)
+    for _ in range(20):
+        leases.put("renewed", 70.0)
+    assert leases.due(10.0) == ["early"]
+    assert leases.due(90.0) == ["early", "middle", "renewed", "late"]
 
 
 def test_below_its_least_length_the_heap_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,17 @@ cpus = 64
 """
 
 
+WAIT_MS = 20_000
+"""Longest wait for a page to show what a test expects."""
+
+
+def expect(what: Any) -> Any:
+    """Return Playwright's assertions on a page or locator, which wait: a page may still be on its way."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    playwright.expect.set_options(timeout=WAIT_MS)
+    return playwright.expect(what)
+
+
 @contextmanager
 def chromium() -> Iterator[Any]:
     """Yield a Playwright browser on Debian's Chromium; skip if either is missing."""
@@ -142,7 +153,7 @@ def log_in(page: Any, service: Service, name: str) -> None:
     page.goto(f"{service.url}/")
     page.get_by_label("Token").fill(service.tokens[name])
     page.get_by_role("button", name="Log in").click()
-    page.get_by_role("heading", name="Servers").wait_for()
+    expect(page.get_by_role("heading", name="Servers")).to_be_visible()
 
 
 def picture(page: Any, name: str) -> None:

@@ -87,7 +87,7 @@ def console(chromium: Any, airflow: Stack, name: str) -> tuple[Any, Any]:
     page.wait_for_url(lambda url: "/auth/login" not in url, timeout=60_000)
     page.goto(f"{airflow.url}/plugin/gpus", timeout=60_000)
     frame = page.frame_locator("iframe[title=GPUs]")
-    frame.get_by_role("heading", name="Servers").wait_for(timeout=60_000)
+    b.expect(frame.get_by_role("heading", name="Servers")).to_be_visible(timeout=60_000)
     return page, frame
 
 
@@ -132,23 +132,23 @@ def test_airflow_roles_decide_the_rights(airflow: Stack, name: str, allocates: i
 
 def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) -> None:
     page, frame = console(chromium, airflow, "olga")
-    frame.get_by_text("Live", exact=True).wait_for(timeout=20_000)
+    b.expect(frame.get_by_text("Live", exact=True)).to_be_visible()
     labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
     with client(airflow, "ursula") as ursula:
         ursula.post("/api/allocate", json={**WISH, "task_id": "seen", "labels": labels}).raise_for_status()
-    frame.locator(".cell[data-task=seen]").first.wait_for(timeout=20_000)
+    b.expect(frame.locator(".cell[data-task=seen]").first).to_be_visible()
     b.picture(page, "airflow-page")
     row = frame.locator("#server-1")
     row.get_by_text("Drain…").click()
     row.get_by_role("button", name="Drain gpu-server-1").click()
-    frame.get_by_text("Server 1 takes no new leases.").wait_for()
+    b.expect(frame.get_by_text("Server 1 takes no new leases.")).to_be_visible()
     frame.locator("#server-1").get_by_text("Restore…").click()
     frame.locator("#server-1").get_by_role("button", name="Restore gpu-server-1").click()
-    frame.get_by_text("Server 1 takes leases again.").wait_for()
+    b.expect(frame.get_by_text("Server 1 takes leases again.")).to_be_visible()
     frame.get_by_role("link", name="Leases", exact=True).click()
     frame.get_by_text("Release…").click()
     frame.get_by_role("button", name="Release seen").click()
-    frame.get_by_text("seen is released.").wait_for()
+    b.expect(frame.get_by_text("seen is released.")).to_be_visible()
     page.context.close()
 
 
@@ -167,6 +167,6 @@ def test_a_lease_links_to_its_task(airflow: Stack, chromium: Any) -> None:
 
 def test_a_viewer_has_no_buttons(airflow: Stack, chromium: Any) -> None:
     page, frame = console(chromium, airflow, "vera")
-    assert frame.get_by_text("Drain…").count() == 0
-    assert frame.get_by_text("vera (reader)").is_visible()
+    b.expect(frame.get_by_text("vera (reader)")).to_be_visible()
+    b.expect(frame.get_by_text("Drain…")).to_have_count(0)
     page.context.close()

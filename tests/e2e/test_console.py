@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from tests.e2e import browser as b
 pytestmark = pytest.mark.e2e
 
 PAGES = ("/", "/queue", "/leases", "/charts", "/what-if?required_gpus=4&required_cpus=8", "/docs")
+
+SETTLED = """Promise.all(document.getAnimations()
+    .filter(each => each.effect.getComputedTiming().endTime < Infinity).map(each => each.finished))"""
+"""Script that returns once all transitions that end have ended, since colours in between are no findings."""
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +63,15 @@ def allocate(service: b.Service, name: str, task_id: str, **more: Any) -> None:
 
 def test_an_allocation_appears_without_a_reload(page: Any, service: b.Service) -> None:
     b.log_in(page, service, "vera")
-    page.get_by_text("Live", exact=True).wait_for()
+    b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
     page.evaluate("window.same = true")
     allocate(service, "ursula", "train_1", prefer_server_id=2)
     row = page.locator("#server-2")
-    row.locator(".cell[data-task=train_1]").first.wait_for(timeout=8000)
     bar = row.locator(".cell[data-task=train_1]")
-    assert (bar.count(), bar.inner_text(), "s4" in bar.get_attribute("class").split()) == (1, "train_1", True)
-    page.locator("#totals dd", has_text="28").wait_for()
+    b.expect(bar).to_have_count(1)
+    b.expect(bar).to_have_text("train_1")
+    b.expect(bar).to_contain_class("s4")
+    b.expect(page.locator("#totals dd", has_text="28")).to_be_visible()
     assert page.evaluate("window.same") is True
     b.picture(page, "console-live")
 
@@ -76,13 +82,13 @@ def test_an_operator_drains_and_restores(page: Any, service: b.Service) -> None:
     row.get_by_text("Drain…").click()
     row.get_by_label("Reason").fill("new fan")
     row.get_by_role("button", name="Drain gpu-server-1").click()
-    page.get_by_text("Server 1 takes no new leases.").wait_for()
-    assert row.get_by_text("DRAINED").is_visible()
-    assert row.get_by_text("new fan").is_visible()
+    b.expect(page.get_by_text("Server 1 takes no new leases.")).to_be_visible()
+    b.expect(row.get_by_text("DRAINED")).to_be_visible()
+    b.expect(row.get_by_text("new fan")).to_be_visible()
     b.picture(page, "console-drained")
     row.get_by_text("Restore…").click()
     row.get_by_role("button", name="Restore gpu-server-1").click()
-    row.get_by_text("IDLE").wait_for()
+    b.expect(row.get_by_text("IDLE")).to_be_visible()
 
 
 def test_a_user_releases_only_their_own_leases(page: Any, service: b.Service) -> None:
@@ -90,26 +96,25 @@ def test_a_user_releases_only_their_own_leases(page: Any, service: b.Service) ->
     allocate(service, "olga", "theirs")
     b.log_in(page, service, "ursula")
     page.get_by_role("link", name="Leases").click()
-    assert page.get_by_role("link", name="mine").get_attribute("href") == (
-        "http://airflow.example/dags/d/runs/manual__1/tasks/t"
-    )
-    assert page.get_by_text("Release…").count() == 1
+    task = "http://airflow.example/dags/d/runs/manual__1/tasks/t"
+    b.expect(page.get_by_role("link", name="mine")).to_have_attribute("href", task)
+    b.expect(page.get_by_text("Release…")).to_have_count(1)
     page.get_by_text("Release…").click()
     page.get_by_role("button", name="Release mine").click()
-    page.get_by_text("mine is released.").wait_for()
-    assert page.get_by_role("cell", name="theirs").is_visible()
-    assert page.get_by_text("1 lease", exact=True).is_visible()
+    b.expect(page.get_by_text("mine is released.")).to_be_visible()
+    b.expect(page.get_by_role("cell", name="theirs")).to_be_visible()
+    b.expect(page.get_by_text("1 lease", exact=True)).to_be_visible()
 
 
 def test_a_reader_has_no_buttons(page: Any, service: b.Service) -> None:
     allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")
-    assert page.get_by_text("Drain…").count() == 0
+    b.expect(page.get_by_text("Drain…")).to_have_count(0)
     page.get_by_role("link", name="Leases").click()
-    assert page.get_by_role("cell", name="t", exact=True).is_visible()
-    assert page.get_by_text("Release…").count() == 0
+    b.expect(page.get_by_role("cell", name="t", exact=True)).to_be_visible()
+    b.expect(page.get_by_text("Release…")).to_have_count(0)
     page.get_by_role("button", name="Log out").click()
-    page.get_by_role("heading", name="Log in").wait_for()
+    b.expect(page.get_by_role("heading", name="Log in")).to_be_visible()
 
 
 def test_the_queue_shows_the_estimated_start(page: Any, service: b.Service) -> None:
@@ -119,35 +124,35 @@ def test_the_queue_shows_the_estimated_start(page: Any, service: b.Service) -> N
         ursula.post("/api/submit", json={"task_id": "late", "required_gpus": 8, "required_cpus": 8})
     b.log_in(page, service, "ursula")
     page.get_by_role("link", name="Queue").click()
-    assert page.get_by_role("row", name="late").get_by_text("good").is_visible()
-    assert page.get_by_role("row", name="late").get_by_text("in 50 min").is_visible()
+    b.expect(page.get_by_role("row", name="late").get_by_text("good")).to_be_visible()
+    b.expect(page.get_by_role("row", name="late").get_by_text("in 50 min")).to_be_visible()
     page.get_by_role("link", name="What if").click()
     page.get_by_role("button", name="Ask").click()
-    assert page.get_by_text("Not now:").is_visible()
+    b.expect(page.get_by_text("Not now:")).to_be_visible()
     b.picture(page, "console-what-if")
     page.get_by_role("link", name="Queue").click()
     page.get_by_text("Cancel…").click()
     page.get_by_role("button", name="Cancel late").click()
-    page.get_by_text("late is no longer in the queue.").wait_for()
+    b.expect(page.get_by_text("late is no longer in the queue.")).to_be_visible()
 
 
 def test_the_console_can_be_used_by_keyboard_alone(page: Any, service: b.Service) -> None:
     b.log_in(page, service, "olga")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
+    b.expect(page.locator(".skip")).to_be_focused()
     page.keyboard.press("Enter")
     page.locator("#server-0 summary").focus()
     page.keyboard.press("Enter")
-    assert page.locator("#server-0 details[open]").count() == 1
+    b.expect(page.locator("#server-0 details[open]")).to_have_count(1)
     page.keyboard.press("Tab")
     page.keyboard.type("by keyboard")
     page.keyboard.press("Escape")
-    assert page.locator("#server-0 details[open]").count() == 0
+    b.expect(page.locator("#server-0 details[open]")).to_have_count(0)
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    page.get_by_text("Server 0 takes no new leases.").wait_for()
-    assert page.get_by_text("by keyboard").is_visible()
+    b.expect(page.get_by_text("Server 0 takes no new leases.")).to_be_visible()
+    b.expect(page.get_by_text("by keyboard")).to_be_visible()
 
 
 def test_the_api_page_sends_requests(page: Any, service: b.Service) -> None:
@@ -156,17 +161,17 @@ def test_the_api_page_sends_requests(page: Any, service: b.Service) -> None:
     form = page.locator("form[data-path='/api/allocate']")
     page.get_by_text("Grant GPUs now, or answer 503").click()
     form.get_by_role("button", name="Send").click()
-    form.get_by_text('"gpu_devices": "0,1,2,3"').wait_for()
+    b.expect(form.get_by_text('"gpu_devices": "0,1,2,3"')).to_be_visible()
 
 
 def test_charts_are_drawn(page: Any, service: b.Service) -> None:
     allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")
     page.get_by_role("link", name="Charts").click()
-    page.locator("#chart-held canvas").wait_for()
+    b.expect(page.locator("#chart-held canvas")).to_be_visible()
     page.get_by_role("button", name="7 days").click()
-    page.get_by_text("Latest:").wait_for()
-    assert page.locator("canvas").count() == 3
+    b.expect(page.get_by_text("Latest:")).to_be_visible()
+    b.expect(page.locator("canvas")).to_have_count(3)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -186,7 +191,7 @@ def test_axe_finds_nothing_serious(chromium: Any, service: b.Service, scheme: st
         page.goto(service.url + path)
         for summary in page.locator("main summary").all()[:2]:
             summary.click()
-        page.wait_for_timeout(300)
+        page.evaluate(SETTLED)
         found[path] = b.serious(page, source)
         overflow = page.evaluate(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -215,23 +220,25 @@ def test_the_console_shows_a_thousand_servers(page: Any, tmp_path: Path) -> None
                 ]
                 olga.post("/api/allocate/batch", json={"requests": requests}).raise_for_status()
         b.log_in(page, service, "olga")
-        assert page.locator("#totals dd").all_inner_texts()[:3] == [
-            "0 free\n8000 used, 0 closed of 8000",
-            "48000 free\n16000 used, 0 closed of 64000",
-            "1000 open\n0 closed of 1000",
-        ]
-        assert page.locator(".map i").count() == 1000
-        assert page.locator(".server").count() == 100
+        totals = (
+            r"0 free\s*8000 used, 0 closed of 8000",
+            r"48000 free\s*16000 used, 0 closed of 64000",
+            r"1000 open\s*0 closed of 1000",
+        )
+        for number, text in enumerate(totals):
+            b.expect(page.locator("#totals dd").nth(number)).to_have_text(re.compile(text))
+        b.expect(page.locator(".map i")).to_have_count(1000)
+        b.expect(page.locator(".server")).to_have_count(100)
         paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         b.picture(page, "console-1000-servers")
         page.get_by_role("link", name="Next").click()
-        assert page.locator(".server").first.get_attribute("id") == "server-100"
+        b.expect(page.locator(".server").first).to_have_id("server-100")
         page.get_by_label("Server or task").fill("t1998")
         page.get_by_role("button", name="Show").click()
-        assert page.locator(".server").count() == 1
-        page.get_by_text("Live", exact=True).wait_for()
+        b.expect(page.locator(".server")).to_have_count(1)
+        b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
         with service.client("olga") as olga:
             olga.post("/api/release", json={"task_id": "t1999"}).raise_for_status()
-        page.locator("#server-999").get_by_text("4 free, 4 used, 0 closed of 8").wait_for(timeout=8000)
+        b.expect(page.locator("#server-999").get_by_text("4 free, 4 used, 0 closed of 8")).to_be_visible()
         assert paint < 10_000  # the figure itself is measured by gpu-manager bench --http
         page.close()  # before its service ends, which a live page would report as an error

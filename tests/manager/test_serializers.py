@@ -75,7 +75,7 @@ def test_a_lease_without_gpus_has_the_vendor_of_its_server_and_empty_devices() -
         cluster, hold(cluster, Request("t", resources={"cpus": 1}), "a", ends=70.0)
     )
     assert (allocation["vendor"], allocation["gpu_ids"], allocation["gpu_devices"]) == ("amd", [], "")
-    assert allocation["expires_at"] == 70.0
+    assert (allocation["expires_at"], allocation["gpu_memory_mib"]) == (70.0, 0)
 
 
 def test_the_status_of_a_task_is_its_lease_its_place_in_the_queue_or_nothing() -> None:

@@ -90,6 +90,41 @@ def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus(
     assert planned.reserve(ask("head", 2, 10.0)), "from now on"
 
 
+def test_behind_an_overdue_lease_the_reservation_begins_now() -> None:
+    cluster = ClusterState([node("a", 2)])
+    hold(cluster, ask("overdue", 1, 100.0), "a", 0)
+    planned = Reservations(cluster, 500.0)
+    assert planned.reserve(ask("head", 2, 10.0)), "from 500 to 510, not from 100"
+    assert planned.without_delay(ask("brief", 1, 1.0), Placement("a", (1,))) is None
+
+
+def test_a_request_for_all_cpus_of_a_node_is_reserved_and_let_through() -> None:
+    planned = Reservations(ClusterState(nodes("ab", 2, 8)), 0.0)
+    assert planned.reserve(ask("head", 0, 10.0, cpus=8))
+    assert planned.without_delay(ask("all", 0, cpus=8), Placement("b")) == Placement("b")
+    planned.started(ask("all", 0, cpus=8), Placement("b"))
+    assert planned.without_delay(ask("one more", 0, 5.0, cpus=1), Placement("b")) is None
+
+
+def test_gpus_of_another_type_are_not_taken() -> None:
+    mixed = Node("a", 0, {}, (Gpu(0, "V100"), Gpu(1, "A100"), Gpu(2, "A100")))
+    planned = Reservations(ClusterState([mixed]), 0.0)
+    typed = ask("t", 1, 5.0, gpu_types=("A100",))
+    assert planned.without_delay(typed, Placement("a", (1,))) == Placement("a", (1,))
+    planned.started(typed, Placement("a", (1,)))
+    assert planned.without_delay(typed, Placement("a", (1,))) == Placement("a", (2,))
+    planned.started(typed, Placement("a", (2,)))
+    assert planned.without_delay(typed, Placement("a", (1,))) is None
+
+
+def test_a_fraction_that_must_move_goes_to_the_tightest_gpu() -> None:
+    cluster = ClusterState([node("a", 3)])
+    hold(cluster, replace(ask("half", 1), gpu_milli=500), "a", 2)
+    hold(cluster, ask("whole", 1), "a", 0)
+    part = replace(ask("part", 1, 5.0), gpu_milli=400)
+    assert Reservations(cluster, 0.0).without_delay(part, Placement("a", (0,))) == Placement("a", (2,))
+
+
 def test_an_unknown_runtime_has_no_end_unless_it_was_learnt() -> None:
     cluster = ClusterState([node("a", 2)])
     hold(cluster, ask("unknown", 2), "a", 0, 1)

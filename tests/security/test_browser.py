@@ -62,8 +62,8 @@ def test_no_name_runs_as_script(chromium: Any, service: b.Service) -> None:
             if focusable.is_visible():
                 focusable.hover(force=True)
         assert page.evaluate("window.pwned") is None, (path, query)
-        assert page.locator("iframe, svg[onload], img[onerror], [onfocus]").count() == 0
-        assert page.locator("a[href^='javascript:']").count() == 0
+        b.expect(page.locator("iframe, svg[onload], img[onerror], [onfocus]")).to_have_count(0)
+        b.expect(page.locator("a[href^='javascript:']")).to_have_count(0)
     context.close()
     assert [text for text in complaints if "400" not in text] == []
 
