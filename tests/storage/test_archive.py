@@ -85,7 +85,7 @@ def test_a_new_store_starts_another_file(tmp_path: Path) -> None:
             pairs(manager, 1, f"{life}-later-")
             extend(path, manager)
     found = {
-        file.name: file.read_text().splitlines()[1].partition('"task_id": ')[2][1]
+        file.name: file.read_text().splitlines()[1].partition('"lease_id": ')[2][1]
         for file in tmp_path.iterdir()
     }
     assert found == {
