@@ -24,15 +24,17 @@ from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.cli import InputErrors, print_json
 from simulator.replay import openb
+from simulator.replay.compiled_placement import POLICIES, CompiledPolicy
 
-POLICIES = ("fgd", "best_fit", "dot_product", "gpu_packing", "gpu_clustering", "random")
 PUBLISHED_PODS_PER_S = 18
 """Rate of the published simulator: about ten minutes for one run."""
 
 
 def pods_per_s(trace: openb.Trace, policy: str, seed: int) -> float:
     """Return pods placed or refused per second of processor time, commits included, with empty caches."""
-    chosen = openb.policy_for(policy, Fragmentation.of(trace.pods, CPU_MILLI.cpu_name), seed)
+    chosen = CompiledPolicy(
+        trace.nodes, trace.arrivals, policy, Fragmentation.of(trace.pods, CPU_MILLI.cpu_name), seed
+    )
     gc.collect()
     began = time.process_time()
     openb.place(trace, chosen)

@@ -297,7 +297,16 @@ def replay(
 ) -> tuple[dict[str, Any], list[tuple[int, float, float, float]]]:
     """Return summary and curve of one policy over the trace; both percentages are those of the last row."""
     fragmentation = Fragmentation.of(trace.pods, CPU_MILLI.cpu_name)
-    placed = place(trace, policy_for(policy_name, fragmentation, seed), progress)
+    from simulator.replay import compiled_placement  # numba takes half a second to import
+
+    policy: Policy
+    if policy_name in compiled_placement.POLICIES:
+        policy = compiled_placement.CompiledPolicy(
+            trace.nodes, trace.arrivals, policy_name, fragmentation, seed
+        )
+    else:
+        policy = policy_for(policy_name, fragmentation, seed)
+    placed = place(trace, policy, progress)
     rows = curve(trace, placed, fragmentation)
     summary = {
         "policy": policy_name,
