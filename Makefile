@@ -59,7 +59,7 @@ mutants: install
 bench: install
 	$(BIN)/gpu-manager bench
 
-# Ray is not pinned; Slurm is Debian's slurm-wlm, if it is there.
+# Ray is not pinned; Slurm is Debian's slurm-wlm with libslurm-dev, if they are there.
 bench-peers: install
 	$(BIN)/uv pip install --quiet --target $(VENV)-peers "ray>=2.40"
 	PYTHONPATH=$(CURDIR):$(CURDIR)/$(VENV)-peers $(BIN)/python benchmarks/peers.py
