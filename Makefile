@@ -8,7 +8,7 @@ PARALLEL := -n logical --dist loadfile --no-loadscope-reorder
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test quick test-e2e mutants bench bench-peers demo up docs dist clean audit fuzz
+.PHONY: install lock lint test quick test-e2e mutants bench bench-peers figures demo up docs dist clean audit fuzz
 
 install: $(STAMP)
 
@@ -47,7 +47,7 @@ quick: install
 test-e2e: install
 	$(PYTEST) -m e2e
 
-# Which bugs in the core would no quick test notice? An hour of one core; see docs/development.md. Its tools
+# Which bugs in the core would no quick test notice? An hour of one core; see docs/contributing/mutation-tests.md. Its tools
 # are not part of the pinned environment.
 mutants: install
 	test -x $(VENV)-mutants/bin/python || $(PYTHON) -m venv $(VENV)-mutants
@@ -64,6 +64,12 @@ bench-peers: install
 	$(BIN)/uv pip install --quiet --target $(VENV)-peers "ray>=2.40"
 	PYTHONPATH=$(CURDIR):$(CURDIR)/$(VENV)-peers $(BIN)/python benchmarks/peers.py
 
+# All figures of docs/benchmarks.md, about half an hour on an idle machine. DATA is a folder with the public traces.
+FIGURES ?=
+DATA ?=
+figures: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/figures.py $(if $(DATA),--data $(DATA)) $(FIGURES)
+
 demo: install
 	$(BIN)/python -m demo
 
@@ -74,7 +80,7 @@ up: install
 docs: install
 	test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
 	$(BIN)/uv pip install --quiet --python $(VENV)-docs/bin/python --editable ".[docs]"
-	$(VENV)-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 
 # A wheel and a source archive in dist/; `pip install 'dist/gpu_resource_manager-….whl[airflow]'` takes an extra.
 dist: install

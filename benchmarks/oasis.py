@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import click
 
-from simulator.cli import FiniteRange, InputErrors
+from simulator.cli import FiniteRange, InputErrors, print_json
 from simulator.oasis.baselines import Drf
 from simulator.oasis.calibrate import calibrate
 from simulator.oasis.experiment import Comparison, OasisCase, compare
@@ -124,18 +124,16 @@ def find_optima(instances: Mapping[int, Instance], label: str, time_limit_s: flo
 
 
 def speed(seeds: Sequence[int]) -> None:
-    """Print the processor time of one decision with 100 slots and 50 + 50 servers."""
+    """Measure one decision with 100 slots and 50 + 50 servers, in processor time; print JSON."""
+    found = {}
     for load in (0.5, 1.0, 2.0):
         means = []
         for seed in seeds:
             instance = draw_instance(seed, jobs=100, slots=100, servers=50, load=load)
             decisions = compare(case(seed, instance, DEFAULT), ["oasis"]).runs["oasis"].decision_s
             means.append(1000 * fmean(decisions))
-        print(
-            f"decision, T = 100, 50 + 50 servers, 100 jobs, load {load:g}: "
-            f"{fmean(means):.2f} ms mean over {len(seeds)} seeds, {max(means):.2f} ms the slowest seed",
-            flush=True,
-        )
+        found[f"load_{load:g}"] = {"mean_ms": round(fmean(means), 2), "slowest_seed_ms": round(max(means), 2)}
+    print_json({"seeds": len(seeds), **found})
 
 
 def optimum(seeds: Sequence[int], time_limit_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from statistics import mean
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from simulator.cli import InputErrors
+from simulator.cli import InputErrors, print_json
 from simulator.vgpu.metrics import collect, over_seeds, summarise
 from simulator.vgpu.scenario import Scenario, load_scenario
 from simulator.vgpu.scenario_runs import run_all
@@ -36,18 +35,21 @@ def best_of(scenario: Scenario, use_numba: bool, times: int) -> float:
 
 
 def speed(seeds: int, jobs: int) -> None:
-    """Measure a run of 32,000 ticks and 190 tasks, plain and compiled, and a sweep of A1 to A5."""
+    """Print as JSON the seconds of a run of 32,000 ticks and 190 tasks, and of a sweep of A1 to A5."""
+    found: dict[str, Any] = {}
     for name in ("A1", "A3"):
         for admission in ("quota", "usage"):
             scenario = load_scenario(name, {"tasks": 190, "scheduling.admission": admission})
-            plain = best_of(scenario, False, 3)
-            compiled = best_of(scenario, True, 5)
-            print(f"{name} {admission}: plain {plain:.3f} s, compiled {compiled:.3f} s of CPU time")
+            found[f"{name}_{admission}"] = {
+                "plain_s": round(best_of(scenario, False, 3), 3),
+                "compiled_s": round(best_of(scenario, True, 5), 3),
+            }
     scenarios = {name: load_scenario(name) for name in ORIGIN_SCENARIOS}
     began = time.perf_counter()
     runs = sum(1 for _ in run_all(scenarios, range(1, seeds + 1), jobs=jobs))
-    wall, cpu = time.perf_counter() - began, sum(os.times()[2:4])
-    print(f"sweep: {runs} runs on {jobs} processes: {wall:.1f} s, {cpu / jobs:.1f} s of CPU time a process")
+    wall_s = time.perf_counter() - began
+    found["sweep"] = {"runs": runs, "processes": jobs, "wall_s": round(wall_s, 1)}
+    print_json(found)
 
 
 def figures(name: str, seeds: Sequence[int], jobs: int, **changes: Any) -> dict[str, Any]:

@@ -253,5 +253,5 @@ def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(wheel: Path, tmp
         run_id = stack.run("train_on_a_gpu")
         assert stack.api.xcom("train_on_a_gpu", run_id, "train") == "training on GPU 0 of here"
         run_id = stack.run("gpu_reconcile")
-        assert stack.api.xcom("gpu_reconcile", run_id, "reconcile") == []
+        assert stack.api.xcom("gpu_reconcile", run_id, "reconcile") == {"actions": [], "other_instances": 0}
         assert_loaded_once(stack.api)

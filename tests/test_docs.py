@@ -1,36 +1,91 @@
-"""Tests of the documentation: all examples run, all links have a target."""
+"""Tests of the documentation: every example runs, every link has a target, every public name has a reference.
+
+Commands of pages in `ELSEWHERE` are run by the tests named there.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 import threading
 import tomllib
+import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from werkzeug.serving import make_server
 
+import resource_manager.airflow as for_authors
+from benchmarks import figures
+from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
+from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.manager.inventory_file import load_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
+from resource_manager.scheduling.policies import POLICIES
+from resource_manager.scheduling.queue_order import ORDERS
+from simulator.edge.dataset_files import write_dataset
+from simulator.edge.random_dataset import generate
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SERVICE, TOKEN = "http://localhost:5000", "gpm_…"
+SERVICE, TOKEN, REDIS = "http://localhost:5000", "gpm_…", "redis://localhost:6379/0"
 """Placeholders of the pages for the reader's own values."""
+
+LANGUAGES = {"python", "sh", "toml", "yaml", "json", "text"}
+
+ELSEWHERE = {
+    "README.md": "tests/e2e/test_demo.py",
+    "docs/first-server.md": "tests/e2e/test_first_server.py",
+    "docs/getting-started.md": "tests/test_getting_started.py",
+    "docs/gpus.md": "tests/cli/test_discovering.py",
+    "docs/compose.md": "tests/test_docs.py::test_the_stack_has_what_its_page_uses",
+    "docs/contributing/fault-tests.md": "tests/test_docs.py::test_the_fault_tests_know_their_options",
+}
+
+SMALLER = {
+    "--seeds 1-20": "--seeds 1-1",
+    "--seeds 1-5": "--seeds 1-1",
+    "--calibrate 20": "--calibrate 2",
+    "--tasks 160": "--tasks 20",
+    "--output-dir reports/": "--duration 40 --output-dir reports/",
+    "tasks:120,160,190": "tasks:20,30",
+    "limit_threshold:1,1.05,1.2": "limit_threshold:1,1.2",
+    "decay:0.01,0.02,0.04": "decay:0.01,0.04 --duration 40",
+    "edge --seed 3": "edge --seed 3 --jobs 4",
+    "--jobs trace1": "--jobs trace3",
+    "jobs:5,10,20": "jobs:5,10",
+}
+"""Sizes for a test: fewer seeds and smaller inputs of the same kind."""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def examples(language: str) -> list[tuple[str, str]]:
     """Return the name and text of every block in that language."""
     return [
-        (f"{page.relative_to(ROOT)}:{number}", code)
+        (f"{name_of(page)}:{number}", code)
         for page in PAGES
-        for number, code in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL), 1)
+        for number, code in enumerate(blocks(page, language), 1)
     ]
 
 
@@ -44,6 +99,15 @@ def is_dag(code: str) -> bool:
 
 
 PYTHON = examples("python")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_example_is_in_a_language_that_is_tested(page: Path) -> None:
+    opening = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)[::2]
+    assert set(opening) <= LANGUAGES
+
+
+# ---- Python ----
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +149,9 @@ def test_an_example_is_a_dag(code: str, tmp_path: Path) -> None:
     assert all(dag.description and dag.tasks for dag in bag.dags.values())
 
 
+# ---- files ----
+
+
 @parametrize([(name, code) for name, code in examples("toml") if "[[servers]]" in code])
 def test_an_inventory_can_be_loaded(code: str, tmp_path: Path) -> None:
     (tmp_path / "servers.toml").write_text(code)
@@ -94,6 +161,119 @@ def test_an_inventory_can_be_loaded(code: str, tmp_path: Path) -> None:
 @parametrize(examples("toml"))
 def test_toml_can_be_read(code: str) -> None:
     assert tomllib.loads(code)
+
+
+@parametrize(examples("json"))
+def test_json_can_be_read(code: str) -> None:
+    assert json.loads(code)
+
+
+# ---- commands ----
+
+COMMANDS = [page for page in PAGES if blocks(page, "sh") and name_of(page) not in ELSEWHERE]
+
+
+def script_of(page: Path, store: str, port: int) -> str:
+    """Return the page's commands as one script, with the test's store, service and sizes."""
+    lines = ["trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
+    for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
+        command, _, _ = line.partition("  #")
+        if command.startswith("pip install"):  # tests/test_distribution.py installs each extra
+            extras = re.findall(r"'\.\[(.*)\]'", command)[0].split(",")
+            assert set(extras) <= set(project()["optional-dependencies"])
+            continue
+        for given, smaller in SMALLER.items():
+            command = command.replace(given, smaller)
+        command = command.replace(REDIS, store).replace(SERVICE, f"http://localhost:{port}")
+        if "token create" in command:
+            command = f"token=$({command} | grep -o 'gpm_[^ ]*')"
+        if command.endswith(" serve"):
+            command += f" --port {port} & curl -sf --retry 60 --retry-connrefused --retry-delay 1"
+            command += f" http://localhost:{port}/healthz"
+        lines.append(command.replace(TOKEN, "$token"))
+    return "\n".join(lines)
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.parent.name == "simulators" else [])
+        for page in COMMANDS
+    ],
+    ids=name_of,
+)
+def test_the_commands_of_a_page_run(
+    page: Path, embedded_redis: RedisServer, shared_data: Path, tmp_path: Path
+) -> None:
+    store = f"{embedded_redis.url}?namespace={uuid.uuid4().hex}"
+    with GPUResourceManager.from_url(store) as manager:  # so that there is a history
+        manager.submit("earlier", gpus=2)
+        manager.release_resources("earlier", outcome="SUCCESS")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    for folder in ("openb", "muri", "serverless"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / folder).symlink_to(shared_data / folder)
+    write_dataset(generate(3, jobs=3), tmp_path / "data" / "edge" / "test0")
+    for code in blocks(page, "toml") + blocks(page, "yaml"):
+        if (named := re.match(r"# (\S+\.\w+)\n", code)) is not None:
+            (tmp_path / named[1]).write_text(code)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GPU_MANAGER")}
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail"],
+        input=script_of(page, store, free_ports(1)[0]),
+        cwd=tmp_path,
+        env={
+            **own,
+            "HOME": str(tmp_path),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "GPU_MANAGER_STORE": store,
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pages_whose_commands_run_elsewhere_name_their_test() -> None:
+    for page, test in ELSEWHERE.items():
+        file, _, function = test.partition("::")
+        assert blocks(ROOT / page, "sh")
+        assert function in (ROOT / file).read_text()
+
+
+def test_the_stack_has_what_its_page_uses() -> None:
+    """The stack itself needs public images; `python -m demo.compose` runs it."""
+    stack = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    profiles = {name for service in stack["services"].values() for name in service.get("profiles", ())}
+    for line in "".join(blocks(ROOT / "docs" / "compose.md", "sh")).splitlines():
+        words = shlex.split(line, comments=True)
+        if words[0] == "cp":
+            assert (ROOT / words[1]).exists()
+            continue
+        assert words[:2] == ["docker", "compose"]
+        if "--profile" in words:
+            assert words[words.index("--profile") + 1] in profiles
+        if "exec" in words:
+            assert words[words.index("exec") + 1] in stack["services"]
+
+
+def test_the_fault_tests_know_their_options() -> None:
+    """With `--help` at the end, the program checks the options before it and stops; tests/faults runs it."""
+    for line in "".join(blocks(ROOT / "docs" / "contributing" / "fault-tests.md", "sh")).splitlines():
+        command = [sys.executable, *shlex.split(line, comments=True)[1:], "--help"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+# ---- texts ----
 
 
 def test_no_page_names_an_unpublished_package() -> None:
@@ -106,8 +286,78 @@ def test_no_page_names_an_unpublished_package() -> None:
         assert not re.search(r"pip install [^\n]*gpu-resource-manager", path.read_text()), path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_have_targets(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
-    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    missing = []
+    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        linked = page.parent / file if file else page
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            missing.append(target)
     assert not missing
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+    assert set(re.findall(r"- (\S+\.md)$", settings, re.MULTILINE)) == pages
+
+
+SPEED = re.compile(r"\bp(?:50|9\d) (?:of )?\d|\d (?:pairs|pods|requests|steps|functions|calls)/s|\bµs\b")
+PRIVATE = re.compile(r"\b(whoever|room|rests|rested|resting|anew|settle|he|his|him|wish|held)\b")
+"""Words of an older dialect, for which docs/glossary.md has a term."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_figures_of_speed_stand_on_one_page(page: Path) -> None:
+    if page != figures.PAGE:
+        assert not SPEED.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_words_are_those_of_the_glossary(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)
+    assert not PRIVATE.findall(text)
+
+
+def test_the_page_of_benchmarks_is_made_of_the_results() -> None:
+    assert figures.PAGE.read_text() == figures.page(json.loads(figures.RESULTS.read_text()))
+
+
+# ---- reference ----
+
+REFERENCE = re.findall(
+    r"^::: (\S+)$", "\n".join(page.read_text() for page in PAGES if page.parent.name == "reference"), re.M
+)
+
+
+def test_operators_launchers_stores_policies_and_orders_have_a_reference() -> None:
+    described = {name.rpartition(".")[2] for name in REFERENCE}
+    launchers = {f"{name}launcher" for name in LAUNCHERS}
+    assert set(for_authors.__all__) <= described
+    assert launchers <= {name.lower() for name in described}
+    assert {"MemoryStore", "RedisStore", "VariableStore"} <= described
+    assert set(POLICIES) <= described
+    assert {order.arrange.__name__ for order in ORDERS.values()} <= described  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_reference_names_something_described(name: str) -> None:
+    """Constants carry their docstring in the source, below them."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        described = getattr(importlib.import_module(module), attribute)
+    except (AttributeError, ModuleNotFoundError):
+        described = importlib.import_module(name)
+    in_source = re.compile(rf'^{attribute} = .*\n"""', re.MULTILINE)
+    if not in_source.search(Path(sys.modules[module].__file__ or "").read_text()):
+        assert described.__doc__
+        assert re.match(r"[A-Z`]", described.__doc__)

@@ -1,4 +1,8 @@
-"""Makes the pictures of the console: python docs/images/make_pictures.py [--airflow], from the repository."""
+"""Take the pictures of the console: `python docs/images/make_pictures.py [--airflow]`, from the repository.
+
+`python -m demo --picture docs/images/demo-timeline.png` draws the timeline; the pictures of the simulators
+come from `gpu-simulate … --output-dir`, as their pages describe it.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +31,11 @@ TASKS = [
 
 
 def fill(client: Any) -> None:
-    """A working day: some run, some wait, one server is out, one GPU is shared."""
+    """Fill the cluster as on a working day: running and pending jobs, a drained server, GPU fractions."""
     client.post("/api/servers/2/drain", json={"reason": "new fan, back at 16:00"}).raise_for_status()
     for name in ("notebook_ada", "notebook_bob"):
-        wish = {"task_id": name, "required_gpus": 1, "required_cpus": 4, "gpu_milli": 400}
-        client.post("/api/submit", json=wish).raise_for_status()
+        request = {"task_id": name, "required_gpus": 1, "required_cpus": 4, "gpu_milli": 400}
+        client.post("/api/submit", json=request).raise_for_status()
     for name, gpus, cpus, minutes in TASKS:
         labels = {
             "instance": "production",
@@ -40,26 +44,27 @@ def fill(client: Any) -> None:
             "task_id": name,
             "map_index": "-1",
         }
-        wish = {
+        request = {
             "task_id": f"production:train_digits/manual__2026-01-05/{name}",
             "required_gpus": gpus,
             "required_cpus": cpus,
             "expected_runtime": 60 * minutes,
             "labels": labels,
         }
-        client.post("/api/submit", json=wish).raise_for_status()
+        client.post("/api/submit", json=request).raise_for_status()
 
 
 def console(chromium: Any, folder: Path) -> None:
     with b.serving(folder, 4, "--airflow-url", "http://localhost:8080") as service:
         with service.client("olga") as olga:
             fill(olga)
-        for name, path, scheme in (
-            ("servers", "/", "light"),
-            ("queue", "/queue", "dark"),
+        for name, path, scheme, width, height in (
+            ("servers", "/", "light", 1440, 560),
+            ("queue", "/queue", "dark", 1440, 450),
+            ("phone", "/", "light", 390, 844),
         ):
             page = chromium.new_context(
-                viewport={"width": 1200, "height": 520}, color_scheme=scheme
+                viewport={"width": width, "height": height}, color_scheme=scheme
             ).new_page()
             b.log_in(page, service, "olga")
             page.goto(service.url + path)
@@ -76,7 +81,7 @@ def airflow(chromium: Any, folder: Path) -> None:
             fill(olga)
         page, frame = inside.console(chromium, stack, "olga")
         frame.get_by_text("Live", exact=True).wait_for(timeout=20_000)
-        page.set_viewport_size({"width": 1200, "height": 600})
+        page.set_viewport_size({"width": 1440, "height": 580})
         page.wait_for_timeout(1500)
         page.screenshot(path=HERE / "console-airflow.png")
 

@@ -48,6 +48,7 @@ class GPUReleaseOperator(BaseOperator):
     The outcome is SUCCESS only if all tasks between the two succeeded: only such a lease teaches a runtime.
 
     :param lease: allocation that `GPUAllocateOperator` returned: `allocate.output`.
+    :param gpu_conn_id: connection of type `gpu_manager`.
     """
 
     template_fields: Sequence[str] = ("lease",)
@@ -162,7 +163,12 @@ def gpu_lease(
 ) -> Iterator[GPULease]:
     """Open a task group whose tasks share one lease, granted before the first and released after the last.
 
-    `arguments` are those of `GPUAllocateOperator`. The release is a teardown: it runs even if tasks fail.
+    The release is a teardown: it runs even if tasks fail.
+
+    :param gpus: whole GPUs, all of one server.
+    :param cpus: CPUs of the same server.
+    :param group_id: id of the task group.
+    :param arguments: further arguments of `GPUAllocateOperator`.
     """
     gpu_conn_id = arguments.pop("gpu_conn_id", DEFAULT_CONNECTION)
     with TaskGroup(group_id):

@@ -55,7 +55,10 @@ def reconcile_dag(
 ) -> DAG:
     """Return a DAG that reconciles regularly, one run at a time; every installation needs it unpaused.
 
-    `arguments` are further arguments of `DAG`; they override those set here.
+    :param dag_id: id of the DAG.
+    :param schedule: interval between two runs, or any schedule of Airflow.
+    :param gpu_conn_id: connection of type `gpu_manager`.
+    :param arguments: further arguments of `DAG`; they override those set here.
     """
     settings: dict[str, Any] = {
         "start_date": datetime(2026, 1, 1, tzinfo=UTC),

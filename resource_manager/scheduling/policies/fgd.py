@@ -261,3 +261,4 @@ class LiveFgd:
 
 
 fgd = LiveFgd()
+"""Fragmentation gradient descent (Weng et al., USENIX ATC 2023) for the mix of tasks that have leases now."""

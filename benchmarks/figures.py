@@ -1,0 +1,374 @@
+"""Measure, and write docs/benchmarks.md: `make figures`, or `python benchmarks/figures.py [NAME …]`.
+
+Figures go into benchmarks/results.json with date, machine and command; the page is written from that file.
+Benchmarks that are not run keep the figures they have. `--data` is a folder with the public traces (`openb`,
+`serverless`, as the pages of the simulators describe them); without it, benchmarks that need it are left
+out. `--page` writes the page alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.json"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+DATA = "DATA"
+"""Stands for the folder of the public traces in a command."""
+
+INTRODUCTION = """\
+# Benchmarks
+
+<!-- Written by `make figures` from benchmarks/results.json: do not edit. -->
+
+Every figure of speed that this project states is on this page, with the date, the machine and the command
+that measured it. `make figures` measures them again; `make figures FIGURES="core service"` measures some.
+Clients, Redis and service share one machine. A target is the limit that the project set itself.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: its text, the path of its value in the figures, a format and the target."""
+
+    label: str
+    path: str
+    shown: str
+    target: str = ""
+
+    def value(self, figures: Mapping[str, Any]) -> str:
+        """Return the formatted value, "not measured" where the machine lacked what it needs."""
+        found: Any = figures
+        for key in self.path.split("/"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return "not measured" if found is None else self.shown.format(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A command that prints JSON, and the table made of it."""
+
+    title: str
+    about: str
+    command: str
+    rows: tuple[Row, ...]
+
+
+PAIRS, PER_S, MS, S = "{:,.0f} pairs/s", "{:,.0f}/s", "{:,.1f} ms", "{:,.2f} s"
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "core": Benchmark(
+        "Manager and stores",
+        "A pair is an allocation and its release. The yardstick is a bare redis-py lock, acquired and "
+        "released, in the same run.",
+        "gpu-manager bench --json",
+        (
+            Row("redis-py lock", "redis/lock_pairs_per_s", PAIRS),
+            Row("through Redis, one client, 4 servers", "redis/pairs_per_s_4_servers", PAIRS),
+            Row("the same, part of the lock's rate", "redis/of_lock_4_servers", "{:.2f}", "≥ 0.25"),
+            Row("10,000 servers, part of the rate at 4", "redis/of_4_servers_at_10000", "{:.2f}", "≥ 0.5"),
+            Row("100 clients (10 processes of 10 threads)", "clients/pairs_per_s", PAIRS, "≥ 500 pairs/s"),
+            Row("the same, median of one call", "clients/p50_s", S),
+            Row("the same, 99th percentile of one call", "clients/p99_s", S, "≤ 1 s"),
+            Row("the same, errors", "clients/errors", "{}", "0"),
+            Row("in memory, first_fit, 4 servers", "memory/first_fit_4_servers_per_s", PAIRS, "≥ 100,000"),
+            Row(
+                "in memory, best_fit, 1,000 servers", "memory/best_fit_1000_servers_per_s", PAIRS, "≥ 50,000"
+            ),
+            Row(
+                "memory of the state of 10,000 servers × 8 GPUs",
+                "memory/state_10000_servers_mb",
+                "{:.0f} MB",
+                "≤ 150 MB",
+            ),
+        ),
+    ),
+    "stores": Benchmark(
+        "Stores and locks without the manager",
+        "Allocator and store alone; the lock is this project's fair one on Redis, the yardstick as above.",
+        "python benchmarks/stores.py",
+        (
+            Row("redis-py lock", "redis_py_lock_pairs_per_s", PAIRS),
+            Row("our lock, part of that rate", "our_lock_ratio", "{:.2f}"),
+            Row("Redis store, 4 servers, part of that rate", "redis_4_servers_ratio", "{:.2f}"),
+            Row("Redis store, 10,000 servers, part of that rate", "redis_10000_servers_ratio", "{:.2f}"),
+            Row("reading the whole state of 10,000 servers", "redis_10000_servers_full_read_s", S),
+            Row("memory store, 4 servers", "memory_4_servers_pairs_per_s", PAIRS),
+            Row("100 threads, each with its own connection, on Redis", "threads_100/pairs_per_s", PAIRS),
+            Row("the same, 99th percentile of a pair", "threads_100/pair_p99_s", S),
+            Row("the same, errors", "threads_100/errors", "{}", "0"),
+        ),
+    ),
+    "service": Benchmark(
+        "REST service and console",
+        "`gpu-manager serve` on Redis, called over HTTP from the same machine.",
+        "gpu-manager bench --http --json",
+        (
+            Row("`POST /api/allocate`, 4 servers, one client, median", "one_client/p50_ms", MS, "≤ 5 ms"),
+            Row("the same, 99th percentile", "one_client/p99_ms", MS, "≤ 30 ms"),
+            Row("50 clients", "clients/requests_per_s", "{:,.0f} requests/s", "≥ 300 requests/s"),
+            Row("the same, 99th percentile", "clients/p99_ms", MS),
+            Row("the same, errors", "clients/errors", "{}", "0"),
+            Row("`GET /api/status`, 1,000 servers", "many_servers/status_ms", MS, "≤ 50 ms"),
+            Row("`GET /api/queue`, 1,000 servers", "many_servers/queue_ms", MS),
+            Row("`GET /metrics`, 1,000 servers", "many_servers/metrics_ms", MS),
+            Row("console, 1,000 servers, the page", "many_servers/console_ms", MS),
+            Row(
+                "console, 1,000 servers, first paint in Chromium",
+                "many_servers/console_first_paint_ms",
+                "{:,.0f} ms",
+                "≤ 1,000 ms",
+            ),
+        ),
+    ),
+    "peers": Benchmark(
+        "Side by side with other schedulers",
+        "Grant 4 GPUs and 32 CPUs of 4 servers × 8 GPUs × 64 CPUs and release them, one client, no process "
+        "started, one scheduler after the other. Slurm 22.05 is called through its C API "
+        "(`slurm_allocate_resources_blocking`, `slurm_complete_job`); with an epilog it runs `/bin/true` on "
+        "the server after each job. Ray's placement groups are tuned: by default Ray looks for freed "
+        "resources ten times a second, here 1,000 times. Both do more with each grant, across machines, "
+        "than this manager does; neither is made for many small grants a second.",
+        "make --silent bench-peers",
+        (
+            Row("this manager, through Redis", "pairs_per_s/this", PAIRS),
+            Row("redis-py lock alone", "pairs_per_s/redis_lock", PAIRS),
+            Row("Slurm, C API", "pairs_per_s/slurm", PAIRS),
+            Row("Slurm, C API, with an epilog", "pairs_per_s/slurm_with_epilog", PAIRS),
+            Row("Ray placement groups, tuned", "pairs_per_s/ray", PAIRS),
+        ),
+    ),
+    "airflow": Benchmark(
+        "Waiting in Airflow",
+        "A standalone Airflow on SQLite with four worker slots; times are those of the jobs' own clocks.",
+        "python benchmarks/waiting.py",
+        (
+            Row(
+                "a GPU is released → the next job's process runs, median",
+                "release_to_next_process_s/p50",
+                "{:.1f} s",
+                "≤ 5 s",
+            ),
+            Row("the same, slowest of ten", "release_to_next_process_s/max", "{:.1f} s"),
+            Row(
+                "a job's last line → the next job's first line, median",
+                "end_to_next_process_s/p50",
+                "{:.1f} s",
+            ),
+            Row(
+                "200 pending tasks: connections of the triggerer to Redis",
+                "redis_connections_of_the_triggerer",
+                "{}",
+                "1",
+            ),
+        ),
+    ),
+    "variable": Benchmark(
+        "The store in an Airflow Variable",
+        "In a task, through the execution API, on SQLite.",
+        "python benchmarks/variable_store.py",
+        (
+            Row("allocate, median", "allocate_p50_ms", MS, "≤ 60 ms"),
+            Row("allocate, 90th percentile", "allocate_p90_ms", MS),
+            Row("release, median", "release_p50_ms", MS, "≤ 60 ms"),
+            Row("release, 90th percentile", "release_p90_ms", MS),
+        ),
+    ),
+    "soak": Benchmark(
+        "A service kept busy",
+        "200 requests a second on 1,000 servers with an archive of the history. The benchmark fails if "
+        "memory, sockets, files, threads or latency grow from the second quarter to the last, or if the "
+        "archive lacks a change. `--minutes 60` is the length to judge a release by.",
+        "python benchmarks/soak.py --minutes 5 --rate 200 --servers 1000",
+        (
+            Row("requests", "requests", "{:,}"),
+            Row("errors", "errors", "{}", "0"),
+            Row("median, best minute of the last quarter", "p50_ms", MS),
+            Row("99th percentile, the same minute's", "p99_ms", MS),
+            Row("the service's processor time a request", "service_ms", MS),
+            Row("the service's memory at the end", "service_mb", "{:.0f} MB"),
+            Row("complaints", "problems", "{}", "0"),
+        ),
+    ),
+    "replay": Benchmark(
+        "Simulator: replay of openb",
+        "Pods placed a second of processor time, commits included, the best of five runs on one core. The "
+        "published simulator takes about ten minutes for the same run, some 18 pods a second.",
+        f"python benchmarks/replay.py --data {DATA}/openb --json",
+        (
+            Row("fgd", "fgd", PER_S, "≥ 8,000/s"),
+            *(
+                Row(name, name, PER_S, "≥ 50,000/s")
+                for name in ("best_fit", "dot_product", "gpu_packing", "gpu_clustering", "random")
+            ),
+        ),
+    ),
+    "serverless": Benchmark(
+        "Simulator: serverless workflows",
+        "Functions, or steps of the environment, a second of processor time, best of ten runs.",
+        f"python benchmarks/serverless.py --workflows {DATA}/serverless/MONTAGE.n.200.0.dax "
+        f"--workflows {DATA}/serverless/CYBERSHAKE.n.200.0.dax",
+        (
+            Row("1,000 functions on 71 nodes, no observations", "spread", PER_S, "≥ 50,000/s"),
+            Row("4,000 functions on 8 nodes, congested", "congested", PER_S, "≥ 15,000/s"),
+            Row("the same with memory × 1,000, nothing waits", "large_memory", PER_S, "≥ 10,000/s"),
+            Row("4,000 functions of CyberShake on 8 nodes", "cybershake", PER_S, "≥ 10,000/s"),
+            Row("environment with observations, 71 nodes", "environment", PER_S, "≥ 10,000/s"),
+            *(
+                Row(f"1,000 functions on 71 nodes, placed by `{name}`", f"policy_{name}", PER_S, "≥ 30,000/s")
+                for name in ("round_robin", "least_loaded", "first_fit", "best_fit", "data_local", "random")
+            ),
+            Row(
+                "cost of a function after ten times as many", "cost_after_ten_times_as_many", "{:.2f} ×", "1"
+            ),
+        ),
+    ),
+    "vgpu": Benchmark(
+        "Simulator: vGPU pool",
+        "Processor time of one run of 32,000 ticks with 190 tasks, interpreted and compiled.",
+        "python benchmarks/vgpu.py speed",
+        (
+            *(
+                Row(f"{name}, `{admission}`, {engine}", f"{name}_{admission}/{engine}_s", S, target)
+                for name in ("A1", "A3")
+                for admission in ("quota", "usage")
+                for engine, target in (("plain", "≤ 1.5 s"), ("compiled", "≤ 0.15 s"))
+            ),
+            Row("A1 to A5 (six scenarios) × 20 seeds, two processes, elapsed", "sweep/wall_s", "{:.0f} s"),
+        ),
+    ),
+    "oasis": Benchmark(
+        "Simulator: OASiS",
+        "Processor time of one decision: 100 slots, 50 + 50 servers, 100 jobs, means over 20 seeds.",
+        "python benchmarks/oasis.py speed",
+        tuple(
+            row
+            for load in ("0.5", "1", "2")
+            for row in (
+                Row(f"load {load}, mean", f"load_{load}/mean_ms", MS, "≤ 10 ms"),
+                Row(f"load {load}, mean of the slowest seed", f"load_{load}/slowest_seed_ms", MS),
+            )
+        ),
+    ),
+    "edge": Benchmark(
+        "Simulator: cloud, edge and devices",
+        "Processor time of planning with `timetable` on all tiers, and of scoring, on three generated "
+        "datasets of 60 jobs; simulated seconds a second.",
+        "python benchmarks/edge.py --policy timetable --tiers host+bs+ue --json",
+        (
+            Row("slowest plan", "slowest_planning_s", "{:.1f} s", "≤ 60 s"),
+            Row("slowest scoring", "slowest_scoring", PER_S, "≥ 3,000/s"),
+        ),
+    ),
+}
+
+
+def machine() -> str:
+    """Return the kind of this machine: cores, processor and memory."""
+    processor = "unknown processor"
+    if (described := Path("/proc/cpuinfo")).exists():
+        for line in described.read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
+                break
+    memory_gib = psutil.virtual_memory().total / 2**30
+    return f"{os.cpu_count()} cores, {processor}, {memory_gib:.0f} GiB"
+
+
+def measure(name: str, data: Path | None) -> dict[str, Any]:
+    """Run the benchmark and return its record; raises `RuntimeError` if it fails."""
+    command = BENCHMARKS[name].command
+    words = [
+        word.replace(DATA, str(data), 1) if word.startswith(DATA) else word for word in shlex.split(command)
+    ]
+    found = Path(sys.executable).parent / words[0]
+    words[0] = str(found) if found.exists() else words[0]
+    load = os.getloadavg()[0]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    ran = subprocess.run(
+        words, cwd=HERE.parent, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    try:
+        figures = json.loads(ran.stdout[ran.stdout.index("{") :])
+    except ValueError:
+        raise RuntimeError(f"{command} gave no figures (exit code {ran.returncode})") from None
+    if name == "soak":
+        figures = soaked(figures)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "load": round(load, 1),
+        "command": command,
+        "figures": figures,
+    }
+
+
+def soaked(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a soak: totals, and those of the best minute of the last quarter."""
+    records = result["records"]
+    best = min(records[-max(len(records) // 4, 1) :], key=lambda record: record["p50_ms"])
+    return {
+        "requests": sum(record["requests"] for record in records),
+        "errors": records[-1]["errors"],
+        **{key: best[key] for key in ("p50_ms", "p99_ms", "service_ms")},
+        "service_mb": records[-1]["service_mb"],
+        "problems": len(result["problems"]),
+    }
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Return the text of docs/benchmarks.md."""
+    parts = [INTRODUCTION]
+    for name, benchmark in BENCHMARKS.items():
+        if name not in results:
+            continue
+        record = results[name]
+        parts.append(f"## {benchmark.title}\n\n{benchmark.about}\n")
+        lines = ["| | measured | target |", "|---|---|---|"]
+        for row in benchmark.rows:
+            lines.append(f"| {row.label} | {row.value(record['figures'])} | {row.target} |")
+        parts.append("\n".join(lines) + "\n")
+        where = f"{record['date']}, {record['machine']}, load {record['load']:g} at the start"
+        parts.append(f"{where}: `{record['command']}`\n")
+    return "\n".join(parts)
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
+@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Public traces.")
+@click.option("--page", "only_page", is_flag=True, help="Measure nothing.")
+def main(names: tuple[str, ...], data: Path | None, only_page: bool) -> None:
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    failed = False
+    for name in () if only_page else names or tuple(BENCHMARKS):
+        if data is None and DATA in BENCHMARKS[name].command:
+            click.echo(f"{name}: left out, it needs --data", err=True)
+            continue
+        click.echo(f"{name}: {BENCHMARKS[name].command}", err=True)
+        try:
+            results[name] = measure(name, None if data is None else data.resolve())
+        except RuntimeError as error:
+            click.echo(f"{name}: {error}", err=True)
+            failed = True
+            continue
+        # After each one, so that nothing is lost if a later one is interrupted.
+        ordered = {key: results[key] for key in BENCHMARKS if key in results}
+        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+    PAGE.write_text(page(results))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
