@@ -1,4 +1,4 @@
-"""Reports from a server to the service, again and again."""
+"""Periodic sending of a server's GPU reports to the service."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_REPLY_BYTES = 1024 * 1024
 
 
 class ReportRefusedError(ResourceManagerError):
-    """A report that the service did not take; it may take the next."""
+    """The service did not accept a report, or did not answer; the next report may succeed."""
 
 
 class ReportSender:
     """Sender of reports to the service at `url`, also below a path such as Airflow's `/gpu`.
 
-    It follows no redirection, which could carry the token elsewhere.
+    It follows no redirects, which could leak the token to another host.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -41,7 +41,7 @@ class ReportSender:
                 field="url",
             )
         if token and not (token.isascii() and token.isprintable() and " " not in token):
-            raise InvalidRequestError("--token has a character that tokens do not have", field="token")
+            raise InvalidRequestError("--token must be printable ASCII without spaces", field="token")
         self._secure = parts.scheme == "https"
         self._path = f"{parts.path.rstrip('/')}/api/reports"
         self._headers = {"Content-Type": "application/json"}

@@ -55,13 +55,13 @@ def _publish_later() -> None:
 
 
 def _published() -> bool:
-    """Publish the instance id; return False after a failure that a later try may not meet."""
+    """Publish the instance id; return False if it failed and should be retried."""
     from resource_manager.errors import SettingsError
     from resource_manager.jobs.airflow_instance import publish_instance
 
     try:
         logger.info("GPU leases of this Airflow carry the instance id %s", publish_instance())
-    except Exception as error:  # Airflow must start all the same
+    except Exception as error:  # must not keep Airflow from starting
         logger.error("this Airflow has no instance id, so tasks get no GPUs: %s", error)
         return isinstance(error, SettingsError)  # no later try can succeed
     return True

@@ -23,7 +23,7 @@ class ExecutionTaskStates:
             wanted[identity.dag_id, identity.run_id, identity.task_id].add(identity)
         found = set()
         for (dag_id, run_id, task_id), of_task in wanted.items():
-            # One task at a time: Airflow's answer names index 1 of a mapped `train` like a task `train_1`.
+            # One task per call: a key `train_1` can mean index 1 of mapped `train` or the task `train_1`.
             answer = RuntimeTaskInstance.get_task_states(dag_id=dag_id, run_ids=[run_id], task_ids=[task_id])
             states = answer.get(run_id, {})
             for identity in of_task:
@@ -38,12 +38,12 @@ class ExecutionTaskStates:
 
 
 def is_wanted(identity: TaskIdentity) -> bool:
-    """Return whether the task has not ended and its run exists; true for a cleared or retried task."""
+    """Return True if the task instance exists and has not ended, also after a clear or retry."""
     return identity in ExecutionTaskStates().unfinished({identity})
 
 
 async def note(identity: TaskIdentity, key: str, value: Any) -> None:
-    """Store a JSON value with the task for the rest of this try, for the next triggerer."""
+    """Store a JSON value as XCom for the rest of this try, so that another triggerer can read it."""
     await XCom.aset(key, value, **_place(identity))
 
 

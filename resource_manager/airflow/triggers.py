@@ -43,7 +43,7 @@ LOG_PLACE = "job_log_place"
 
 
 class TriggerState(StrEnum):
-    """Reason for which a trigger fired: the `state` of its event, there a plain string."""
+    """Reason why a trigger fired; sent as a plain string in the `state` of its event."""
 
     GRANTED = "granted"
     REQUEST_LOST = "request_lost"
@@ -125,7 +125,7 @@ class GrantTrigger(_Trigger):
 
 
 class FreeCapacityTrigger(_Trigger):
-    """Fire when such a request would be granted at once, or can never be any more; allocates nothing.
+    """Fire when the request would be granted at once, or no server can ever fit it; allocate nothing.
 
     The event has the `server_name`, None with a `detail` if no server can ever fit the request, and the
     `reasons` of the wait.
@@ -202,7 +202,7 @@ class JobTrigger(_Trigger):
         timeout_s: float | None = None,
         started_at: float | None = None,
     ) -> None:
-        if started_at is None:  # serialized, since a restart of the triggerer does not restart the job
+        if started_at is None:  # serialized, so that a triggerer restart does not restart the timeout
             started_at = time.time()
         super().__init__(
             identity=dict(identity),
@@ -277,7 +277,7 @@ class JobTrigger(_Trigger):
         return JobStatus(JobState.RUNNING)
 
     async def _recall(self) -> None:
-        """Continue in the log where an earlier triggerer stopped, to within a third of `ttl_s`."""
+        """Resume the log where an earlier triggerer stopped; repeats at most `ttl_s` / 3 of output."""
         try:
             place = await noted(self.identity, LOG_PLACE)
         except Exception as error:  # only the log depends on it
@@ -293,7 +293,7 @@ class JobTrigger(_Trigger):
         try:
             await note(self.identity, LOG_PLACE, log_place(self.job, self._offset, self._last_line))
         except Exception as error:
-            self.log.warning("a restart of the triggerer will repeat the job's output in this log: %s", error)
+            self.log.warning("log position not saved; a triggerer restart will repeat output: %s", error)
         else:
             self._noted_offset = self._offset
 
@@ -325,7 +325,7 @@ class JobTrigger(_Trigger):
 
 
 async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
-    """End the job and the lease of a task that a user ended, but not of one cleared or moved elsewhere.
+    """End the job and lease of a task that a user ended; keep those of a cleared or moved task.
 
     Airflow also cancels a trigger that another triggerer took over, so the task's state is read first.
     """
@@ -341,7 +341,7 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
 
 
 def log_place(job: RunningJob, offset: int = 0, last_line: str = "") -> dict[str, Any]:
-    """Return the position after `offset` in the job's output, with the last non-empty line before it."""
+    """Return the log position: output copied up to `offset`, and the last non-empty line before it."""
     return {"job": job.key, "offset": offset, "last_line": last_line}
 
 

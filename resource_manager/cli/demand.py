@@ -1,4 +1,4 @@
-"""Options of a command that asks for a lease, made of the fields of `Demand`."""
+"""Options of the commands that request a lease, generated from the fields of `Demand`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SINGULAR = {
     "labels": "--label",
     "labels_required": "--require-label",
 }
-"""Options that may be repeated, by their fields; any other option has the name of its field."""
+"""Repeatable options by field; every other option is named after its field."""
 
 METAVARS = {
     **dict.fromkeys(("expected_runtime", "ttl", "target"), "SECONDS"),
@@ -27,7 +27,7 @@ METAVARS = {
 
 
 class DemandCommand(click.Command):
-    """Command with an option for each field of a `Demand`, which are known once the command is called."""
+    """Command with one option per field of `Demand`, generated only when the command is called."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         own = super().get_params(ctx)
@@ -58,7 +58,7 @@ def demand_of(lease_id: str, options: dict[str, Any]) -> Demand:
 
 
 def _demand() -> type[Demand]:
-    gc.disable()  # importing creates no garbage, but collecting while it runs takes a tenth of the time
+    gc.disable()  # garbage collection would take a tenth of the import's time and free nothing
     try:
         from resource_manager.manager.demand import Demand
     finally:

@@ -1,4 +1,4 @@
-"""Tables and lines for a terminal."""
+"""Terminal output of the commands: status, leases, queue, explanation and history."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
 
 def leases_table(leases: Sequence[Row], now: float) -> Table:
     table = Table(title=f"{len(leases)} leases")
-    table.add_column("task", overflow="fold")  # never cut, since the end of an id tells most
+    table.add_column("task", overflow="fold")  # never truncated: ids often differ only at the end
     for name in ("server", "GPUs", "CPUs", "owner", "team", "age", "renew within"):
         table.add_column(name)
     for lease in leases:
@@ -112,7 +112,7 @@ def leases_table(leases: Sequence[Row], now: float) -> Table:
 
 
 def queue_table(queue: Sequence[Row]) -> Group:
-    """Return the pending requests with reason and estimated start; below, once each, why one is unknown."""
+    """Return the pending requests with reason and estimated start, then why any start is unknown."""
     table = Table(title=f"{len(queue)} waiting")
     for name in ("#", "task", "GPUs", "CPUs", "waits", "reason", "should start"):
         table.add_column(name, overflow="fold")

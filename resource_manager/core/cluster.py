@@ -1,4 +1,4 @@
-"""The cluster state, free and allocated capacity included: a fold of changes over an inventory."""
+"""Cluster state with free and allocated capacity, built by applying changes to an inventory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Snapshot:
 
 
 class ClusterState(NodeIndex):
-    """The state: inventory, leases, queue. `apply(change)` is its only mutation.
+    """Inventory, leases and queue of the cluster, modified only by `apply(change)`.
 
     `version` counts the changes applied, `last_fencing_token` is the last one issued, `sequence` the number
     of the last request that was queued. Nodes keep the order of the inventory. Integer amounts stay exact;
@@ -64,7 +64,7 @@ class ClusterState(NodeIndex):
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.policy_cache: dict[object, Any] = {}
-        """Values that policies derived from this state, by policy; `changed_since` tells what to update."""
+        """Cache of each policy's derived values; `changed_since` returns the nodes to recompute."""
         super().__init__(NodeState(node, i) for i, node in enumerate(nodes))
 
     def expired(self, now: float) -> list[Lease]:
@@ -113,13 +113,13 @@ class ClusterState(NodeIndex):
     # ---- the only mutation ----
 
     def apply(self, change: Change) -> None:
-        """Apply one change, or raise `CapacityError` or a lookup error and change nothing."""
+        """Apply one change; on `CapacityError` or a lookup error the state is unchanged."""
         _APPLY[type(change)](self, change)
         self.version += 1
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Undo everything applied inside at the end: for deciding several steps without committing.
+        """Roll back on exit all changes applied inside, to evaluate several steps without committing.
 
         An inventory change cannot be tried. Inside, `expired` sees only leases granted or renewed in the
         trial: it has an expiry heap of its own, dropped at its end, so that trials do not fill the outer one.
@@ -244,7 +244,7 @@ class ClusterState(NodeIndex):
         self._index(states)
 
     def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
-        """Replace only the nodes that differ and return True, if no node or GPU came, left or moved."""
+        """Replace changed nodes in place; return False if a node or GPU was added, removed or moved."""
         places = list(zip(nodes, self.nodes, strict=False))
         if len(nodes) != len(self.nodes) or any(
             node is not state.node

@@ -1,4 +1,4 @@
-"""Fit of a request to a node, now or ever: the one rule, and what is short where it does not fit."""
+"""Check of whether a request fits a node, now or ever, with the shortages if it does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FreeCapacity:
     amounts: Mapping[str, Amount]
 
     def intersect(self, other: FreeCapacity) -> FreeCapacity:
-        """Return what is free in both."""
+        """Return the capacity free in both: the minimum for each GPU and resource."""
         amounts, more = self.amounts, other.amounts
         return FreeCapacity(
             {gpu_id: min(milli, other.gpus[gpu_id]) for gpu_id, milli in self.gpus.items()},
@@ -41,43 +41,43 @@ def total_capacity(node: Node) -> FreeCapacity:
     return FreeCapacity(dict.fromkeys(gpu_ids, MILLI_PER_GPU), node.resources)
 
 
-class Short(StrEnum):
+class ShortageKind(StrEnum):
     """Kind of a shortage."""
 
     SERVER = "server"
     LABELS = "labels"
-    KIND = "kind"
+    GPU_TYPE = "gpu_type"
     GPUS = "gpus"
     AMOUNT = "amount"
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """One reason why a request does not fit: of GPUs and amounts, `name` of them, what there is."""
+    """One reason why a request does not fit; GPUS and AMOUNT also set `name`, `has` and `wants`."""
 
-    short: Short
+    kind: ShortageKind
     name: str = ""
     has: Amount = 0
     wants: Amount = 0
 
 
 def shortages(node: Node, request: Request, free: FreeCapacity | None = None) -> Iterator[Shortage]:
-    """Yield what keeps the request off the node with that free capacity, or, without `free`, off it ever.
+    """Yield each shortage of the node for the request: against `free`, or against its total capacity.
 
-    Whether the node is open is not asked: that is its state, not its capacity.
+    Ignores whether the node takes new leases: that is its state, not its capacity.
     """
     if request.required_node is not None and request.required_node != node.name:
-        yield Shortage(Short.SERVER)
+        yield Shortage(ShortageKind.SERVER)
     if request.labels_required and not has_labels(node, request):
-        yield Shortage(Short.LABELS)
+        yield Shortage(ShortageKind.LABELS)
     if not accepts_node(node, request):
-        yield Shortage(Short.KIND)
+        yield Shortage(ShortageKind.GPU_TYPE)
     elif request.gpus and (has := count_gpus(node, request, free)) < request.gpus:
-        yield Shortage(Short.GPUS, "gpus", has, request.gpus)
+        yield Shortage(ShortageKind.GPUS, "gpus", has, request.gpus)
     amounts = node.resources if free is None else free.amounts
     for name, amount in request.resources.items():
         if amounts.get(name, 0) < amount:
-            yield Shortage(Short.AMOUNT, name, amounts.get(name, 0), amount)
+            yield Shortage(ShortageKind.AMOUNT, name, amounts.get(name, 0), amount)
 
 
 def fits(node: Node, request: Request, free: FreeCapacity) -> bool:
@@ -101,7 +101,7 @@ def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
 
 
 def usable_gpus(node: Node, request: Request, gpus: Mapping[int, int]) -> list[int]:
-    """Return the ids of the GPUs that have the requested free milli, type and vendor, in their order."""
+    """Return the ids of the GPUs with enough free milli and an accepted type and vendor, in order."""
     milli = request.gpu_milli
     ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli]
     if request.gpu_types or request.vendor:
@@ -111,7 +111,7 @@ def usable_gpus(node: Node, request: Request, gpus: Mapping[int, int]) -> list[i
 
 
 def count_gpus(node: Node, request: Request, free: FreeCapacity | None = None) -> int:
-    """Return the number of GPUs that could serve the request: with that free capacity, or at all."""
+    """Return the number of GPUs the request can use: now, given `free`, or on the empty node."""
     if free is not None:
         return len(usable_gpus(node, request, free.gpus))
     if not (request.gpu_types or request.vendor):
@@ -120,7 +120,7 @@ def count_gpus(node: Node, request: Request, free: FreeCapacity | None = None) -
 
 
 def pick_gpus(request: Request, usable: list[int], gpus: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the first of the usable GPUs, for a GPU fraction the one with least free."""
+    """Return the first usable GPUs; for a GPU fraction, the usable GPU with the least free milli."""
     if request.gpus and request.gpu_milli != MILLI_PER_GPU:
         return (min(usable, key=gpus.__getitem__),)
     return tuple(usable[: request.gpus])

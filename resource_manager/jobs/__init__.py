@@ -1,1 +1,1 @@
-"""Jobs of leases: start, watch and end them, and tell whose they are."""
+"""Jobs that run on leased GPUs: launch, monitor, stop, and match them with Airflow tasks."""

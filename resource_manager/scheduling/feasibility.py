@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import (
-    Short,
     Shortage,
+    ShortageKind,
     accepted_gpu_ids,
     could_ever_fit,
     count_gpus,
@@ -251,32 +251,32 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
     if state.drained is not None:
         why = f": {state.drained.reason}" if state.drained.reason else ""
         reasons.append(("failed" if state.drained.failed else "drained") + why)
-    never = {(shortage.short, shortage.name): shortage for shortage in shortages(state.node, request)}
+    never = {(shortage.kind, shortage.name): shortage for shortage in shortages(state.node, request)}
     # Unused capacity of a closed server does not count as free: only what it never has is said of it.
     found = list(shortages(state.node, request, state.capacity)) if state.is_open else never.values()
     for shortage in found:
-        ever = never.get((shortage.short, shortage.name))
+        ever = never.get((shortage.kind, shortage.name))
         reasons.append(_in_words(state, request, ever or shortage, ever=ever is not None))
     return reasons
 
 
 def _in_words(state: NodeState, request: Request, shortage: Shortage, *, ever: bool) -> str:
     has, wants = shortage.has, shortage.wants
-    match shortage.short:
-        case Short.SERVER:
+    match shortage.kind:
+        case ShortageKind.SERVER:
             return f"the request is for {request.required_node} only"
-        case Short.LABELS:
+        case ShortageKind.LABELS:
             return f"the request is for servers with {label_words(request)} only"
-        case Short.KIND:
+        case ShortageKind.GPU_TYPE:
             return f"has no GPU of {' '.join((*request.gpu_types, request.vendor)).strip()}"
-        case Short.GPUS if ever:
+        case ShortageKind.GPUS if ever:
             return f"has {has} GPUs in total, {wants} requested"
-        case Short.GPUS if request.gpu_milli != MILLI_PER_GPU:
+        case ShortageKind.GPUS if request.gpu_milli != MILLI_PER_GPU:
             most = max(state.gpu_free[gpu_id] for gpu_id in accepted_gpu_ids(state.node, request))
             return f"at most {most} milli of one GPU free, {request.gpu_milli} requested"
-        case Short.GPUS:
+        case ShortageKind.GPUS:
             return f"{has} of {count_gpus(state.node, request)} GPUs free, {wants} requested"
-        case Short.AMOUNT if ever:
+        case ShortageKind.AMOUNT if ever:
             return f"has {has:g} {shortage.name} in total, {wants:g} requested"
     total = state.node.resources.get(shortage.name, 0)
     return f"{max(has, 0):g} of {total:g} {shortage.name} free, {wants:g} requested"

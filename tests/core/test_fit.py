@@ -10,7 +10,7 @@ from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import (
     FreeCapacity,
-    Short,
+    ShortageKind,
     accepted_gpu_ids,
     accepts_node,
     could_ever_fit,
@@ -73,16 +73,16 @@ def test_every_path_agrees_with_the_rule(node: Node, held: list[Request], reques
             cluster.apply(Granted(Lease(request, (placement,), 99, 0.0), 0.0))
     elif request.required_node in (None, "a"):
         words = verdict(state, request).reasons
-        assert len(words) == len({(s.short, s.name) for s in shortages(node, request, free)})
+        assert len(words) == len({(s.kind, s.name) for s in shortages(node, request, free)})
 
 
 def test_what_is_short_says_how_much() -> None:
     node = Node("a", 0, {"cpus": 8}, (Gpu(0, "T4"), Gpu(1, "T4")))
     (gpus, cpus) = shortages(node, Request("t", 4, resources={"cpus": 16}))
-    assert (gpus.short, gpus.has, gpus.wants) == (Short.GPUS, 2, 4)
-    assert (cpus.short, cpus.name, cpus.has, cpus.wants) == (Short.AMOUNT, "cpus", 8, 16)
+    assert (gpus.kind, gpus.has, gpus.wants) == (ShortageKind.GPUS, 2, 4)
+    assert (cpus.kind, cpus.name, cpus.has, cpus.wants) == (ShortageKind.AMOUNT, "cpus", 8, 16)
     (kind,) = shortages(node, Request("t", 1, gpu_types=("A100",)))
-    assert kind.short is Short.KIND
+    assert kind.kind is ShortageKind.GPU_TYPE
 
 
 MIXED = Node(

@@ -10,7 +10,7 @@ from resource_manager.scheduling.policies.measured import first_fitting
 def round_robin(cluster: ClusterState, request: Request) -> Placement | None:
     """Place on the first node that fits after the last one used, wrapping (original design, section 3.3.2).
 
-    The last node is part of the state, so all processes continue the same round.
+    The last node is part of the state, so all processes share one rotation.
     """
     last = cluster.by_name.get(cluster.last_node) if cluster.last_node is not None else None
     start = 0 if last is None else (last.index + 1) % len(cluster.nodes)
