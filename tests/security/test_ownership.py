@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from resource_manager.airflow import listener
-    from resource_manager.airflow.demand import Demand, end_lease, team_of
+    from resource_manager.airflow.demand import end_lease, submit, team_of
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
     from resource_manager.airflow.triggers import TriggerState
@@ -33,6 +33,7 @@ from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import ActionKind, RunningJob, end, reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.demand import Demand
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence
@@ -95,6 +96,10 @@ def start_job() -> Iterator[Callable[[dict[str, Any]], str]]:
 
 def labels(**more: str) -> dict[str, str]:
     return {**TASK.labels, "launcher": "local", "host": socket.gethostname(), **more}
+
+
+def demand(gpus: int) -> Demand:
+    return Demand(lease_id=TASK.lease_id, gpus=gpus, owner="ada", labels=labels())
 
 
 def runs(key: str) -> bool:
@@ -195,7 +200,7 @@ def test_a_task_ends_no_lease_that_another_made_under_its_id(
     key = start_job(lease)
     mine = client_of("ada") if by == "service" else manager
     with pytest.raises(AirflowException, match=r"belongs to|was not requested by this task"):
-        Demand(gpus, owner="ada").submit(mine, TASK)
+        submit(mine, demand(gpus), TASK)
     with pytest.raises(AirflowException, match=r"belongs to|was not requested by this task"):
         end_lease(mine, TASK, "ada")
     assert runs(key)
@@ -206,9 +211,9 @@ def test_a_task_still_ends_its_own_lease_of_another_shape(
     manager: GPUResourceManager, client_of: Any, start_job: Any
 ) -> None:
     for mine in (manager, client_of("ada")):
-        first = Demand(2, owner="ada", labels=labels()).submit(mine, TASK)
+        first = submit(mine, demand(2), TASK)
         key = start_job(first)
-        second = Demand(4, owner="ada", labels=labels()).submit(mine, TASK)
+        second = submit(mine, demand(4), TASK)
         assert second["fencing_token"] > first["fencing_token"]
         assert not runs(key)
         end_lease(mine, TASK, "ada")
