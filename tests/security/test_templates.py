@@ -13,16 +13,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow warns on import
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
-    from airflow.sdk.exceptions import AirflowException
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-    from resource_manager.airflow.demand import Demand
+    from resource_manager.airflow.demand import demand_of
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
     from resource_manager.airflow.operators.lease import GPULease
 
 from resource_manager import GPUResourceManager
-from resource_manager.errors import InvalidRequestError
 from resource_manager.jobs.launchers import build_docker_cmd
 from resource_manager.jobs.task_identity import TaskIdentity
+from tests.airflow.asking import ask
 from tests.conftest import ROOT
 from tests.security import hostile
 
@@ -49,12 +49,12 @@ def test_form_values_are_rendered_once(text: str) -> None:
             server="{{ params.name }}",
             prefer_server="{{ params.name }}",
             team="{{ params.name }}",
-            gpu_type="{{ params.name }}",
+            gpu_types="{{ params.name }}",
         )
     found = rendered(operator, name=text, gpus=2)
     assert found.command == ["train", "--name", text]
     assert found.env == {"NAME": text}
-    fields = (found.image, found.server, found.prefer_server, found.team, found.gpu_type)
+    fields = (found.image, found.server, found.prefer_server, found.team, found.gpu_types)
     assert fields == (text,) * 5
     assert found.gpus == "2"
 
@@ -64,11 +64,12 @@ def test_the_example_form_passes_templates_on_as_text() -> None:
         warnings.simplefilter("ignore")
         dag = DagBag(str(ROOT / "dags" / "submit_training.py")).dags["submit_training"]
     params = {
+        **dag.params.dump(),
         "command": "echo {{ 7 * 7 }}",
         "image": "{{ 7 * 7 }}",
         "gpus": 2,
         "cpus": 1,
-        "server": "{{ 8 }}",
+        "prefer_server": "{{ 8 }}",
     }
     found = rendered(dag.get_task("train"), **params)
     assert (found.command, found.image, found.prefer_server) == ("echo {{ 7 * 7 }}", "{{ 7 * 7 }}", "{{ 8 }}")
@@ -92,26 +93,24 @@ def test_the_docker_command_of_a_lease_keeps_its_words_apart(text: str) -> None:
     assert words[-3:] == ["image:1", "train", text]
 
 
-@pytest.mark.parametrize("gpus", ["2; touch pwned", "{{ 2 }}", "2\x1b[2J", "0x2", ""])
+@pytest.mark.parametrize("gpus", ["2; touch pwned", "{{ 2 }}", "2\x1b[2J", "0x2", "٢"])
 def test_an_invalid_number_in_a_form_is_refused_in_one_line(gpus: str) -> None:
-    with pytest.raises(InvalidRequestError, match="gpus must be a whole number") as caught:
-        Demand(gpus).shape()
+    with pytest.raises(AirflowFailException, match="gpus must be a whole number") as caught:
+        demand_of(GPUAllocateOperator(task_id="t", gpus=gpus), {}, "t")
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("gpus", ["2", " 2\n", "٢"])
+@pytest.mark.parametrize("gpus", ["2", " 2\n"])
 def test_a_number_in_a_form_is_accepted(gpus: str) -> None:
-    assert Demand(gpus).shape()["gpus"] == 2
+    assert demand_of(GPUAllocateOperator(task_id="t", gpus=gpus), {}, "t").gpus == 2
 
 
 def test_a_task_does_not_continue_with_a_lease_of_another_owner_under_its_id() -> None:
     """Otherwise a caller who guesses a task's lease id could release its GPUs during the training."""
     identity = TaskIdentity("production", "d", "r", "t")
     with GPUResourceManager.from_url("memory://") as manager:
-        mine = Demand(2, owner="airflow")
-        shape = mine.shape()
-        manager.submit(identity.lease_id, **shape, owner="mallory", labels=identity.labels)
+        manager.submit(identity.lease_id, 2, owner="mallory", quarantine=True, labels=identity.labels)
         with pytest.raises(AirflowException, match="belongs to owner 'mallory', not to 'airflow'"):
-            mine.submit(manager, identity)
+            ask(manager, identity, 2, owner="airflow")
         manager.release_resources(identity.lease_id)
-        assert mine.submit(manager, identity)["owner"] == "airflow"
+        assert ask(manager, identity, 2, owner="airflow")["owner"] == "airflow"
