@@ -51,6 +51,7 @@ ELSEWHERE = {
     "README.md": "tests/e2e/test_demo.py",
     "docs/first-server.md": "tests/e2e/test_first_server.py",
     "docs/getting-started.md": "tests/test_getting_started.py",
+    "docs/testing.md": "tests/test_testing.py",
     "docs/gpus.md": "tests/cli/test_discovering.py",
     "docs/compose.md": "tests/test_docs.py::test_the_stack_has_what_its_page_uses",
     "docs/contributing/fault-tests.md": "tests/test_docs.py::test_the_fault_tests_know_their_options",

@@ -242,9 +242,10 @@ def _named(entry: ErrorDetails, names: Mapping[str, str]) -> InitErrorDetails:
         message = f"{_printable(inside[0])} {message}"
     if name in names:
         message = message.replace(f"{name}=", f"{names[name]}=")
-    template = message.replace("{", "{{").replace("}", "}}")
     return {
-        "type": PydanticCustomError(entry["type"], template),
+        "type": PydanticCustomError(
+            entry["type"], message
+        ),  # without a context its braces stand for themselves
         "loc": (names.get(name, name),),
         "input": entry["input"],
     }

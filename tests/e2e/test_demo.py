@@ -79,7 +79,7 @@ def test_a_gpu_held_twice_is_found():
     history = [
         granted("a", 1, "s0", [0, 1], 10.0),
         granted("b", 2, "s0", [1, 2], 11.0),
-        {"change": "released", "task_id": "a", "fencing_token": 1, "at": 12.0},
+        {"change": "released", "lease_id": "a", "fencing_token": 1, "at": 12.0},
     ]
     held = holdings(history)
     assert [(item.name, item.granted_at, item.released_at) for item in held] == [
@@ -98,8 +98,8 @@ def granted(task_id, token, node, gpu_ids, at):
         "change": "granted",
         "at": at,
         "lease": {
-            "request": {"task_id": task_id, "gpus": len(gpu_ids)},
-            "placement": {"node": node, "gpu_ids": gpu_ids},
+            "request": {"lease_id": task_id, "gpus": len(gpu_ids)},
+            "members": [{"node": node, "gpu_ids": gpu_ids}],
             "fencing_token": token,
             "granted_at": at,
         },

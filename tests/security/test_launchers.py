@@ -179,7 +179,7 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
         def read(self) -> bytes:
             return b""
 
-    launcher._client = Client()  # type: ignore[attr-defined]
+    launcher._server._client = Client()  # type: ignore[attr-defined]
     launcher.root = str(tmp_path / "jobs")  # type: ignore[attr-defined]
     texts = [text for text in ALL if "\0" not in text] + ["'''", '"""', "\\", "\\'", "é\U0001f600"]
     show = "import sys; print(sys.argv[1:])"
@@ -187,7 +187,7 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
     launcher.start(job)
     assert said_in_the_end(launcher, job.key).strip() == str(texts)
     launcher.stop(job.key)
-    assert {command for command, _ in sent} == {"python3 -"}
+    assert {command for command, _ in sent} == {"python3 -I -S -"}
     assert list(tmp_path.rglob("pwned")) == []
 
 

@@ -34,7 +34,7 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
     Where the order backfills, every request has an expected runtime: a replay has no learnt runtimes.
     """
     draw = random.Random(seed)
-    known: dict[str, Any] = {"expected_runtime_s": 60.0} if manager.order.backfill else {}
+    known: dict[str, Any] = {"expected_runtime": 60.0} if manager.order.backfill else {}
     runtimes = [5.0, 60.0, 600.0] if known else [None, 5.0, 60.0, 600.0]
     for step in range(steps):
         kind = draw.random()
@@ -43,7 +43,7 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
             options: dict[str, Any] = {
                 "team": draw.choice("abc"),
                 "priority": draw.randrange(3),
-                "expected_runtime_s": draw.choice(runtimes),
+                "expected_runtime": draw.choice(runtimes),
             }
             task_id = f"s{draw.randrange(1 + step // 2)}"
             if not any(entry["task_id"] == task_id for entry in running + waiting):
