@@ -59,6 +59,8 @@ def check_names(names: Mapping[str, Iterable[str]]) -> None:
 
 
 def _check_printable(field_name: str, text: str) -> None:
+    if text.isascii() and text.isprintable():
+        return
     if _UNPRINTABLE.search(text) or not all(_joins(text, found.start()) for found in _JOINER.finditer(text)):
         raise InvalidRequestError(
             f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name

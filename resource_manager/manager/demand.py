@@ -99,14 +99,14 @@ class Demand(BaseModel):
     )
     cpus: Count = Field(default=1, description="CPUs of the same server; 1 if omitted.")
     resources: Annotated[dict[Name, Quantity], BeforeValidator(_pairs), Field(max_length=50)] = Field(
-        default={}, description="Further amounts by name, such as memory_mib=4096."
+        default_factory=dict, description="Further amounts by name, such as memory_mib=4096."
     )
     gpu_types: Annotated[list[Name], Field(max_length=50)] = Field(
-        default=[], description="Types of GPU allowed; empty: any."
+        default_factory=list, description="Types of GPU allowed; empty: any."
     )
     vendor: Text = Field(default="", description="Vendor of the GPUs; empty: any.")
     labels_required: Labels = Field(
-        default={}, description="Labels that the server must have in the inventory, such as zone=a."
+        default_factory=dict, description="Labels that the server must have in the inventory, such as zone=a."
     )
     prefer_server: ServerRef | None = Field(default=None, description="Server to try first: name or id.")
     server: ServerRef | None = Field(default=None, description="The only server allowed: name or id.")
@@ -137,7 +137,7 @@ class Demand(BaseModel):
         strict=True,
         description="Keep the GPUs allocated after expiry until the job is known to be gone.",
     )
-    labels: Labels = Field(default={}, description="Labels of the lease, such as model=bert.")
+    labels: Labels = Field(default_factory=dict, description="Labels of the lease, such as model=bert.")
 
     _names: dict[str, str] = PrivateAttr(default_factory=dict)
     """Fields that were given by their original's names -> these names."""

@@ -119,7 +119,7 @@ for i = begin, #ARGV, 3 do
   end
 end
 keep_once(15, time)
-if tonumber(ARGV[13]) > tonumber(redis.call('HGET', meta, 'sequence')) then
+if ARGV[13] ~= '0' and tonumber(ARGV[13]) > tonumber(redis.call('HGET', meta, 'sequence')) then
   redis.call('HSET', meta, 'sequence', ARGV[13])
 end
 if ARGV[14] ~= '' then
