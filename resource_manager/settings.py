@@ -52,7 +52,7 @@ class Settings(BaseModel):
     team_quotas: dict[str, float] = Field(
         default_factory=dict,
         description="fair_share: shares of the whole cluster by team, as vision=0.5,nlp=0.25; teams without "
-        "a share divide the rest evenly.",
+        "a share have the rest together.",
     )
     admission: Literal["open", "price"] = Field(
         default="open",

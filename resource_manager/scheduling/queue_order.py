@@ -120,23 +120,28 @@ def by_fair_share(
     A team's share is its dominant one: of the resource of which it has the largest part of the cluster
     allocated (Ghodsi et al., Dominant Resource Fairness, NSDI 2011). Teams below their quota come first;
     the others borrow the rest. Within a team the order is that of arrival. `quotas` are shares of the whole
-    cluster by team; teams without one divide the remainder evenly.
+    cluster by team; teams without one share the remainder as one team, however many names they have. Without
+    any quotas each team has the same share.
     """
+
+    def account(request: Request) -> str:
+        return request.team if not quotas or request.team in quotas else ""
+
     starved: list[PendingRequest] = []
     queues: dict[str, deque[PendingRequest]] = {}
     for pending in by_arrival(cluster, now):
         if now - pending.queued_at > STARVATION_LIMIT_S:
             starved.append(pending)
         else:
-            queues.setdefault(pending.request.team, deque()).append(pending)
+            queues.setdefault(account(pending.request), deque()).append(pending)
     if len(queues) <= 1:
         return starved + [pending for queue in queues.values() for pending in queue]
     capacity = _capacity(cluster)
     held: dict[str, Counter[str]] = {team: Counter() for team in queues}
     for lease in cluster.leases.values():
-        held.setdefault(lease.request.team, Counter()).update(_demand(lease.request))
+        held.setdefault(account(lease.request), Counter()).update(_demand(lease.request))
     for pending in starved:
-        held.setdefault(pending.request.team, Counter()).update(_demand(pending.request))
+        held.setdefault(account(pending.request), Counter()).update(_demand(pending.request))
     quota_of = _quotas(quotas or {}, held)
 
     def entry(team: str) -> tuple[bool, float, int, str]:

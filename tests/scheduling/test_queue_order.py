@@ -161,6 +161,14 @@ def test_fair_share_fills_quotas_before_a_team_borrows() -> None:
     assert served(order, *requests) == ["a0", "b0", "b1", "b2", "a1", "b3", "a2"]
 
 
+def test_invented_teams_share_one_remainder() -> None:
+    """Otherwise whoever names a new team for each task comes first with all of them."""
+    requests = [ask(f"a{i}", 2, team="a") for i in range(3)]
+    requests += [ask(f"e{i}", 2, team=f"invented-{i}") for i in range(3)]
+    order = get_order("fair_share", {"a": 0.5})
+    assert served(order, *requests) == ["a0", "e0", "a1", "e1", "a2", "e2"]
+
+
 def test_an_unknown_order_is_refused_by_name() -> None:
     with pytest.raises(PolicyError, match="unknown queue order 'lifo'; known are fair_share, fifo"):
         get_order("lifo")
