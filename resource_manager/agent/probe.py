@@ -1020,7 +1020,7 @@ def ask_tool(
 
 
 class Probe:
-    """What this server has to ask, opened; `watch` also collects XIDs between two reports."""
+    """The tools of this server, opened; `watch` also collects XIDs between two reports."""
 
     def __init__(self, watch: bool = False) -> None:
         path = os.environ.get("GPU_MANAGER_NVML") or "libnvidia-ml.so.1"

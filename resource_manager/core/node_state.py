@@ -82,7 +82,7 @@ class NodeState:
 
     @property
     def capacity(self) -> FreeCapacity:
-        """What is free now, as a view of this state."""
+        """The free capacity now, as a view of this state."""
         return FreeCapacity(self.gpu_free, self.free)
 
     def eligible_gpus(self, request: Request) -> list[int]:

@@ -83,7 +83,7 @@ Labels = Annotated[dict[Name, Text], BeforeValidator(_pairs), Field(max_length=5
 
 
 class Demand(BaseModel):
-    """What a task asks for. REST bodies, options, operators, forms and `explain` derive from these fields.
+    """The demand of a task. REST bodies, options, operators, forms and `explain` derive from these fields.
 
     The original's names (`ALIASES`) are accepted for the fields they name; errors use the one given.
     """

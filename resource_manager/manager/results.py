@@ -11,7 +11,7 @@ Recorded = dict[str, Any]
 
 
 class Requested(TypedDict):
-    """What was asked for, in an allocation and in a queue entry."""
+    """The demand as an allocation and a queue entry repeat it."""
 
     gpu_milli: int
     gpu_types: list[str]
@@ -146,7 +146,7 @@ class Quotes(TypedDict):
 
 
 class Explanation(TypedDict):
-    """Whether and where a request would be granted now, or why not: overall and per server."""
+    """Explanation if and where a request would be granted now, or why not: overall and per server."""
 
     task_id: str
     admission: Quotes | None

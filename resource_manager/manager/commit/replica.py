@@ -50,7 +50,7 @@ class Replica:
             self.cluster.apply(change)
 
     def drop(self) -> None:
-        """Forget the state: the next use reads it anew."""
+        """Drop the state: the next use reads it again."""
         self.cluster = None
 
     @contextmanager

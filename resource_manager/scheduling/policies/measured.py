@@ -1,4 +1,4 @@
-"""Policies by a measure of each node, computed anew only for the nodes that changed."""
+"""Policies by a measure of each node, recomputed only for the nodes that changed."""
 
 from __future__ import annotations
 
