@@ -55,7 +55,7 @@ def taken(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def demand_of(operator: Any, context: Any, lease_id: str, **instead: Any) -> Demand:
     """Return the demand of an operator whose templates are rendered; raises `AirflowFailException`."""
-    given = {name: getattr(operator, attribute) for name, attribute in ATTRIBUTES.items()}
+    given = {name: given_value(getattr(operator, attribute)) for name, attribute in ATTRIBUTES.items()}
     priority = operator.priority_weight if given["priority"] is None else given["priority"]
     own = {"priority": priority, "team": team_of(operator, given["team"], context), "owner": operator.owner}
     try:
@@ -176,6 +176,11 @@ def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
     return labels
 
 
+def given_value(value: Any) -> Any:
+    """Return the value, or None for what a template renders of nothing: an empty text or `None`."""
+    return None if isinstance(value, str) and value.strip() in ("", "None") else value
+
+
 def seconds(duration: float | str | timedelta) -> float:
     """Return the seconds of a duration, which a template gives as text."""
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
@@ -183,7 +188,5 @@ def seconds(duration: float | str | timedelta) -> float:
 
 def as_server(server: int | str | None) -> int | str | None:
     """Return a server's id or name, or None; a template gives text, which may be empty or "None"."""
-    if isinstance(server, str):
-        server = server.strip()
-        return None if server in ("", "None") else server
-    return server
+    server = given_value(server)
+    return server.strip() if isinstance(server, str) else server

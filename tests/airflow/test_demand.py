@@ -11,10 +11,11 @@ with warnings.catch_warnings():
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from resource_manager.airflow.demand import end_lease
+    from resource_manager.airflow.operators import GPUTrainingOperator
 
 
 from tests.airflow.asking import ask
-from tests.airflow.tasks import TASK
+from tests.airflow.tasks import TASK, context_of
 
 
 def test_a_request_that_no_server_can_meet_fails_without_retry(manager):
@@ -85,3 +86,16 @@ def test_a_lease_with_an_unreachable_job_is_not_ended(manager):
     with pytest.raises(AirflowException, match=r"is on elsewhere.*stay allocated until it is gone"):
         end_lease(manager, TASK, "")
     assert len(manager.leases()) == 1
+
+
+@pytest.mark.parametrize("empty", ["None", "", " "])
+def test_what_a_template_leaves_empty_has_the_operators_default(manager, empty):
+    """A trigger form hands over `None` as text for each of its fields that is not filled in."""
+    operator = GPUTrainingOperator(
+        task_id="t", gpus="2", priority_weight=7, priority=empty, ttl=empty, quarantine=empty, team=empty
+    )
+    allocation = operator.lease(context_of(), manager, labels={})
+    assert allocation["expires_at"] - allocation["granted_at"] == 120
+    assert (allocation["priority"], allocation["team"]) == (7, "")
+    (granted,) = manager.history()
+    assert granted["lease"]["request"]["quarantine"] is True

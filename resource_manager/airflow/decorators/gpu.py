@@ -44,13 +44,14 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
 
     custom_operator_name = "@task.gpu"
     quarantined_by_default = False
+    default_ttl = timedelta(minutes=1)
     template_fields: Sequence[str] = (*PythonOperator.template_fields, *GPUOperator.template_fields)
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py"}
 
     def __init__(
         self,
         *,
-        ttl: float | str | timedelta = timedelta(minutes=1),
+        ttl: float | str | timedelta = default_ttl,
         python_callable: Callable[..., Any],
         op_args: Any = None,
         op_kwargs: Any = None,
@@ -127,7 +128,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         before = {name: os.environ.get(name) for name in devices}
         os.environ.update(devices)
         try:
-            with _kept(manager, allocation["task_id"], token, seconds(self.ttl)):
+            with _kept(manager, allocation["task_id"], token, seconds(self._ttl)):
                 result = super().execute(context)
             outcome = Outcome.SUCCESS
             return result

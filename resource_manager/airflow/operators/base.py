@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from resource_manager.airflow.demand import ATTRIBUTES, demand_of, is_of, submit, taken, takes_demand
+from resource_manager.airflow.demand import (
+    ATTRIBUTES,
+    demand_of,
+    given_value,
+    is_of,
+    submit,
+    taken,
+    takes_demand,
+)
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
@@ -35,6 +43,7 @@ class GPUOperator(BaseOperator):
     template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
     operator_extra_links = (ConsoleLink(),)
     quarantined_by_default: ClassVar[bool] = True
+    default_ttl: ClassVar[timedelta]
     gpu_milli: Any
     quarantine: Any
     server: Any
@@ -55,6 +64,12 @@ class GPUOperator(BaseOperator):
         """Manager behind the connection."""
         return GPUManagerHook(self.gpu_conn_id).get_conn()
 
+    @property
+    def _ttl(self) -> float | str | timedelta:
+        """`ttl`, or the operator's own default where a template left it out."""
+        ttl: float | str | timedelta | None = given_value(self.ttl)
+        return self.default_ttl if ttl is None else ttl
+
     def lease(
         self,
         context: Any,
@@ -68,8 +83,9 @@ class GPUOperator(BaseOperator):
         `instead` are fields of the demand that replace those of the parameters.
         """
         identity, plain_identity = identity_of(context)
-        if self.quarantine is None:
+        if given_value(self.quarantine) is None:
             instead["quarantine"] = self.quarantined_by_default
+        instead["ttl"] = self._ttl
         demand = demand_of(self, context, identity.lease_id, **instead)
         demand = demand.model_copy(update={"labels": {**demand.labels, **identity.labels, **labels}})
         status = submit(manager, demand, identity)

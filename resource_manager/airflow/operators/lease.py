@@ -32,7 +32,9 @@ class GPUAllocateOperator(GPUOperator):
 
     ui_color = "#d0e0f0"
 
-    def __init__(self, *, ttl: float | str | timedelta = timedelta(days=1), **kwargs: Any) -> None:
+    default_ttl = timedelta(days=1)
+
+    def __init__(self, *, ttl: float | str | timedelta = default_ttl, **kwargs: Any) -> None:
         super().__init__(ttl=ttl, **kwargs)
 
     def execute(self, context: Any) -> Allocation:

@@ -50,6 +50,7 @@ class GPUTrainingOperator(GPUOperator):
     template_fields: Sequence[str] = (*GPUOperator.template_fields, "command", "image", "env", "launcher")
     template_fields_renderers: ClassVar[dict[str, str]] = {"command": "bash", "env": "json"}
     ui_color = "#d9ead3"
+    default_ttl = timedelta(minutes=2)
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class GPUTrainingOperator(GPUOperator):
         launcher: str = "",
         launcher_conn_id: str | None = None,
         container: Mapping[str, Any] | None = None,
-        ttl: float | str | timedelta = timedelta(minutes=2),
+        ttl: float | str | timedelta = default_ttl,
         unreachable_timeout: timedelta = timedelta(minutes=10),
         **kwargs: Any,
     ) -> None:
@@ -114,7 +115,7 @@ class GPUTrainingOperator(GPUOperator):
             trigger=JobTrigger(
                 plain_identity,
                 asdict(job),
-                seconds(self.ttl),
+                seconds(self._ttl),
                 self.gpu_conn_id,
                 self.unreachable_timeout.total_seconds(),
                 None if timeout is None else timeout.total_seconds(),
