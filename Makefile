@@ -41,7 +41,7 @@ SMOKE := tests/rest/test_original.py tests/rest/test_demand.py tests/simulator/t
 QUICK := tests/core tests/scheduling tests/storage tests/manager tests/test_architecture.py tests/test_settings.py \
 	tests/test_public_api.py $(SMOKE)
 quick: install
-	$(PYTEST) $(PARALLEL) -m "not e2e and not slow" -k "not system_redis" $(QUICK)
+	$(PYTEST) $(PARALLEL) -m "not e2e and not slow" -k "not system_redis and not limited" $(QUICK)
 
 # On a real Airflow, sshd, Docker engine, PostgreSQL or browser; each test says what it misses.
 test-e2e: install
