@@ -17,7 +17,7 @@ from resource_manager.errors import DuplicateTaskError, InvalidRequestError, Res
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.demand import KINDS, Demand, from_texts
+from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
 from resource_manager.manager.results import Submission
 from resource_manager.rest.client import ServiceClient, ServiceError
 
@@ -176,17 +176,6 @@ def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
     return labels
 
 
-def given_value(value: Any) -> Any:
-    """Return the value, or None for what a template renders of nothing: an empty text or `None`."""
-    return None if isinstance(value, str) and value.strip() in ("", "None") else value
-
-
 def seconds(duration: float | str | timedelta) -> float:
     """Return the seconds of a duration, which a template gives as text."""
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
-
-
-def as_server(server: int | str | None) -> int | str | None:
-    """Return a server's id or name, or None; a template gives text, which may be empty or "None"."""
-    server = given_value(server)
-    return server.strip() if isinstance(server, str) else server

@@ -255,6 +255,14 @@ def _printable(key: object) -> str:
     return f"{key if str(key).isprintable() else ascii(key):.100}"
 
 
+def given_value(value: Any) -> Any:
+    """Return the value, a text without its outer spaces; None for an empty text or the text `None`."""
+    if isinstance(value, str):
+        value = value.strip()
+        return None if value in ("", "None") else value
+    return value
+
+
 def from_texts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a demand with the texts of templates, forms, queries and options in their types.
 
@@ -263,10 +271,8 @@ def from_texts(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         kind = KINDS.get(ALIASES.get(name, name))
+        value = given_value(value)
         if isinstance(value, str):
-            value = value.strip()
-            if value in ("", "None"):
-                continue
             if kind is int and _WHOLE.fullmatch(value):
                 value = int(value)
             elif kind is bool:

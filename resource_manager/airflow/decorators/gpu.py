@@ -15,7 +15,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from resource_manager.airflow.demand import as_server, seconds
+from resource_manager.airflow.demand import seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
@@ -23,6 +23,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
+from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation
 
 SERVER_VARIABLE = "GPU_MANAGER_SERVER"
@@ -94,7 +95,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
 
         Raises `AirflowFailException` if the task requires another server.
         """
-        here, wanted = os.environ.get(SERVER_VARIABLE), as_server(self.server)
+        here, wanted = os.environ.get(SERVER_VARIABLE), given_value(self.server)
         if here is None:
             return {}
         if wanted is None or str(wanted) == here:

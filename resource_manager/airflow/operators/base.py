@@ -12,7 +12,6 @@ from airflow.sdk.exceptions import AirflowException
 from resource_manager.airflow.demand import (
     ATTRIBUTES,
     demand_of,
-    given_value,
     is_of,
     submit,
     taken,
@@ -23,6 +22,7 @@ from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation
 
 
