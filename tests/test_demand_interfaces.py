@@ -19,7 +19,7 @@ from resource_manager.cli import main
 from resource_manager.cli.commands import allocate, explain, submit
 from resource_manager.cli.target import Target
 from resource_manager.core.models import Gpu, Node, Request
-from resource_manager.manager.arguments import ALIASES, POSITIONAL, DemandArguments, DemandFields
+from resource_manager.manager.arguments import ALIASES, POSITIONAL, DemandArguments, DemandOptions
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
@@ -234,8 +234,10 @@ def test_an_interface_takes_every_field(
 
 
 def test_the_declared_names_are_the_fields() -> None:
-    assert DemandFields.__annotations__.keys() == Demand.model_fields.keys()
-    assert DemandArguments.__annotations__.keys() == {*Demand.model_fields, *ALIASES}
+    assert {*POSITIONAL, *DemandOptions.__annotations__} == Demand.model_fields.keys()
+    assert {*POSITIONAL, *DemandArguments.__annotations__} == {*Demand.model_fields, *ALIASES}
+    for method in ("allocate", "try_allocate", "submit", "explain"):
+        assert [*signature(getattr(GPUResourceManager, method)).parameters][1:5] == [*POSITIONAL]
     for command in (allocate, submit, explain):
         options = {param.name for param in command.get_params(click.Context(command))}
         assert options >= Demand.model_fields.keys() - {"lease_id"}

@@ -15,10 +15,8 @@ class Dumpable(Protocol):
     def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]: ...
 
 
-Asked = Dumpable | str | int | None
-"""A whole `Demand`, or its first fields by position: see `POSITIONAL`."""
-
 POSITIONAL = ("lease_id", "gpus", "cpus", "prefer_server")
+"""Fields that may be given by position; a whole `Demand` may stand in the place of the first."""
 
 ALIASES = {
     "task_id": "lease_id",
@@ -29,18 +27,14 @@ ALIASES = {
 """Names of the original design -> the fields of a `Demand`."""
 
 
-class DemandFields(TypedDict, total=False):
-    """Fields of a `Demand` as keywords; None leaves a field at its default."""
+class DemandOptions(TypedDict, total=False):
+    """Fields of a `Demand` besides `POSITIONAL`; None leaves a field at its default."""
 
-    lease_id: str | None
-    gpus: int | None
-    cpus: int | None
     gpu_milli: int | None
     resources: Mapping[str, Amount] | None
     gpu_types: Sequence[str] | None
     vendor: str | None
     labels_required: Mapping[str, str] | None
-    prefer_server: int | str | None
     server: int | str | None
     team: str | None
     owner: str | None
@@ -54,8 +48,8 @@ class DemandFields(TypedDict, total=False):
     labels: Mapping[str, str] | None
 
 
-class DemandArguments(DemandFields, total=False):
-    """The same, also under the names of the original design."""
+class DemandArguments(DemandOptions, total=False):
+    """The same, and the names of the original design."""
 
     task_id: str | None
     required_gpus: int | None
@@ -64,14 +58,13 @@ class DemandArguments(DemandFields, total=False):
 
 
 def arguments_of(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given fields by name; raises `TypeError` for too many or one given twice."""
+    """Return the given fields by name: `asked` are those of `POSITIONAL`, or a whole `Demand` first.
+
+    Raises `TypeError` for one given twice.
+    """
     if asked and hasattr(asked[0], "model_dump"):
-        asked, options = asked[1:], {**asked[0].model_dump(exclude_unset=True), **options}
-        if asked:
-            raise TypeError("a Demand is the only argument by position")
-    if len(asked) > len(POSITIONAL):
-        raise TypeError(f"only {', '.join(POSITIONAL)} may be given by position, got {len(asked)} arguments")
-    named = dict(zip(POSITIONAL, asked, strict=False))
+        asked, options = (None, *asked[1:]), {**asked[0].model_dump(exclude_unset=True), **options}
+    named = {name: value for name, value in zip(POSITIONAL, asked, strict=False) if value is not None}
     if twice := sorted(name for name in named.keys() & options.keys() if options[name] is not None):
         raise TypeError(f"{twice[0]} is given twice")
     return {name: value for name, value in {**options, **named}.items() if value is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Self, get_origin
+from typing import Annotated, Any, Self, Unpack, get_origin
 
 from pydantic import (
     BaseModel,
@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.arguments import ALIASES, arguments_of
+from resource_manager.manager.arguments import ALIASES, DemandArguments, Dumpable, arguments_of
 
 MAX_COUNT = 1_000_000
 PRINTABLE = f"^[^{UNPRINTABLE}]*$"
@@ -143,10 +143,18 @@ class Demand(BaseModel):
     """Fields that were given by their original's names -> these names."""
 
     @classmethod
-    def of(cls, *asked: Any, **options: Any) -> Demand:
+    def of(
+        cls,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Demand:
         """Return the demand of a Python caller's arguments; raises `InvalidRequestError`, the first error."""
-        if len(asked) == 1 and isinstance(asked[0], Demand) and not options:
-            return asked[0]
+        asked = (lease_id, gpus, cpus, prefer_server)
+        if isinstance(lease_id, Demand) and asked[1:] == (None, None, None) and not options:
+            return lease_id
         try:
             return cls.model_validate(arguments_of(asked, options))
         except ValidationError as error:

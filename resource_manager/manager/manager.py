@@ -30,7 +30,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.manager import repeats, serializers
-from resource_manager.manager.arguments import Asked, DemandArguments, DemandFields
+from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.inventory_file import default_inventory, load_inventory
@@ -73,8 +73,8 @@ class GPUResourceManager:
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. All times are
     seconds of the store's clock. Thread-safe.
 
-    A lease is asked for by a `Demand`, or by its fields as keywords: `submit("t", 2, cpus=8)`. The first four
-    may be given by position: `lease_id`, `gpus`, `cpus`, `prefer_server`.
+    A lease is asked for by the fields of a `Demand`, `submit("t", 2, cpus=8)`, or by a whole one in the place
+    of `lease_id`.
     """
 
     TOTAL_SERVERS: ClassVar[int] = 4
@@ -167,7 +167,7 @@ class GPUResourceManager:
         required_gpus: int,
         required_cpus: int,
         prefer_server_id: int | str | None = None,
-        **options: Unpack[DemandFields],
+        **options: Unpack[DemandOptions],
     ) -> Allocation | None:
         """Grant a lease now and return it as a dict, or None if nothing fits or the lock is not free.
 
@@ -226,24 +226,38 @@ class GPUResourceManager:
 
     # ---- leases and the queue ----
 
-    def allocate(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Lease | Refusal:
+    def allocate(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Lease | Refusal:
         """Grant a lease now, or return the refusal, also for a busy lock or a request that can never fit.
 
         Otherwise as `allocate_resources`: raises `ValueError` for numbers outside the limits and unknown
         servers, and `StoreError` if the store is unavailable.
         """
-        request = self.build_request(*asked, **options)
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._allocate([request], lambda cluster, lease: lease)[0]
 
     def try_allocate(
-        self, *asked: Asked, once: Once | None = None, **options: Unpack[DemandArguments]
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        *,
+        once: Once | None = None,
+        **options: Unpack[DemandArguments],
     ) -> Allocation | Refusal:
         """Allocate as `allocate`, with the lease as the dict of `allocate_resources`.
 
         With the idempotency key `once`, as every method that takes one: a repeat changes nothing and gets
         the lease of the first call, or `AlreadyDoneError` if that has ended.
         """
-        request = self.build_request(*asked, **options)
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._allocate([request], serializers.allocation, once)[0]
 
     def try_allocate_batch(
@@ -261,14 +275,21 @@ class GPUResourceManager:
         return self._allocate(asked, serializers.allocation, once)
 
     def submit(
-        self, *asked: Asked, once: Once | None = None, **options: Unpack[DemandArguments]
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        *,
+        once: Once | None = None,
+        **options: Unpack[DemandArguments],
     ) -> Submission:
         """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
 
         `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
         Raises as `allocate_resources` does, and `LockTimeoutError`.
         """
-        request = self.build_request(*asked, **options)
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if is_repeat(cluster, request):
@@ -427,9 +448,16 @@ class GPUResourceManager:
         left_s = self._commits.resumes_in_s(now)
         return self._window_of(left_s) if left_s > 0 else None
 
-    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Explanation:
+    def explain(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Explanation:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
-        request = self.build_request(*asked, **options)
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
     def history(self, after: int = 0, limit: int = 1000) -> list[Recorded]:
@@ -480,9 +508,16 @@ class GPUResourceManager:
     ) -> None:
         self.close()
 
-    def build_request(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Request:
+    def build_request(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Request:
         """Return the request of a `Demand`, or of its fields, on the replica's servers."""
-        demand = Demand.of(*asked, **options)
+        demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
         return self._commits.peek_replica(lambda cluster, now: build_request(demand, cluster, self.settings))
 
     def gpu_range(self) -> tuple[int, int]:

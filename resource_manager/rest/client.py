@@ -25,7 +25,7 @@ from resource_manager.errors import (
     UnknownNodeError,
     redact,
 )
-from resource_manager.manager.arguments import Asked, DemandArguments, DemandFields, arguments_of
+from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
 
 if TYPE_CHECKING:
     from resource_manager.manager.demand import Demand
@@ -102,7 +102,7 @@ class ServiceClient:
         required_gpus: int,
         required_cpus: int,
         prefer_server_id: int | str | None = None,
-        **options: Unpack[DemandFields],
+        **options: Unpack[DemandOptions],
     ) -> Allocation | None:
         """Return a lease, or None if the request does not fit now."""
         original = {
@@ -114,13 +114,29 @@ class ServiceClient:
         result = self._allocate(_plain((), {**original, **options}))
         return None if isinstance(result, Refusal) else result
 
-    def try_allocate(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Allocation | Refusal:
+    def try_allocate(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Allocation | Refusal:
         """Return a lease, or the refusal with its reason."""
-        return self._allocate(_plain(asked, options))
+        return self._allocate(_plain((lease_id, gpus, cpus, prefer_server), options))
 
-    def submit(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Submission:
+    def submit(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Submission:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
-        return cast("Submission", self._post("/api/submit", _plain(asked, options)))
+        return cast(
+            "Submission", self._post("/api/submit", _plain((lease_id, gpus, cpus, prefer_server), options))
+        )
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Demand]) -> list[Allocation | None]:
         """Return an entry for each request, None for one that does not fit now."""
@@ -186,11 +202,18 @@ class ServiceClient:
     def history(self, after: int = 0, limit: int = PAGE) -> list[Recorded]:
         return list(islice(self._pages("/api/history", after, min(limit, PAGE)), limit))
 
-    def explain(self, *asked: Asked, **options: Unpack[DemandArguments]) -> Explanation:
+    def explain(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Explanation:
         """Return the manager's explanation with `estimated_start`."""
         query = {
             name: [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else value
-            for name, value in _plain(asked, options).items()
+            for name, value in _plain((lease_id, gpus, cpus, prefer_server), options).items()
         }
         return cast("Explanation", self._get("/api/explain", query))
 
@@ -275,7 +298,7 @@ def _is_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _plain(asked: Sequence[Asked], options: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given fields of a demand as JSON has them; the service knows the defaults."""
     return {
         name: value.total_seconds() if isinstance(value, timedelta) else value
