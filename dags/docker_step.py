@@ -24,6 +24,6 @@ with (
         task_id="train",
         image="{{ params.image }}",
         command=["sh", "-c", "echo training on GPUs $NVIDIA_VISIBLE_DEVICES"],
-        environment={"NVIDIA_VISIBLE_DEVICES": lease.value("gpu_devices")},
+        environment={"NVIDIA_VISIBLE_DEVICES": lease.devices},
         auto_remove="force",
     )

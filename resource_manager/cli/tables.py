@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.manager.serializers import Usage, duration, short_name, usage_in_words
+from resource_manager.manager.serializers import Usage, duration, short_name, short_uuid, usage_in_words
 from resource_manager.rest.console.colours import Colour, Holder, assign
 
 STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
@@ -94,7 +94,8 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
 def leases_table(leases: Sequence[Row], now: float) -> Table:
     table = Table(title=f"{len(leases)} leases")
     table.add_column("task", overflow="fold")  # never truncated: ids often differ only at the end
-    for name in ("server", "GPUs", "CPUs", "owner", "team", "age", "renew within"):
+    uuids = ["UUIDs"] if any(lease["gpu_uuids"] for lease in leases) else []
+    for name in ("server", "GPUs", *uuids, "CPUs", "owner", "team", "age", "renew within"):
         table.add_column(name)
     for lease in leases:
         ends = lease.get("expires_at")
@@ -102,6 +103,7 @@ def leases_table(leases: Sequence[Row], now: float) -> Table:
             lease["task_id"],
             lease["server_name"],
             lease["gpu_devices"],
+            *("\n".join(map(short_uuid, lease["gpu_uuids"])) for _ in uuids),
             f"{lease['cpu_count']:g}",
             lease.get("owner", ""),
             lease.get("team", ""),
@@ -139,6 +141,8 @@ def start(estimate: Row) -> str:
 
 def lease_line(lease: Row) -> str:
     devices = f"GPUs {lease['gpu_devices']}" if lease["gpu_ids"] else "no GPU"
+    if lease["gpu_uuids"]:
+        devices += f" ({', '.join(map(short_uuid, lease['gpu_uuids']))})"
     return (
         f"{lease['task_id']}: {devices} and {lease['cpu_count']:g} CPUs of {lease['server_name']}, "
         f"fencing token {lease.get('fencing_token')}"

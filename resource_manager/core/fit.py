@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, Node, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,32 +91,48 @@ def could_ever_fit(node: Node, request: Request) -> bool:
 
 
 def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
-    """Return the ids of the node's GPUs, free or not, whose type and vendor the request accepts."""
+    """Return the ids of the node's GPUs, free or not, that the request accepts: type, vendor, MIG device.
+
+    A request for several GPUs accepts no MIG device, since CUDA shows one of them to a process.
+    """
     return {
         gpu.gpu_id
         for gpu in node.gpus
-        if (not request.gpu_types or gpu.gpu_type in request.gpu_types)
-        and (not request.vendor or gpu.vendor == request.vendor)
+        if _accepts_kind(gpu, request) and not (request.gpus > 1 and gpu.is_mig)
     }
+
+
+def _accepts_kind(gpu: Gpu, request: Request) -> bool:
+    return (not request.gpu_types or gpu.gpu_type in request.gpu_types) and (
+        not request.vendor or gpu.vendor == request.vendor
+    )
+
+
+def has_mig_devices_for(node: Node, request: Request) -> bool:
+    """Return True if the node has MIG devices of a kind that a request for several GPUs would accept."""
+    return request.gpus > 1 and any(gpu.is_mig and _accepts_kind(gpu, request) for gpu in node.gpus)
+
+
+def _accepts_any(node: Node, request: Request) -> bool:
+    particular = request.gpu_types or request.vendor
+    return not particular and not (request.gpus > 1 and any(gpu.is_mig for gpu in node.gpus))
 
 
 def usable_gpus(node: Node, request: Request, gpus: Mapping[int, int]) -> list[int]:
     """Return the ids of the GPUs with enough free milli and an accepted type and vendor, in order."""
     milli = request.gpu_milli
     ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli]
-    if request.gpu_types or request.vendor:
-        accepted = accepted_gpu_ids(node, request)
-        return [gpu_id for gpu_id in ids if gpu_id in accepted]
-    return ids
+    if _accepts_any(node, request):
+        return ids
+    accepted = accepted_gpu_ids(node, request)
+    return [gpu_id for gpu_id in ids if gpu_id in accepted]
 
 
 def count_gpus(node: Node, request: Request, free: FreeCapacity | None = None) -> int:
     """Return the number of GPUs the request can use: now, given `free`, or on the empty node."""
     if free is not None:
         return len(usable_gpus(node, request, free.gpus))
-    if not (request.gpu_types or request.vendor):
-        return len(node.gpus)
-    return len(accepted_gpu_ids(node, request))
+    return len(node.gpus) if _accepts_any(node, request) else len(accepted_gpu_ids(node, request))
 
 
 def pick_gpus(request: Request, usable: list[int], gpus: Mapping[int, int]) -> tuple[int, ...]:
@@ -132,7 +148,7 @@ def accepts_node(node: Node, request: Request) -> bool:
         return True
     if not node.gpus:
         return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
-    return bool(accepted_gpu_ids(node, request))
+    return any(_accepts_kind(gpu, request) for gpu in node.gpus)
 
 
 def has_labels(node: Node, request: Request) -> bool:

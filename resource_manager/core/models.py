@@ -29,6 +29,11 @@ class Gpu:
     memory_mib: int = 0
     uuid: str = ""
 
+    @property
+    def is_mig(self) -> bool:
+        """True for a MIG device; a process sees one of them, so a lease takes no more."""
+        return self.uuid.startswith("MIG-")
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -162,8 +167,9 @@ _copy_request = direct_copy(Request, "lease_id")
 class Placement:
     """A node by name and the ids of its GPUs, selected for a request.
 
-    `gpu_uuids` are the identities of the GPUs at the grant, if the inventory names them, in the order of
-    `gpu_ids`; `port` is where the processes of a gang meet, 0 if there is none.
+    `gpu_uuids` are the identities of the GPUs at the grant, in the order of `gpu_ids`; empty unless the
+    inventory names all of them. They decide which devices are allocated, whatever their ids become. `port` is
+    where the processes of a gang meet, 0 if there is none.
     """
 
     node: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
+from operator import eq as _is_same
 
 from resource_manager.core.changes import Drained
 from resource_manager.core.fit import FreeCapacity, accepts_node, has_labels, pick_gpus, usable_gpus
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError
 
 
@@ -15,7 +17,8 @@ class NodeState:
 
     `free` is by resource name, `gpu_free` is the free milli by GPU id in ascending order, `whole_free`
     counts entirely free GPUs. `gpu_types` has one entry if all GPUs are of one type, else one for each GPU.
-    `drained` is the change that closed the node, if any.
+    `gpu_uuids` are the known UUIDs by GPU id; `has_mig` is True if a GPU is a MIG device, `uniform` if a
+    request that accepts one GPU accepts all. `drained` is the change that closed the node, if any.
     """
 
     __slots__ = (
@@ -24,6 +27,8 @@ class NodeState:
         "free_milli",
         "gpu_free",
         "gpu_types",
+        "gpu_uuids",
+        "has_mig",
         "index",
         "leases",
         "name",
@@ -44,7 +49,9 @@ class NodeState:
         self.gpu_types = types[:1] if len(set(types)) == 1 else types
         self.whole_free = len(self.gpu_free)
         self.free_milli = MILLI_PER_GPU * len(self.gpu_free)
-        self.uniform = len({(gpu.gpu_type, gpu.vendor) for gpu in node.gpus}) <= 1
+        self.gpu_uuids: dict[int, str] = {gpu.gpu_id: gpu.uuid for gpu in gpus if gpu.uuid}
+        self.has_mig = any(gpu.is_mig for gpu in gpus)
+        self.uniform = not self.has_mig and len({(gpu.gpu_type, gpu.vendor) for gpu in gpus}) <= 1
         self.leases: dict[str, Lease] = {}
         self.drained: Drained | None = None
         self.retired = False
@@ -72,7 +79,7 @@ class NodeState:
         particular = request.gpu_types or request.vendor
         if not gpus:
             return not particular or accepts_node(self.node, request)
-        if particular and not self.uniform:
+        if not self.uniform and (particular or (self.has_mig and gpus > 1)):
             return len(self.eligible_gpus(request)) >= gpus
         if milli == MILLI_PER_GPU:
             enough = self.whole_free >= gpus
@@ -94,9 +101,32 @@ class NodeState:
         need = request.gpus
         if not need:
             return ()
-        if self.whole_free == len(self.gpu_free) and request.gpu_types == () and not request.vendor:
-            return tuple(islice(self.gpu_free, need))  # all are free
+        is_any = not (request.gpu_types or request.vendor or self.has_mig)
+        if is_any and self.whole_free == len(self.gpu_free):
+            return tuple(islice(self.gpu_free, need))
         return pick_gpus(request, self.eligible_gpus(request), self.gpu_free)
+
+    def identified(self, placement: Placement) -> Placement:
+        """Return the placement with the UUIDs of its GPUs, or as it is unless all of them have one."""
+        known = self.gpu_uuids
+        if not known or not placement.gpu_ids or not all(gpu_id in known for gpu_id in placement.gpu_ids):
+            return placement
+        return replace(placement, gpu_uuids=tuple(known[gpu_id] for gpu_id in placement.gpu_ids))
+
+    def gpu_ids_of(self, placement: Placement) -> tuple[int, ...]:
+        """Return the present ids of the placement's devices, which may have other ids than at the grant.
+
+        A device that left the inventory has none. One whose UUID is pinned no more keeps the id of the grant.
+        """
+        uuids, known = placement.gpu_uuids, self.gpu_uuids
+        if not uuids or all(map(_is_same, map(known.get, placement.gpu_ids), uuids)):
+            return placement.gpu_ids
+        ids = {uuid: gpu_id for gpu_id, uuid in known.items()}
+        present = (
+            ids.get(uuid, None if gpu_id in known else gpu_id)
+            for gpu_id, uuid in zip(placement.gpu_ids, uuids, strict=True)
+        )
+        return tuple(gpu_id for gpu_id in present if gpu_id is not None)
 
 
 def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:
@@ -107,7 +137,7 @@ def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:
     if not force:
         _check_capacity(state, lease)
     request = lease.request
-    gpu_ids = lease.placement.gpu_ids
+    gpu_ids = state.gpu_ids_of(lease.placement)
     if gpu_ids:
         milli = request.gpu_milli
         gpu_free = state.gpu_free
@@ -134,6 +164,11 @@ def _check_capacity(state: NodeState, lease: Lease) -> None:
         raise CapacityError(
             f"placement of {request.lease_id!r} names GPUs {gpu_ids}, but the request has gpus={request.gpus}"
         )
+    if lease.placement.gpu_uuids and lease.placement != state.identified(lease.placement):
+        raise CapacityError(
+            f"placement of {request.lease_id!r} names GPUs {lease.placement.gpu_uuids}, which are not those "
+            f"of {state.name!r} with the numbers {gpu_ids}"
+        )
     for gpu_id in gpu_ids:
         if state.gpu_free.get(gpu_id, 0) < request.gpu_milli:
             raise CapacityError(
@@ -157,7 +192,7 @@ def is_rounding_error(difference: Amount, total: Amount) -> bool:
 
 def deallocate(state: NodeState, lease: Lease) -> None:
     """Deallocate the lease's amounts; the lease must have been removed from `state.leases` before."""
-    gpu_ids = lease.placement.gpu_ids
+    gpu_ids = state.gpu_ids_of(lease.placement)
     if gpu_ids:
         milli = lease.request.gpu_milli
         gpu_free = state.gpu_free

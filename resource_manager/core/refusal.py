@@ -14,6 +14,7 @@ from resource_manager.core.fit import (
     count_gpus,
     fits,
     has_labels,
+    has_mig_devices_for,
     total_capacity,
 )
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
@@ -27,6 +28,8 @@ MAX_DETAIL = 480
 """Maximum length of a sentence, so that no interface has to shorten it and all show the same."""
 
 MAX_TYPES = 3
+
+ONE_MIG_DEVICE = "a lease on MIG devices has gpus=1, since CUDA shows a process one of them"
 
 SPELT_WITH_AN = "AEFHILMNORSX"
 """Letters whose names begin with a vowel: an A100, an RTX 6000, but a V100."""
@@ -114,6 +117,8 @@ def _never(allowed: list[NodeState], request: Request) -> str:
     most = count_gpus(best.node, request)
     if most < request.gpus:
         has = f"the largest, {short(best.name)}, has {most}" if required is None else f"it has {most}"
+        if any(has_mig_devices_for(state.node, request) for state in allowed):
+            has = f"{ONE_MIG_DEVICE}, and {has} other GPUs" if most else ONE_MIG_DEVICE
         return f"{who} satisfy {needed(request)}: {has}"
     if lack := _lack(allowed, request, ever=True):
         return f"{who} satisfy {needed(request)}: {lack}"
@@ -250,7 +255,7 @@ def _nearest(states: list[NodeState], request: Request) -> str:
 def _most_free(state: NodeState, request: Request) -> int:
     """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
     if request.gpu_milli == MILLI_PER_GPU:
-        any_gpu = not (request.gpu_types or request.vendor)
+        any_gpu = not (request.gpu_types or request.vendor or state.has_mig)
         return state.whole_free if any_gpu else len(state.eligible_gpus(request))
     accepted = accepted_gpu_ids(state.node, request)
     return max((state.gpu_free[gpu_id] for gpu_id in accepted if gpu_id in state.gpu_free), default=0)
@@ -303,5 +308,5 @@ def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -
     free = total_capacity(state.node)
     for lease in state.leases.values():
         if lease not in gone:
-            free = free.minus(lease.request, lease.placement.gpu_ids)
+            free = free.minus(lease.request, state.gpu_ids_of(lease.placement))
     return fits(state.node, request, free)

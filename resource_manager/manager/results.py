@@ -40,6 +40,7 @@ class Allocation(Requested):
     """A lease. Times are seconds since the epoch by the store's clock; `expires_at` None: never.
 
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
+    `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
     `members` has one entry a server; the other keys describe the first.
     """
 
@@ -48,6 +49,7 @@ class Allocation(Requested):
     gpu_ids: list[int]
     cpu_count: Amount
     gpu_devices: str
+    gpu_uuids: list[str]
     task_id: str
     address: str
     vendor: str

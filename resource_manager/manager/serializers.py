@@ -35,10 +35,12 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
 
     Times are seconds since the epoch by the store's clock; `expires_at` is None if the lease never expires.
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
-    `members` has one entry a server, in the order of their ranks; the other keys describe the first.
+    `gpu_uuids` are those of the grant, empty if the inventory names none; `gpu_ids` the numbers that these
+    devices have now, without those that left the inventory. `members` has one entry a server, in the order of
+    their ranks; the other keys describe the first.
     """
-    node = cluster.by_name[lease.placement.node].node
-    gpu_ids = list(lease.placement.gpu_ids)
+    state = cluster.by_name[lease.placement.node]
+    node, gpu_ids = state.node, list(state.gpu_ids_of(lease.placement))
     gpus = [gpu for gpu in node.gpus if gpu.gpu_id in gpu_ids]
     request = lease.request
     memory_mib = min((gpu.memory_mib for gpu in gpus), default=0)
@@ -48,6 +50,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "gpu_ids": gpu_ids,
         "cpu_count": request.resources.get("cpus", 0),
         "gpu_devices": ",".join(map(str, gpu_ids)),
+        "gpu_uuids": list(lease.placement.gpu_uuids),
         "task_id": request.lease_id,
         "address": node.address,
         "vendor": gpus[0].vendor if gpus else node.vendor,
@@ -64,13 +67,14 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
 
 
 def _member(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> Member:
-    node = cluster.by_name[placed.node].node
+    state = cluster.by_name[placed.node]
+    node = state.node
     return {
         "rank": rank,
         "server_id": node.server_id,
         "server_name": node.name,
         "address": node.address,
-        "gpu_ids": list(placed.gpu_ids),
+        "gpu_ids": list(state.gpu_ids_of(placed)),
         "gpu_uuids": list(placed.gpu_uuids),
         "cpu_count": request.resources.get("cpus", 0),
         "port": placed.port,
@@ -186,6 +190,11 @@ def usage_in_words(usage: Usage) -> str:
 def short_name(lease_id: str) -> str:
     """Return the last part of a lease id: `train[2]` of `dag/run/train[2]`."""
     return lease_id.rsplit("/", 1)[-1]
+
+
+def short_uuid(uuid: str) -> str:
+    """Return the first two parts of a GPU's UUID, for tables: `GPU-8f6a2c1e`."""
+    return "-".join(uuid.split("-")[:2])
 
 
 def gpu_usage(state: NodeState) -> Usage:

@@ -150,6 +150,7 @@ class Member(Answer):
     server_id: int
     server_name: str
     gpu_ids: list[int]
+    gpu_uuids: list[str]
 
 
 class Allocation(Answer):
@@ -159,7 +160,10 @@ class Allocation(Answer):
     server_name: str
     gpu_ids: list[int]
     cpu_count: int | float
-    gpu_devices: str = Field(description="For CUDA_VISIBLE_DEVICES.")
+    gpu_devices: str = Field(description="The numbers, for CUDA_VISIBLE_DEVICES where no UUIDs are known.")
+    gpu_uuids: list[str] = Field(
+        description="Identities of the GPUs, for CUDA_VISIBLE_DEVICES; empty if the inventory names none."
+    )
     task_id: str
     members: list[Member]
 

@@ -80,10 +80,11 @@ def allocate_in_order(
 def grant(cluster: ClusterState, request: Request, placement: Placement, now: float) -> Granted:
     """Return the grant of that placement, unchecked: `ClusterState.apply` refuses it if it does not fit."""
     pending = cluster.pending.get(request.lease_id) if cluster.pending else None
+    node = cluster.by_name.get(placement.node)
     return Granted(
         Lease(
             request,
-            (placement,),
+            (placement if node is None else node.identified(placement),),
             cluster.last_fencing_token + 1,
             now,
             now + request.ttl_s,
@@ -296,7 +297,7 @@ def check(cluster: ClusterState) -> None:
     for state in cluster.nodes:
         held: dict[int, int] = {}
         for lease in state.leases.values():
-            for gpu_id in lease.placement.gpu_ids:
+            for gpu_id in state.gpu_ids_of(lease.placement):
                 held[gpu_id] = held.get(gpu_id, 0) + lease.request.gpu_milli
         for gpu_id, free in state.gpu_free.items():
             if free < 0 or free + held.get(gpu_id, 0) != MILLI_PER_GPU:

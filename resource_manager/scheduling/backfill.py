@@ -102,7 +102,7 @@ class _Timeline:
         self._free = [total_capacity(node.node)]
         for lease in node.leases.values():
             end = max(lease.granted_at + runtime_s(lease.request), now)
-            self.occupy(lease.request, lease.placement.gpu_ids, now, end)
+            self.occupy(lease.request, node.gpu_ids_of(lease.placement), now, end)
 
     def occupy(self, request: Request, gpu_ids: tuple[int, ...], start: float, end: float) -> None:
         """Allocate the request from start to end."""

@@ -12,10 +12,12 @@ from resource_manager.core.fit import (
     accepted_gpu_ids,
     could_ever_fit,
     count_gpus,
+    has_mig_devices_for,
     shortages,
 )
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
 from resource_manager.core.refusal import (
+    ONE_MIG_DEVICE,
     RecoveryWindow,
     Refusal,
     RefusalKind,
@@ -269,6 +271,8 @@ def _in_words(state: NodeState, request: Request, shortage: Shortage, *, ever: b
             return f"the request is for servers with {label_words(request)} only"
         case ShortageKind.GPU_TYPE:
             return f"has no GPU of {' '.join((*request.gpu_types, request.vendor)).strip()}"
+        case ShortageKind.GPUS if ever and has_mig_devices_for(state.node, request):
+            return f"{ONE_MIG_DEVICE}; it has {has} other GPUs, {wants} requested"
         case ShortageKind.GPUS if ever:
             return f"has {has} GPUs in total, {wants} requested"
         case ShortageKind.GPUS if request.gpu_milli != MILLI_PER_GPU:

@@ -47,7 +47,7 @@ def test_the_operators_limit_a_job_to_its_gpu_fraction(gpu_launcher):
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
     shared = lease.environment()
-    assert shared["CUDA_VISIBLE_DEVICES"] == shared["NVIDIA_VISIBLE_DEVICES"] == lease.value("gpu_devices")
+    assert shared["CUDA_VISIBLE_DEVICES"] == shared["NVIDIA_VISIBLE_DEVICES"] == lease.devices
     assert (shared["CUDA_DEVICE_ORDER"], shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("PCI_BUS_ID", "50")
 
 

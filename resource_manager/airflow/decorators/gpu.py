@@ -21,7 +21,7 @@ from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.jobs.launchers.devices import device_environment
+from resource_manager.jobs.launchers.devices import device_environment, lease_environment
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation
@@ -119,12 +119,14 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
 
     def _run(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
         context["ti"].xcom_push(key="allocation", value=allocation)
+        gpus = allocation["gpu_ids"], allocation["gpu_uuids"]
         devices = device_environment(
             allocation["vendor"],
-            allocation["gpu_ids"],
+            *gpus,
             gpu_milli=allocation["gpu_milli"],
             gpu_memory_mib=allocation["gpu_memory_mib"],
         )
+        devices |= lease_environment(*gpus)
         token, outcome = allocation["fencing_token"], Outcome.FAILED
         before = {name: os.environ.get(name) for name in devices}
         os.environ.update(devices)

@@ -134,12 +134,18 @@ class GPULease:
         """Return a template of a key of the allocation: `lease.value("server_name")`."""
         return f"{{{{ {self._pull()}['{key}'] }}}}"
 
+    @property
+    def devices(self) -> str:
+        """Template of the names that NVIDIA's runtimes know the GPUs by: their UUIDs, or else numbers."""
+        allocation = self._pull()
+        return f"{{{{ ({allocation}['gpu_uuids'] or {allocation}['gpu_ids']) | join(',') }}}}"
+
     def environment(self, vendor: str = "nvidia") -> dict[str, str]:
         """Return the environment of a task that runs on the server itself, outside a container.
 
         It sets no memory limit for a GPU fraction.
         """
-        devices = self.value("gpu_devices")
+        devices = self.devices if vendor == "nvidia" else self.value("gpu_devices")
         fixed = device_environment(vendor, (), gpu_milli=self.allocate.gpu_milli or MILLI_PER_GPU)
         environment = {
             name: devices if name.endswith("VISIBLE_DEVICES") else value for name, value in fixed.items()

@@ -139,6 +139,7 @@ class GPUTrainingOperator(GPUOperator):
             },
             image=self.image,
             gpu_ids=tuple(allocation["gpu_ids"]),
+            gpu_uuids=tuple(allocation["gpu_uuids"]),
             gpu_milli=allocation["gpu_milli"],
             gpu_memory_mib=allocation["gpu_memory_mib"],
             vendor=allocation["vendor"] or "nvidia",

@@ -42,9 +42,10 @@ class JobStatus:
 class Job:
     """Job of one lease; `key` (see `job_key`) names it on every machine.
 
-    `environment` is the caller's; the launcher adds the variables that make its `gpu_ids` visible to the
-    job. `gpu_memory_mib` is the memory it may use of each GPU, 0 if unknown. `container` has further options
-    for a container, by the names of Docker's `create_host_config`.
+    `environment` is the caller's; the launcher adds the variables that make its GPUs visible to the job, by
+    `gpu_uuids` where they are known, else by `gpu_ids`. `gpu_memory_mib` is the memory it may use of each
+    GPU, 0 if unknown. `container` has further options for a container, by the names of Docker's
+    `create_host_config`.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     gpu_ids: tuple[int, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
     gpu_milli: int = MILLI_PER_GPU
     gpu_memory_mib: int = 0
     vendor: str = "nvidia"

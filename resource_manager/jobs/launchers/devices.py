@@ -24,12 +24,15 @@ DEVICE_FILES: Mapping[str, Sequence[str]] = {
 def device_environment(
     vendor: str,
     gpu_ids: Sequence[int],
+    gpu_uuids: Sequence[str] = (),
     *,
     gpu_milli: int = MILLI_PER_GPU,
     gpu_memory_mib: int = 0,
     renumbered: bool = False,
 ) -> dict[str, str]:
     """Return the environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
+
+    NVIDIA's are named by `gpu_uuids` if they are given, which mean the same device whatever its number is.
 
     A GPU fraction is enforced by NVIDIA MPS alone, and only if its daemon runs; `gpu_memory_mib` is the
     fraction's part of the GPU's memory (0: unknown, no memory limit). Empty `gpu_ids` hide all GPUs.
@@ -42,8 +45,10 @@ def device_environment(
         raise LauncherError(
             f"unknown GPU vendor {vendor!r}; known are {', '.join(VISIBLE_DEVICES)}"
         ) from None
-    devices = ",".join(map(str, gpu_ids))
-    environment = {variable: ",".join(map(str, range(len(gpu_ids)))) if renumbered else devices}
+    names = device_names(vendor, gpu_ids, gpu_uuids)
+    devices = ",".join(names)
+    counted = renumbered and names == list(map(str, gpu_ids))  # a UUID is the same inside a container
+    environment = {variable: ",".join(map(str, range(len(gpu_ids)))) if counted else devices}
     if variable == "CUDA_VISIBLE_DEVICES":
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environment["NVIDIA_VISIBLE_DEVICES"] = devices or "void"
@@ -52,6 +57,12 @@ def device_environment(
             if gpu_memory_mib:
                 environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={gpu_memory_mib}M"
     return environment
+
+
+def device_names(vendor: str, gpu_ids: Sequence[int], gpu_uuids: Sequence[str]) -> list[str]:
+    """Return what NVIDIA's runtime knows the GPUs by: their UUIDs if there are any; others know numbers."""
+    by_uuid = gpu_uuids and vendor in ("nvidia", "")
+    return list(gpu_uuids) if by_uuid else list(map(str, gpu_ids))
 
 
 def device_files(vendor: str, gpu_ids: Sequence[int]) -> list[str]:
@@ -77,8 +88,15 @@ def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
     devices = device_environment(
         job.vendor,
         job.gpu_ids,
+        job.gpu_uuids,
         gpu_milli=job.gpu_milli,
         gpu_memory_mib=job.gpu_memory_mib,
         renumbered=renumbered,
     )
-    return {**job.environment, **devices, "GPU_LEASE_GPUS": ",".join(map(str, job.gpu_ids))}
+    return {**job.environment, **devices, **lease_environment(job.gpu_ids, job.gpu_uuids)}
+
+
+def lease_environment(gpu_ids: Sequence[int], gpu_uuids: Sequence[str]) -> dict[str, str]:
+    """Return the numbers of a lease's GPUs for people, and their UUIDs if the inventory names them."""
+    environment = {"GPU_LEASE_GPUS": ",".join(map(str, gpu_ids))}
+    return {**environment, "GPU_LEASE_UUIDS": ",".join(gpu_uuids)} if gpu_uuids else environment

@@ -19,7 +19,7 @@ from resource_manager.jobs.launchers.base import (
     check_connection,
     check_image,
 )
-from resource_manager.jobs.launchers.devices import device_files, job_environment
+from resource_manager.jobs.launchers.devices import device_files, device_names, job_environment
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30
@@ -120,7 +120,7 @@ class DockerLauncher:
         if job.gpu_ids and job.vendor in ("nvidia", ""):
             options["device_requests"] = [
                 self._docker.types.DeviceRequest(
-                    device_ids=[str(gpu_id) for gpu_id in job.gpu_ids], capabilities=[["gpu"]]
+                    device_ids=device_names(job.vendor, job.gpu_ids, job.gpu_uuids), capabilities=[["gpu"]]
                 )
             ]
         elif files := device_files(job.vendor, job.gpu_ids):

@@ -8,7 +8,12 @@ from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.jobs.launchers.base import LauncherError, job_key
-from resource_manager.jobs.launchers.devices import check_environment, device_environment, device_files
+from resource_manager.jobs.launchers.devices import (
+    check_environment,
+    device_environment,
+    device_files,
+    device_names,
+)
 
 
 def build_docker_cmd(
@@ -29,7 +34,7 @@ def build_docker_cmd(
     if not image or image.startswith("-"):
         raise LauncherError(f"image must begin with a letter or digit, got {image!r}")
     check_environment(env or {})
-    gpu_ids = allocation["gpu_ids"]
+    gpu_ids, gpu_uuids = allocation["gpu_ids"], allocation.get("gpu_uuids", ())
     name = job_key(allocation["task_id"], allocation.get("fencing_token", 0))
     words = ["docker", "run", "--rm", "--init", "--name", name]
     words += ["--label", f"gpu-manager.task_id={allocation['task_id']}"]
@@ -38,7 +43,7 @@ def build_docker_cmd(
     vendor = allocation.get("vendor", "nvidia") or "nvidia"
     if gpu_ids and vendor == "nvidia":
         # The inner quotes are for Docker, which splits an unquoted value at commas.
-        words += ["--gpus", f'"device={",".join(map(str, gpu_ids))}"']
+        words += ["--gpus", f'"device={",".join(device_names(vendor, gpu_ids, gpu_uuids))}"']
     for path in device_files(vendor, gpu_ids):
         words += ["--device", path]
     environment = {
@@ -46,6 +51,7 @@ def build_docker_cmd(
         **device_environment(
             vendor,
             gpu_ids,
+            gpu_uuids,
             gpu_milli=allocation.get("gpu_milli", MILLI_PER_GPU),
             gpu_memory_mib=allocation.get("gpu_memory_mib", 0),
             renumbered=vendor != "amd",

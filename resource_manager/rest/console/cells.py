@@ -53,6 +53,7 @@ class LeaseRow:
     task_id: str
     server: str
     gpus: str
+    uuids: str
     cpus: str
     owner: str
     team: str
@@ -72,7 +73,7 @@ def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colou
         Holder(
             lease.lease_id,
             cluster.by_name[lease.placement.node].node.server_id,
-            lease.placement.gpu_ids,
+            cluster.by_name[lease.placement.node].gpu_ids_of(lease.placement),
             lease.request.gpu_milli,
             lease.fencing_token,
         )
@@ -112,7 +113,7 @@ def _cells(state: NodeState, found: dict[str, Colour]) -> list[Cell]:
     """Return a cell for each GPU; neighbours allocated whole to one lease are joined to one bar."""
     holders: dict[int, list[Lease]] = {}
     for lease in state.leases.values():
-        for gpu_id in lease.placement.gpu_ids:
+        for gpu_id in state.gpu_ids_of(lease.placement):
             holders.setdefault(gpu_id, []).append(lease)
     cells: list[Cell] = []
     for place, (gpu_id, free_milli) in enumerate(state.gpu_free.items()):
@@ -157,13 +158,16 @@ def level(state: NodeState) -> int:
     return math.ceil(LEVELS * (total - state.free_milli) / total) if total else LEVELS
 
 
-def lease_row(lease: Lease, colour: Colour, caller: Identity, service: Service) -> LeaseRow:
-    request = lease.request
+def lease_row(
+    cluster: ClusterState, lease: Lease, colour: Colour, caller: Identity, service: Service
+) -> LeaseRow:
+    request, node = lease.request, cluster.by_name[lease.placement.node]
     share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli} milli)"
     return LeaseRow(
         lease.lease_id,
         lease.placement.node,
-        ",".join(map(str, lease.placement.gpu_ids)) + share,
+        ",".join(map(str, node.gpu_ids_of(lease.placement))) + share,
+        ", ".join(lease.placement.gpu_uuids),
         f"{request.resources.get('cpus', 0):g}",
         request.owner,
         request.team,

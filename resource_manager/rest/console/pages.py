@@ -124,7 +124,7 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
         found.sort(key=lambda lease: lease.fencing_token)
         shown, paging = _paged(found, query.page)
         colours = cells.colours_of(cluster, shown)
-        rows = [cells.lease_row(lease, colours[lease.lease_id], caller, service) for lease in shown]
+        rows = [cells.lease_row(cluster, lease, colours[lease.lease_id], caller, service) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
     return _page("leases.html", service, caller, query=query, **service.watch.look(look))

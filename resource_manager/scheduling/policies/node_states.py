@@ -112,7 +112,7 @@ class NodeStates:
             self.changed_with_gpu[index] = mark
 
     def _kind(self, node: NodeState) -> int:
-        gpus = node.node.gpus
+        gpus = tuple((gpu.gpu_type, gpu.vendor, gpu.memory_mib, gpu.is_mig) for gpu in node.node.gpus)
         kind = (
             tuple(node.gpu_free),
             gpus[:1] if node.uniform else gpus,
@@ -160,7 +160,12 @@ class ClassFit:
         self.need: int = _NEVER if unknown else request.gpus * request.gpu_milli
         """Minimum reach in milli."""
         self._limits = [(states.free[name], amount) for name, amount in known.items()]
-        particular = request.gpu_types or request.vendor or request.labels_required
+        particular = (
+            request.gpu_types
+            or request.vendor
+            or request.labels_required
+            or (request.gpus > 1 and any(node.has_mig for node in states.cluster.nodes))
+        )
         self._accepts: dict[int, bool] | None = {} if particular else None
         """By kind, True if the request accepts its type and vendor; None if it accepts any."""
 

@@ -23,6 +23,46 @@ def test_whole_gpus_of_every_vendor():
     assert device_environment("ascend", [1, 2]) == {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}
 
 
+PINNED = [
+    Node("a", 0, {"cpus": 8}, (Gpu(0, uuid="GPU-8f6a"), Gpu(1, uuid="GPU-77b2"))),
+    Node("m", 1, {"cpus": 8}, (Gpu(0, "A100:1g.10gb", uuid="MIG-11c3"),)),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "uuids", "numbers"),
+    [
+        ({"gpus": 2, "server": "a"}, "GPU-8f6a,GPU-77b2", "0,1"),
+        ({"gpus": 1, "server": "m"}, "MIG-11c3", "0"),
+        ({"gpus": 1, "gpu_milli": 250, "server": "a"}, "GPU-8f6a", "0"),
+    ],
+)
+def test_pinned_gpus_are_named_by_uuid_also_in_a_container(asked, uuids, numbers):
+    with GPUResourceManager.from_url("memory://", inventory=PINNED) as manager:
+        allocation = manager.submit("t", **asked)
+    assert (",".join(allocation["gpu_uuids"]), allocation["gpu_devices"]) == (uuids, numbers)
+    assert allocation["members"][0]["gpu_uuids"] == allocation["gpu_uuids"]
+    job = Job("k", ("true",), gpu_ids=(*allocation["gpu_ids"],), gpu_uuids=(*allocation["gpu_uuids"],))
+    for renumbered in (False, True):
+        environment = job_environment(job, renumbered=renumbered)
+        assert environment["CUDA_VISIBLE_DEVICES"] == environment["NVIDIA_VISIBLE_DEVICES"] == uuids
+        assert (environment["GPU_LEASE_GPUS"], environment["GPU_LEASE_UUIDS"]) == (numbers, uuids)
+    words = shlex.split(build_docker_cmd(allocation, "img"))
+    assert words[words.index("--gpus") + 1] == f'"device={uuids}"'
+    assert f"CUDA_VISIBLE_DEVICES={uuids}" in words
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name"), [("amd", "ROCR_VISIBLE_DEVICES"), ("ascend", "ASCEND_RT_VISIBLE_DEVICES")]
+)
+def test_other_makers_runtimes_get_numbers_even_if_uuids_are_pinned(vendor, name):
+    assert device_environment(vendor, [1], ["d86c0a3b"])[name] == "1"
+
+
+def test_without_uuids_a_job_gets_no_variable_for_them():
+    assert "GPU_LEASE_UUIDS" not in job_environment(Job("k", ("true",), gpu_ids=(0,)))
+
+
 def test_a_gpu_fraction_limits_threads_and_memory():
     environment = device_environment("nvidia", [3], gpu_milli=250, gpu_memory_mib=20480)
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
