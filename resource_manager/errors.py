@@ -91,6 +91,16 @@ class LeaseNotFoundError(ResourceManagerError):
         self.fencing_token = fencing_token
 
 
+class RuntimeOverError(LeaseNotFoundError):
+    """A lease that has lasted for the longest runtime of its team, and is not renewed."""
+
+    def __init__(self, lease_id: str, team: str, max_runtime_s: float) -> None:
+        super().__init__(lease_id)
+        self.args = (
+            f"the lease of {lease_id!r} is over: team {team} may run jobs of at most {max_runtime_s:g} s",
+        )
+
+
 class OtherOwnerError(ResourceManagerError):
     """A lease or pending request that belongs to another owner than the caller acts for."""
 
@@ -116,6 +126,10 @@ class PolicyError(ResourceManagerError):
 
 class InventoryError(ResourceManagerError, ValueError):
     """An invalid inventory file; the message names file, line and reason."""
+
+
+class TeamsFileError(ResourceManagerError, ValueError):
+    """An invalid teams file; the message names file, line and reason."""
 
 
 class SettingsError(ResourceManagerError, ValueError):

@@ -49,11 +49,6 @@ class Settings(BaseModel):
         "srtf, srsf or fair_share; with +backfill appended, later requests may fill gaps where they delay "
         "no earlier one.",
     )
-    team_quotas: dict[str, float] = Field(
-        default_factory=dict,
-        description="fair_share: shares of the whole cluster by team, as vision=0.5,nlp=0.25; teams without "
-        "a share have the rest together.",
-    )
     admission: Literal["open", "price"] = Field(
         default="open",
         description="price: a request with a utility waits, although it fits, until its utility covers the "
@@ -119,22 +114,6 @@ class Settings(BaseModel):
         """Yield the settings without the passwords of the URLs."""
         for name, value in super().__repr_args__():
             yield name, redact(value) if name in ("store", "redis_url") else value
-
-    @field_validator("team_quotas", mode="before")
-    @classmethod
-    def _shares_of_teams(cls, value: object) -> dict[str, float]:
-        """Parse a mapping, or text such as `vision=0.5,nlp=0.25`."""
-        if isinstance(value, str):
-            pairs = (part.strip().partition("=") for part in value.split(",") if part.strip())
-            value = {team: share for team, _, share in pairs}
-        try:
-            shares = {str(team): float(share) for team, share in value.items()}  # type: ignore[attr-defined]
-        except (AttributeError, TypeError, ValueError):
-            raise ValueError("shares must be given as vision=0.5,nlp=0.25") from None
-        for team, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"the share of {team!r} must be between 0 and 1, got {share}")
-        return shares
 
     @field_validator("instance")
     @classmethod

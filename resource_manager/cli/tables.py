@@ -91,6 +91,30 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
     return text
 
 
+def teams_table(teams: Row) -> Table:
+    """Return a table of the teams, in GPUs; `-` where a rule is not set."""
+    guaranteed = sum(team["guaranteed"] for team in teams["teams"] if team["parent"] is None)
+    table = Table(
+        title=f"{len(teams['teams'])} teams, {guaranteed:g} of {teams['capacity']} GPUs guaranteed, "
+        f"preemption {'on' if teams['preemption'] else 'off'}"
+    )
+    for name in ("team", "parent", "guaranteed", "limit", "weight", "held", "borrowed", "waiting"):
+        table.add_column(name, justify="left" if name in ("team", "parent") else "right")
+    for team in teams["teams"]:
+        typed = ", ".join(f"{amount:g} {name}" for name, amount in team["guaranteed_by_type"].items())
+        table.add_row(
+            team["team"] or "(all others)",
+            team["parent"] or "-",
+            typed or f"{team['guaranteed']:g}",
+            "-" if team["limit"] is None else f"{team['limit']:g}",
+            f"{team['weight']:g}",
+            f"{team['held']:g}",
+            f"{team['borrowed']:g}",
+            f"{team['waiting']} ({team['waiting_gpus']:g} GPUs)" if team["waiting"] else "0",
+        )
+    return table
+
+
 def leases_table(leases: Sequence[Row], now: float) -> Table:
     table = Table(title=f"{len(leases)} leases")
     table.add_column("task", overflow="fold")  # never truncated: ids often differ only at the end

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_init
 from resource_manager.core.models import Lease, Node, Request
+from resource_manager.core.teams import Teams
 
 
 @direct_init
@@ -112,6 +113,14 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamsChanged:
+    """The rules of the teams are replaced; empty ones end them."""
+
+    teams: Teams
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class InventoryChanged:
     """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
 
@@ -129,5 +138,6 @@ Change = (
     | Cancelled
     | Drained
     | Restored
+    | TeamsChanged
     | InventoryChanged
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,14 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Restored,
+    TeamsChanged,
 )
 from resource_manager.core.expiry_heap import ExpiryHeap
 from resource_manager.core.models import Lease, Node, PendingRequest
 from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import NodeState, allocate, deallocate
+from resource_manager.core.team_ledger import TeamLedger
+from resource_manager.core.teams import Teams
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 
 __all__ = ["ClusterState", "NodeState", "Snapshot"]
@@ -44,6 +47,7 @@ class Snapshot:
     drained: tuple[Drained, ...] = ()
     retired: tuple[str, ...] = ()
     last_node: str | None = None
+    teams: Teams = field(default_factory=Teams)
 
 
 class ClusterState(NodeIndex):
@@ -61,11 +65,18 @@ class ClusterState(NodeIndex):
         self.last_node: str | None = None
         self.leases: dict[str, Lease] = {}
         self.pending: dict[str, PendingRequest] = {}
+        self.ledger: TeamLedger | None = None
+        """What each team holds; None without rules of teams, so that it then costs nothing."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.policy_cache: dict[object, Any] = {}
         """Cache of each policy's derived values; `changed_since` returns the nodes to recompute."""
         super().__init__(NodeState(node, i) for i, node in enumerate(nodes))
+
+    @property
+    def teams(self) -> Teams:
+        """The rules of the teams; empty if there are none."""
+        return Teams() if self.ledger is None else self.ledger.rules
 
     def expired(self, now: float) -> list[Lease]:
         """Return the leases whose TTL has passed and that are not quarantined, the earliest end first."""
@@ -83,6 +94,7 @@ class ClusterState(NodeIndex):
             drained=tuple(state.drained for state in self.nodes if state.drained is not None),
             retired=tuple(state.name for state in self.nodes if state.retired),
             last_node=self.last_node,
+            teams=self.teams,
         )
 
     @classmethod
@@ -100,6 +112,7 @@ class ClusterState(NodeIndex):
             cluster.by_name[drained.node].drained = drained
         for name in snapshot.retired:
             cluster.by_name[name].retired = True
+        cluster._set_teams(snapshot.teams)
         for lease in snapshot.leases:
             cluster._restore_lease(lease)
         cluster.pending = {pending.lease_id: pending for pending in snapshot.pending}
@@ -153,6 +166,8 @@ class ClusterState(NodeIndex):
         allocate(state, lease)
         self._reindex(state, whole_before, milli_before)
         state.leases[lease_id] = self.leases[lease_id] = lease
+        if self.ledger is not None:
+            self.ledger.add(lease, self.by_name)
         if lease.expires_at != math.inf:
             self._expiry_heap.push(lease)
         if lease.fencing_token > self.last_fencing_token:
@@ -222,13 +237,27 @@ class ClusterState(NodeIndex):
         state.drained = drained
         self._set_open(state)
 
+    def _teams_changed(self, change: TeamsChanged) -> None:
+        before = self.ledger
+        self._set_teams(change.teams)
+        if self._undo is not None:
+            self._undo.append(partial(setattr, self, "ledger", before))
+
+    def _set_teams(self, teams: Teams) -> None:
+        ledger = TeamLedger(teams) if teams else None
+        self.ledger = None if ledger is None else ledger.recount(self.leases.values(), self.by_name)
+
     def _inventory_changed(self, change: InventoryChanged) -> None:
         if self._undo is not None:
             raise CapacityError("an inventory change cannot be tried: apply it outside of a trial")
+        self._replace_nodes(change.nodes)
+        self._set_teams(self.teams)  # types of GPUs may have changed
+
+    def _replace_nodes(self, nodes: tuple[Node, ...]) -> None:
         old = self.by_name
-        if self._resized_only(change.nodes):
+        if self._resized_only(nodes):
             return
-        states = [NodeState(node, 0) for node in change.nodes]
+        states = [NodeState(node, 0) for node in nodes]
         kept = {state.name for state in states}
         for previous in self.nodes:
             if previous.name not in kept and previous.leases:
@@ -281,6 +310,8 @@ class ClusterState(NodeIndex):
         self._reindex(state, whole_before, milli_before)
         state.leases[lease.lease_id] = lease
         self.leases[lease.lease_id] = lease
+        if self.ledger is not None:
+            self.ledger.add(lease, self.by_name)
         self._expiry_heap.push(lease)
 
     def _deallocate(self, lease: Lease) -> None:
@@ -288,6 +319,8 @@ class ClusterState(NodeIndex):
         state = self.by_name[lease.placement.node]
         whole_before, milli_before = state.whole_free, state.free_milli
         del self.leases[lease_id]
+        if self.ledger is not None:
+            self.ledger.remove(lease, self.by_name)
         del state.leases[lease_id]
         deallocate(state, lease)
         self._reindex(state, whole_before, milli_before)
@@ -305,5 +338,6 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Cancelled: ClusterState._cancelled,
     Drained: ClusterState._drained,
     Restored: ClusterState._restored,
+    TeamsChanged: ClusterState._teams_changed,
     InventoryChanged: ClusterState._inventory_changed,
 }

@@ -89,7 +89,8 @@ class Request:
     The node's labels must equal those of `labels_required`; `labels` are the request's own.
     `ttl_s` is the lifetime of the lease without renewal; infinite by default, which suits a simulation.
     `quarantine` keeps the capacity allocated after expiry until an operator or the reconciler confirms that
-    the job is gone. `utility` matters only under admission by price.
+    the job is gone. `utility` matters only under admission by price. A request that is not `preemptible` is
+    never taken for another one, and in return stops at its team's guarantee.
     """
 
     lease_id: str
@@ -109,6 +110,7 @@ class Request:
     labels: Mapping[str, str] = field(default_factory=dict)
     utility: Utility | None = None
     labels_required: Mapping[str, str] = field(default_factory=dict)
+    preemptible: bool = True
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
 

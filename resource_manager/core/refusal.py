@@ -36,7 +36,7 @@ SPELT_WITH_AN = "AEFHILMNORSX"
 
 
 class RefusalKind(StrEnum):
-    """Reasons for a refusal. Team quotas are not limits yet: nothing is refused for `QUOTA`."""
+    """Reasons for a refusal."""
 
     NO_CAPACITY = "no_capacity"
     BEHIND_QUEUE = "behind_queue"

@@ -20,6 +20,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
+from resource_manager.core.teams import Teams
 from resource_manager.errors import (
     CorruptStateError,
     InvalidRequestError,
@@ -29,7 +30,7 @@ from resource_manager.errors import (
     StateLostError,
     StateUnconfirmedError,
 )
-from resource_manager.manager import repeats, serializers
+from resource_manager.manager import repeats, serializers, teams
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
@@ -44,6 +45,8 @@ from resource_manager.manager.results import (
     ServerSummary,
     Submission,
     Summary,
+    TeamsChange,
+    TeamsView,
 )
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
@@ -107,7 +110,7 @@ class GPUResourceManager:
             self.store,
             get_policy(self.settings.policy),
             replace(
-                get_order(self.settings.order, self.settings.team_quotas),
+                get_order(self.settings.order),
                 admission=price_admission(self.settings),
             ),
             lambda: ClusterState(self.inventory).snapshot(),
@@ -470,6 +473,36 @@ class GPUResourceManager:
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
         return self._commits.read(lambda cluster, now: codec.snapshot_to_dict(cluster.snapshot()))
+
+    # ---- teams ----
+
+    def teams(self) -> TeamsView:
+        """Return the rules of the teams, and what each holds."""
+        return self._commits.read(lambda cluster, now: teams.view(cluster))
+
+    def apply_teams(self, rules: Teams, *, dry_run: bool = False, once: Once | None = None) -> TeamsChange:
+        """Replace the rules of the teams; return what changes, with `dry_run` without changing it.
+
+        Raises `InvalidRequestError` for rules that contradict themselves or the servers, or that leave out a
+        team that holds leases.
+        """
+
+        def plan(cluster: ClusterState) -> TeamsChange:
+            teams.check(cluster, rules)
+            return teams.difference(cluster.teams, rules)
+
+        if dry_run:
+            return self._commits.read(lambda cluster, now: plan(cluster))
+        made: TeamsChange = {"changed": False, "differences": []}
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            nonlocal made
+            made = plan(cluster)
+            changes = teams.replacement(cluster, rules, now)
+            return self._commits.with_dispatch(cluster, changes, now)
+
+        self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
+        return made
 
     # ---- servers ----
 

@@ -126,6 +126,48 @@ class Summary(TypedDict):
     next: NotRequired[int | None]
 
 
+class TeamView(TypedDict):
+    """One team: its rules and what it holds, in GPUs; `team` is empty for all that have no rules.
+
+    `borrowed` is what it and the teams below it hold beyond the guarantee.
+    """
+
+    team: str
+    parent: str | None
+    guaranteed: Amount
+    guaranteed_by_type: dict[str, Amount]
+    limit: Amount | None
+    weight: float
+    max_runtime_s: float | None
+    max_gpus_per_owner: Amount | None
+    min_runtime_s: float | None
+    held: Amount
+    borrowed: Amount
+    held_by_type: dict[str, Amount]
+    held_by_owner: dict[str, Amount]
+    waiting: int
+    waiting_gpus: Amount
+
+
+class TeamsView(TypedDict):
+    """The rules of all teams, and the teams in the order of their file; `capacity` is all GPUs."""
+
+    preemption: bool
+    min_runtime_s: float
+    preemption_delay_s: float
+    half_life_s: float
+    gpu_weights: dict[str, float]
+    capacity: int
+    teams: list[TeamView]
+
+
+class TeamsChange(TypedDict):
+    """What new rules change: one entry a field, with `team` None for those of the whole file."""
+
+    changed: bool
+    differences: list[dict[str, Any]]
+
+
 class ServerVerdict(TypedDict):
     """One server's answer to a request; `score` is the policy's, higher is better."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import httpx
 
 from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.teams import stated
 from resource_manager.errors import (
     ALREADY_DONE,
     NO_LEASE,
@@ -28,6 +29,7 @@ from resource_manager.errors import (
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
 
 if TYPE_CHECKING:
+    from resource_manager.core.teams import Teams
     from resource_manager.manager.demand import Demand
     from resource_manager.manager.results import (
         Allocation,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
         ServerSummary,
         Submission,
         Summary,
+        TeamsChange,
+        TeamsView,
     )
 
 TIMEOUT_S = 70.0
@@ -182,6 +186,12 @@ class ServiceClient:
 
     def reset_resources(self) -> bool:
         return bool(self._post("/api/reset", {"confirm": True})["success"])
+
+    def teams(self) -> TeamsView:
+        return cast("TeamsView", self._get("/api/teams"))
+
+    def apply_teams(self, rules: Teams, *, dry_run: bool = False) -> TeamsChange:
+        return cast("TeamsChange", self._post("/api/teams", {**stated(rules), "dry_run": dry_run}))
 
     def get_resource_summary(self) -> Summary:
         return cast("Summary", self._get("/api/status"))

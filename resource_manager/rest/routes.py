@@ -46,6 +46,9 @@ from resource_manager.rest.schemas import (
     StatusQuery,
     Submission,
     TaskQuery,
+    TeamsAnswer,
+    TeamsBody,
+    TeamsChangeAnswer,
     Trend,
     UsageHistoryQuery,
 )
@@ -223,6 +226,31 @@ def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None
     if not service.manager.reset_resources(once=once):
         raise LockTimeoutError(service.manager.settings.lock_timeout_s)
     return {"success": True}
+
+
+@routes.add(
+    "GET",
+    "/api/teams",
+    Role.READER,
+    "Rules of the teams, and what each holds",
+    answer=TeamsAnswer,
+    tags=("teams",),
+)
+def teams(service: Service, caller: Identity) -> Any:
+    return service.manager.teams()
+
+
+@routes.add(
+    "POST",
+    "/api/teams",
+    Role.OPERATOR,
+    "Replace the rules of the teams",
+    body=TeamsBody,
+    answer=TeamsChangeAnswer,
+    tags=("teams",),
+)
+def apply_teams(service: Service, caller: Identity, body: TeamsBody, once: Once | None = None) -> Any:
+    return service.manager.apply_teams(body.rules(), dry_run=body.dry_run, once=once)
 
 
 @routes.add(

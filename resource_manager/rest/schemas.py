@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
+from resource_manager.manager.teams_file import TeamsTable
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -86,6 +87,16 @@ class ResetBody(Body):
     """`POST /api/reset`: ends every lease and removes every pending request."""
 
     confirm: Literal[True] = Field(description="Must be true: all leases and the queue are lost.")
+
+
+class TeamsBody(TeamsTable):
+    """`POST /api/teams`: the keys of a teams file; all rules that it leaves out end."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"teams": {"vision": {"guaranteed": 16, "limit": 24}}}}
+    )
+
+    dry_run: bool = Field(default=False, description="Answer what would change, and change nothing.")
 
 
 class PageQuery(Body):
@@ -224,6 +235,20 @@ class Status(Answer):
 
     total_servers: int
     servers: list[ServerSummary]
+
+
+class TeamsAnswer(Answer):
+    """Rules of the teams, and what each holds."""
+
+    preemption: bool
+    teams: list[dict[str, Any]]
+
+
+class TeamsChangeAnswer(Answer):
+    """What new rules change: one entry a field."""
+
+    changed: bool
+    differences: list[dict[str, Any]]
 
 
 class Page(Answer):

@@ -30,6 +30,7 @@ from resource_manager.errors import (
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
 
 
 def select_placement(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
@@ -48,6 +49,8 @@ def allocate(
 
     The queue is ignored: use `submit` for a request that must not overtake.
     """
+    if cluster.ledger is not None and stop_of(cluster.ledger, request) is not None:
+        return []
     placement = select_placement(cluster, request, policy)
     if placement is None or not (order is None or order.admits(cluster, request, placement, now, now)):
         return []
@@ -87,7 +90,7 @@ def grant(cluster: ClusterState, request: Request, placement: Placement, now: fl
             (placement if node is None else node.identified(placement),),
             cluster.last_fencing_token + 1,
             now,
-            now + request.ttl_s,
+            now + request.ttl_s if cluster.ledger is None else lease_end(cluster.ledger, request, now, now),
             None if pending is None else pending.queued_at,
         ),
         now,
@@ -147,7 +150,10 @@ def renew(
 ) -> list[Change]:
     """Return the renewal of a lease for its TTL from now; raises as `release` does."""
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
-    return [Renewed(lease_id, lease.fencing_token, now, now + lease.request.ttl_s)]
+    ends_at = now + lease.request.ttl_s
+    if cluster.ledger is not None:
+        ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now)
+    return [Renewed(lease_id, lease.fencing_token, now, ends_at)]
 
 
 def _require_lease(
@@ -226,8 +232,11 @@ def dispatch(
     """
     reservations: Reservations | None = None
     without_place: list[Request] = []
-    for pending in order(cluster, now):
+    blocked: set[str] = set()
+    for pending in order.starting(cluster, now):
         request = pending.request
+        if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
+            continue
         placement = select_placement(cluster, request, policy)
         if placement is not None and not order.admits(cluster, request, placement, pending.queued_at, now):
             continue
@@ -244,7 +253,10 @@ def dispatch(
                 reservations.started(request, placement)
         elif blocks_queue(cluster, request):
             if not order.backfill:
-                return
+                if cluster.ledger is None:
+                    return
+                blocked.add(request.team)
+                continue
             without_place.append(request)
 
 

@@ -34,6 +34,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.quotas import quota_refusal, stop_of
 
 SHORTEST_RUN_S = 0.001
 """A request that could not even start with this runtime is not helped by stating one."""
@@ -116,6 +117,8 @@ class _Reasons:
     def advance(self, position: int, entry: PendingRequest) -> None:
         """Advance to the requests behind this one."""
         request = entry.request
+        if self._cluster.ledger is not None and stop_of(self._cluster.ledger, request) is not None:
+            return
         if self._ahead is None:
             if self._node(request) is None and allocator.blocks_queue(self._cluster, request):
                 self._ahead = (position, request)
@@ -137,10 +140,12 @@ class _Reasons:
         if self._window is not None:
             return recovering(self._window)
         if node is None:
+            if stopped := quota_refusal(self._cluster, request):
+                return stopped
             if request.shape not in self._no_capacity:
                 self._no_capacity[request.shape] = no_capacity(self._cluster, request)
             return self._no_capacity[request.shape]
-        return self._by_price(entry) or self._behind(request, node)
+        return quota_refusal(self._cluster, request) or self._by_price(entry) or self._behind(request, node)
 
     def _node(self, request: Request) -> NodeState | None:
         """Return a node that the request fits now, or None."""

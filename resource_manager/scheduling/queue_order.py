@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Placement, Request
+from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.quotas import shares_by_weight
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
+from resource_manager.scheduling.team_order import between_teams, guaranteed_first
 
 Ordering = Callable[[ClusterState, float], list[PendingRequest]]
 """(cluster, now) -> the pending requests in queue order, the next to start first."""
@@ -39,6 +42,9 @@ class QueueDiscipline:
     start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
     2001), estimated by `runtime_of`. With `admission`, a request whose utility does not exceed its price
     stays pending although it fits, and blocks no other. `rule` describes the order in words.
+
+    Where teams have rules, those inside their guarantee come first, and the order applies inside a team. An
+    order that `compares_teams` itself decides between the others too.
     """
 
     arrange: Ordering
@@ -46,6 +52,7 @@ class QueueDiscipline:
     admission: PriceAdmission | None = None
     rule: str = ""
     runtime_of: RuntimeOf = stated_runtime
+    compares_teams: bool = False
 
     def admits(
         self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
@@ -55,7 +62,21 @@ class QueueDiscipline:
 
     def __call__(self, cluster: ClusterState, now: float) -> list[PendingRequest]:
         """Return the pending requests in queue order, the next to start first."""
-        return self.arrange(cluster, now)
+        return list(self._between_teams(cluster, now, count_all=True))
+
+    def starting(self, cluster: ClusterState, now: float) -> Iterable[PendingRequest]:
+        """Yield the pending requests in queue order, while the caller grants those that start."""
+        return self._between_teams(cluster, now, count_all=False)
+
+    def _between_teams(
+        self, cluster: ClusterState, now: float, *, count_all: bool
+    ) -> Iterable[PendingRequest]:
+        ordered = self.arrange(cluster, now)
+        if cluster.ledger is None or len(ordered) < 2:
+            return ordered
+        if self.compares_teams:
+            return guaranteed_first(cluster.ledger, ordered)
+        return between_teams(cluster.ledger, ordered, count_all=count_all)
 
 
 def by_arrival(cluster: ClusterState, now: float) -> list[PendingRequest]:
@@ -121,11 +142,13 @@ def by_fair_share(
     allocated (Ghodsi et al., Dominant Resource Fairness, NSDI 2011). Teams below their quota come first;
     the others borrow the rest. Within a team the order is that of arrival. `quotas` are shares of the whole
     cluster by team; teams without one share the remainder as one team, however many names they have. Without
-    any quotas each team has the same share.
+    any quotas each team has the same share. Rules of teams give quotas by their weights.
     """
+    if cluster.ledger is not None:
+        quotas = shares_by_weight(cluster.ledger)
 
     def account(request: Request) -> str:
-        return request.team if not quotas or request.team in quotas else ""
+        return request.team if not quotas or request.team in quotas else UNNAMED
 
     starved: list[PendingRequest] = []
     queues: dict[str, deque[PendingRequest]] = {}
@@ -184,7 +207,9 @@ fifo = QueueDiscipline(by_arrival, rule="first come, first served")
 priority = QueueDiscipline(by_priority, rule="by priority, then first come, first served")
 srtf = QueueDiscipline(by_runtime, rule="shortest expected runtime first")
 srsf = QueueDiscipline(by_service, rule="least expected GPU time first")
-fair_share = QueueDiscipline(by_fair_share, rule="the team with the smallest part of its quota first")
+fair_share = QueueDiscipline(
+    by_fair_share, rule="the team with the smallest part of its quota first", compares_teams=True
+)
 
 ORDERS: dict[str, QueueDiscipline] = {
     "fifo": fifo,

@@ -21,9 +21,11 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Restored,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
@@ -116,6 +118,8 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
             for place, entry in enumerate(pending, start=1)
         ),
         drained=_drained_before(now, changes) if version else (),
+        # Those before the first recorded rules are unknown, and taken to be none.
+        teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
     )
     return History(before, tuple(kept), forgotten)
 

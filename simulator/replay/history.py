@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Restored,
+    TeamsChanged,
 )
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
@@ -105,7 +106,7 @@ def workload_of(history: History, name: str) -> Workload:
                 batch.arrivals.append(job(change.lease.request, change.at))
         elif isinstance(change, Released | Expired):
             batch.external.append(RecordedEnd(change.lease_id))
-        elif isinstance(change, Cancelled | Drained | Restored | InventoryChanged):
+        elif isinstance(change, Cancelled | Drained | Restored | TeamsChanged | InventoryChanged):
             batch.external.append(change)
     held = [
         Job(lease.request, lease.granted_at, ends.get(lease.lease_id, math.inf) - lease.granted_at, lease)

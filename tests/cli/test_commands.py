@@ -370,3 +370,23 @@ def test_watch_repeats_the_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert [json.loads(line)["total_servers"] for line in result.stdout.splitlines()] == [4, 4, 4]
     naps.clear()
     assert "4 servers" in run("status", "--watch", "0.5").stdout
+
+
+def test_rules_of_teams_are_tried_applied_and_shown(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "teams.toml"
+    path.write_text("[teams.vision]\nguaranteed = 8\nlimit = 16\n")
+    tried = run("teams", "apply", str(path), "--dry-run")
+    assert tried.exit_code == 0, tried.output
+    assert "teams.vision: not set -> {guaranteed = 8, limit = 16}" in tried.stdout
+    assert "nothing was changed" in tried.stdout
+    assert parsed(run("teams", "--json"))["teams"] == []
+    assert parsed(run("teams", "apply", str(path), "--json"))["changed"]
+    assert "in force already" in run("teams", "apply", str(path)).stdout
+    (vision,) = parsed(run("teams", "--json"))["teams"]
+    assert (vision["guaranteed"], vision["limit"], vision["held"]) == (8, 16, 0)
+    assert "vision" in run("teams").stdout
+    path.write_text("[teams.vision]\nguaranteed = 99\n")
+    wrong = run("teams", "apply", str(path))
+    assert wrong.exit_code == 2
+    assert wrong.stderr.startswith(f"Error: {path}:2: teams.vision.guaranteed: the guarantees add up to 99")
+    assert wrong.stderr.count("\n") == 1

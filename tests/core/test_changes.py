@@ -20,9 +20,11 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Restored,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.teams import Team, Teams
 from tests.builders import nodes
 
 LEASE = Lease(Request("t", 1), (Placement("a", (0,)),), 1, 0.0, 60.0)
@@ -38,7 +40,8 @@ STEPS: list[Change] = [
     Cancelled("w", 95.0, "no longer needed"),
     Drained("a", 96.0, "fan", failed=True),
     Restored("a", 97.0),
-    InventoryChanged(nodes("abc"), 98.0),
+    TeamsChanged(Teams((Team("vision", 1),)), 98.0),
+    InventoryChanged(nodes("abc"), 99.0),
 ]
 
 

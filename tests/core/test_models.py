@@ -58,6 +58,7 @@ PLACING: dict[str, Any] = {
 OTHER: dict[str, Any] = {
     "lease_id": "other",
     "preferred_node": "b",
+    "preemptible": False,
     "priority": 9,
     "team": "vision",
     "owner": "ada",

@@ -201,7 +201,7 @@ def parsers() -> dict[str, Parser]:
         "settings": Parser(
             read_environment,
             (
-                b"GPU_MANAGER_MIN_GPUS=1\nGPU_MANAGER_MAX_GPUS=4\nGPU_MANAGER_TEAM_QUOTAS=a=0.5,b=0.1\nGPU_MANAGER_ADMISSION=open",
+                b"GPU_MANAGER_MIN_GPUS=1\nGPU_MANAGER_MAX_GPUS=4\nGPU_MANAGER_ADMISSION=open",
                 b'GPU_MANAGER_ORDER=fifo\n\nstore = "memory://"\nprice_low = 1.5\n',
             ),
         ),

@@ -26,6 +26,7 @@ CHANGES = (
     "/api/cancel",
     "/api/servers/0/drain",
     "/api/reset",
+    "/api/teams",
 )
 
 values = st.recursive(

@@ -281,8 +281,3 @@ def test_backfill_delays_no_earlier_request(
         for task_id, start in starts.items():
             assert cluster.started[task_id] <= start
         starts = cluster.started
-
-
-def test_team_quotas_are_read_from_settings() -> None:
-    loaded = Settings.load({"GPU_MANAGER_TEAM_QUOTAS": "a=0.25, b=0.75"})
-    assert loaded.team_quotas == {"a": 0.25, "b": 0.75}

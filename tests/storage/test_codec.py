@@ -20,9 +20,11 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Restored,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, NewerFormatError
 from resource_manager.storage import codec
 
@@ -40,6 +42,7 @@ CHANGES: list[Change] = [
     Cancelled("t", 1.0, "gave up"),
     Drained("a", 1.0, "maintenance", failed=True),
     Restored("a", 2.0),
+    TeamsChanged(Teams((Team("v", 3, {"A100": 3}, 4, parent="r", max_runtime_s=9.5),), True), 3.0),
     InventoryChanged((NODE,), 3.0),
 ]
 

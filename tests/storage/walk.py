@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Restored
+from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Restored, TeamsChanged
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo
@@ -68,6 +69,7 @@ class Walk:
             resources={"cpus": rng.randint(1, 32)},
             ttl_s=rng.choice((5.0, 60.0, float("inf"))),
             quarantine=rng.random() < 0.2,
+            team=rng.choice(("", "vision", "nlp")),
         )
 
     def changes(self, cluster: ClusterState, now: float) -> list[Change]:
@@ -96,7 +98,7 @@ class Walk:
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]
-        kind = self.rng.randrange(4)
+        kind = self.rng.randrange(5)
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
@@ -104,4 +106,7 @@ class Walk:
         if kind == 2:
             keep = servers(self.rng.randint(3, 5))
             return [InventoryChanged(tuple(replace(node, address="10.0.0.1") for node in keep), now)]
+        if kind == 3:
+            team = Team("vision", self.rng.randint(0, 8), limit=self.rng.choice((None, 9)))
+            return [TeamsChanged(self.rng.choice((Teams(), Teams((team,)))), now)]
         return []

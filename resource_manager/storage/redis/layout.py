@@ -23,9 +23,11 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Restored,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease, Node, PendingRequest
+from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import (
     change_from_json,
@@ -44,9 +46,14 @@ OPERATIONS: dict[type, str] = {
     Cancelled: "cancel",
     Drained: "drain",
     Restored: "restore",
+    TeamsChanged: "rule",
     InventoryChanged: "inventory",
 }
 """The operation of commit.lua for each kind of change."""
+
+
+TEAMS = "teams"
+"""Field of the rules with the change that made those of the teams."""
 
 
 class Inventory(NamedTuple):
@@ -71,6 +78,8 @@ def _field(change: Change) -> str:
         return change.node
     if isinstance(change, InventoryChanged):
         return ""
+    if isinstance(change, TeamsChanged):
+        return TEAMS
     return change.lease_id
 
 
@@ -84,6 +93,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("pending", pending.lease_id, change_to_json(queued))
     for drained in snapshot.drained:
         parts += ("drained", drained.node, change_to_json(drained))
+    if snapshot.teams:
+        parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
     return parts
 
 
@@ -102,13 +113,13 @@ def inventory_from_json(version: bytes, text: bytes) -> Inventory:
 
 
 def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:
-    """Return the state in refresh.lua's answer: fencing, sequence, last node, then the five hashes.
+    """Return the state in refresh.lua's answer: fencing, sequence, last node, then the six hashes.
 
     Raises `CorruptStateError`.
     """
     fencing, sequence, last_node = answer[:3]
-    leases, renewals, quarantined, pending, drained = (
-        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:8]
+    leases, renewals, quarantined, pending, drained, rules = (
+        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:9]
     )
     held = [
         _lease(text, renewals.get(lease_id), lease_id in quarantined) for lease_id, text in leases.items()
@@ -130,6 +141,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             drained=tuple(change for change in closed if change.node in names),
             retired=tuple(name for name in inventory.retired if name in in_use),
             last_node=last_node.decode(errors="replace") or None,
+            teams=_teams(rules.get(TEAMS.encode())),
         )
     )
 
@@ -152,6 +164,15 @@ def _pending(text: bytes) -> PendingRequest:
     if not isinstance(change, Queued):
         raise CorruptStateError(f"not a pending request: {text[:120]!r}")
     return PendingRequest(change.request, change.queued_at, change.sequence)
+
+
+def _teams(text: bytes | None) -> Teams:
+    if text is None:
+        return Teams()
+    change = change_from_json(text)
+    if not isinstance(change, TeamsChanged):
+        raise CorruptStateError(f"not rules of teams: {text[:120]!r}")
+    return change.teams
 
 
 def _number(text: bytes) -> int:

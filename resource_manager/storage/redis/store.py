@@ -2,8 +2,9 @@
 
 Keys, all under one hash tag: `meta` (format, epoch, version, counters, the server that holds the data),
 `inventory` (the nodes), hashes with the changes that are in effect for every lease, pending request and
-closed node, the stream `changes`, whose entry `<version>-0` is the change that led to that version, and
-`kinds`, the kinds of all changes so far: a reader that does not know one of them must not trust the hashes.
+closed node and with the rules of the teams, the stream `changes`, whose entry `<version>-0` is the change
+that led to that version, and `kinds`, the kinds of all changes so far: a reader that does not know one of
+them must not trust the hashes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ PARTS = (
     "changes",
     "kinds",
     "lock",
+    "rules",
 )
 
 
@@ -210,7 +212,7 @@ class RedisStore:
             self._inventory = layout.inventory_from_json(inventory_version, inventory)
         self._incarnation = incarnation.decode()
         check_kinds(kind.decode(errors="replace") for kind in answer[17])
-        parts = (fencing, sequence, last_node, *answer[12:17])
+        parts = (fencing, sequence, last_node, *answer[12:17], answer[18])
         return layout.read_state(answer[3], parts, self._inventory)
 
     # ---- writing ----

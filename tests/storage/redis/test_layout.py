@@ -19,9 +19,11 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Restored,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease, PendingRequest, Placement, Request
+from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
 from resource_manager.storage.redis.layout import (
@@ -47,7 +49,7 @@ def field(change: Change) -> bytes:
 
 
 def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, bytes]) -> Snapshot:
-    hashes = ("leases", "renewals", "quarantined", "pending", "drained")
+    hashes = ("leases", "renewals", "quarantined", "pending", "drained", "rules")
     flat = [[x for k, v in parts.get(name, {}).items() for x in (k.encode(), v)] for name in hashes]
     return read_state(version, [b"12", b"5", b"b", *flat], inventory).snapshot()
 
@@ -64,6 +66,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (Cancelled("t", 1.0), "cancel", "t"),
         (Drained("a", 1.0), "drain", "a"),
         (Restored("a", 1.0), "restore", "a"),
+        (TeamsChanged(Teams(), 1.0), "rule", "teams"),
         (InventoryChanged(NODES, 1.0), "inventory", ""),
     ],
 )
@@ -173,9 +176,9 @@ def test_an_inventory_that_is_not_json_is_corrupt(text: bytes) -> None:
 def test_a_counter_that_is_not_a_number_is_corrupt(fencing: bytes, sequence: bytes) -> None:
     inventory = Inventory(1, (), ())
     with pytest.raises(CorruptStateError, match="not a whole number"):
-        read_state(1, [fencing, sequence, b"", [], [], [], [], []], inventory)
+        read_state(1, [fencing, sequence, b"", [], [], [], [], [], []], inventory)
 
 
 def test_an_unreadable_last_node_is_replaced() -> None:
-    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], []], Inventory(1, (), ()))
+    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], [], []], Inventory(1, (), ()))
     assert state.last_node == "\N{REPLACEMENT CHARACTER}"

@@ -5,8 +5,8 @@
 --       idempotency keys as in once.lua, then for each change: operation, key, JSON ('forget' is no change).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
-local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local begin = 18 + tonumber(ARGV[17])
@@ -48,11 +48,11 @@ local function stream_bytes(json)
   return math.ceil(#json * 1.25) + 100
 end
 
--- Return true if the changes have a new request, a lease of one that was not pending, or an inventory.
+-- Return true if the changes have a new request, a lease of one that was not pending, an inventory or rules.
 local function grows()
   for i = begin, #ARGV, 3 do
     local operation = ARGV[i]
-    if operation == 'queue' or operation == 'inventory'
+    if operation == 'queue' or operation == 'inventory' or operation == 'rule'
       or operation == 'grant' and redis.call('HEXISTS', pending, ARGV[i + 1]) == 0 then
       return true
     end
@@ -107,6 +107,8 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', pending, key, json)
   elseif operation == 'cancel' then
     redis.call('HDEL', pending, key)
+  elseif operation == 'rule' then
+    redis.call('HSET', rules, key, json)
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
   elseif operation == 'restore' or operation == 'forget' then

@@ -1,0 +1,117 @@
+"""What each team holds, kept up to date with the leases, so that a request costs a few lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
+from resource_manager.core.node_state import NodeState
+from resource_manager.core.teams import Team, Teams
+
+UNNAMED = ""
+"""Account of all teams that the rules do not name: they share one remainder."""
+
+
+def milli_of(request: Request) -> int:
+    """Return the thousandths of GPUs that a lease of the request holds, over all its members."""
+    return request.gpus * request.gpu_milli
+
+
+class Account:
+    """What one team and those below it hold, in thousandths of a GPU: read it, never write it.
+
+    `fixed` is the part that may not be preempted, `by_type` and `by_owner` are its parts by type of GPU and
+    owner (a team's own leases only).
+    """
+
+    __slots__ = ("by_owner", "by_type", "children", "fixed", "guaranteed", "held", "limit", "parent", "team")
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self.guaranteed = round(MILLI_PER_GPU * team.guaranteed)
+        self.limit = None if team.limit is None else round(MILLI_PER_GPU * team.limit)
+        self.parent: Account | None = None
+        self.children: list[Account] = []
+        self.held = 0
+        self.fixed = 0
+        self.by_type: dict[str, int] = {}
+        self.by_owner: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        return self.team.name
+
+    def upwards(self) -> Iterator[Account]:
+        """Yield the account and those above it."""
+        account: Account | None = self
+        while account is not None:
+            yield account
+            account = account.parent
+
+
+class TeamLedger:
+    """Accounts of all teams under one set of rules."""
+
+    __slots__ = ("_is_typed", "accounts", "rules", "tops")
+
+    def __init__(self, rules: Teams) -> None:
+        self.rules = rules
+        self.accounts = {team.name: Account(team) for team in rules.teams}
+        self.accounts.setdefault(UNNAMED, Account(Team(UNNAMED)))
+        for account in self.accounts.values():
+            if account.team.parent:
+                account.parent = self.accounts[account.team.parent]
+                account.parent.children.append(account)
+        self.tops = [account for account in self.accounts.values() if account.parent is None]
+        self._is_typed = any(team.guaranteed_by_type for team in rules.teams)
+
+    def of(self, request: Request) -> Account:
+        """Return the account of the request's team."""
+        return self.accounts.get(request.team) or self.accounts[UNNAMED]
+
+    def add(self, lease: Lease, nodes: Mapping[str, NodeState]) -> None:
+        """Count a lease that begins."""
+        self._count(lease, nodes, 1)
+
+    def remove(self, lease: Lease, nodes: Mapping[str, NodeState]) -> None:
+        """Count a lease that ended no longer."""
+        self._count(lease, nodes, -1)
+
+    def recount(self, leases: Iterable[Lease], nodes: Mapping[str, NodeState]) -> TeamLedger:
+        """Return accounts of the same rules with exactly these leases."""
+        fresh = TeamLedger(self.rules)
+        for lease in leases:
+            fresh.add(lease, nodes)
+        return fresh
+
+    def _count(self, lease: Lease, nodes: Mapping[str, NodeState], sign: int) -> None:
+        request = lease.request
+        milli = sign * sum(len(member.gpu_ids) for member in lease.members) * request.gpu_milli
+        if not milli:
+            return
+        own = self.of(request)
+        types = gpu_types_of(lease, nodes) if self._is_typed else {}
+        for account in own.upwards():
+            account.held += milli
+            if not request.preemptible:
+                account.fixed += milli
+            for gpu_type, part in types.items():
+                account.by_type[gpu_type] = account.by_type.get(gpu_type, 0) + sign * part
+        left = own.by_owner.get(request.owner, 0) + milli
+        if left:
+            own.by_owner[request.owner] = left
+        else:
+            own.by_owner.pop(request.owner, None)
+
+
+def gpu_types_of(lease: Lease, nodes: Mapping[str, NodeState]) -> dict[str, int]:
+    """Return the thousandths of GPUs that the lease holds by type of GPU."""
+    found: dict[str, int] = {}
+    for member in lease.members:
+        state = nodes[member.node]
+        one = state.gpu_types[0] if len(state.gpu_types) == 1 else None
+        kinds = {} if one is not None else {gpu.gpu_id: gpu.gpu_type for gpu in state.node.gpus}
+        for gpu_id in member.gpu_ids:
+            kind = kinds.get(gpu_id, "") if one is None else one
+            found[kind] = found.get(kind, 0) + lease.request.gpu_milli
+    return found

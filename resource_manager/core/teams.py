@@ -1,0 +1,216 @@
+"""Teams: what each is guaranteed, how much it may hold at most, and when leases may be taken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from resource_manager.core.models import Amount
+
+DAY_S = 86_400.0
+
+MIN_RUNTIME_S = 600.0
+"""Time after its start in which a lease is not preempted."""
+
+PREEMPTION_DELAY_S = 30.0
+"""Time that a pending request waits for free capacity before it preempts."""
+
+HALF_LIFE_S = 7 * DAY_S
+"""Time in which past use counts half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Rules of one team, in GPUs: a GPU fraction counts as that part of one.
+
+    `guaranteed` is the sum of `guaranteed_by_type`, if that is given. `limit` is never exceeded. `weight` is
+    the team's share of what no guarantee needs. The numbers of `parent` bound all teams below it together.
+    `max_runtime_s` bounds a lease's runtime, `max_gpus_per_owner` the GPUs of one owner. `min_runtime_s`
+    replaces the one of all teams.
+    """
+
+    name: str
+    guaranteed: Amount = 0
+    guaranteed_by_type: Mapping[str, Amount] = field(default_factory=dict)
+    limit: Amount | None = None
+    weight: float = 1.0
+    parent: str = ""
+    max_runtime_s: float | None = None
+    max_gpus_per_owner: Amount | None = None
+    min_runtime_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Teams:
+    """Rules of all teams, as one file states them; without any, no team has a right before another.
+
+    Leases are preempted only with `preemption`. `half_life_s` and `gpu_weights` (by type of GPU, 1 if not
+    named) say how past use counts in the orders that know it.
+    """
+
+    teams: tuple[Team, ...] = ()
+    preemption: bool = False
+    min_runtime_s: float = MIN_RUNTIME_S
+    preemption_delay_s: float = PREEMPTION_DELAY_S
+    half_life_s: float = HALF_LIFE_S
+    gpu_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Return True if there is any rule."""
+        return bool(self.teams) or self.preemption
+
+
+def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
+    """Yield each contradiction: the team, its field and the reason.
+
+    `capacity` has the GPUs of the inventory by type. That the guarantees are within the capacity is a rule of
+    the file, not of the state: servers may fail.
+    """
+    by_name = {team.name: team for team in teams.teams}
+    total = sum(capacity.values())
+    for team in teams.teams:
+        if team.parent and team.parent not in by_name:
+            yield team.name, "parent", f"there is no team {team.parent!r}"
+            return
+        if cycle := _cycle(team, by_name):
+            yield team.name, "parent", f"a cycle of parents: {' -> '.join(cycle)}"
+            return
+        if team.limit is not None and team.limit < team.guaranteed:
+            yield (
+                team.name,
+                "limit",
+                f"{team.limit:g} is below what the team is guaranteed, {team.guaranteed:g}",
+            )
+        for gpu_type, amount in team.guaranteed_by_type.items():
+            if gpu_type not in capacity:
+                known = ", ".join(sorted(filter(None, capacity))) or "none is named"
+                yield team.name, "guaranteed", f"no server has a GPU of type {gpu_type!r} (types: {known})"
+            elif amount > capacity[gpu_type]:
+                yield (
+                    team.name,
+                    "guaranteed",
+                    f"{amount:g} {gpu_type}, but the servers have {capacity[gpu_type]}",
+                )
+    for parent in teams.teams:
+        children = [team for team in teams.teams if team.parent == parent.name]
+        promised = sum(team.guaranteed for team in children)
+        if promised > parent.guaranteed and parent.guaranteed:
+            yield (
+                parent.name,
+                "guaranteed",
+                f"{parent.guaranteed:g}, but the teams below it are guaranteed {promised:g}",
+            )
+        if parent.limit is not None and promised > parent.limit:
+            yield (
+                parent.name,
+                "limit",
+                f"{parent.limit:g}, but the teams below it are guaranteed {promised:g}",
+            )
+    tops = {team.name: _promised(team, teams) for team in teams.teams if not team.parent}
+    if (promised := sum(tops.values())) > total:
+        over = _first_above(tops, total)
+        yield (
+            over,
+            "guaranteed",
+            f"the guarantees add up to {promised:g} GPUs, but the servers have {total}",
+        )
+    for gpu_type, count in capacity.items():
+        typed = {team.name: team.guaranteed_by_type.get(gpu_type, 0) for team in teams.teams}
+        leaves = {
+            team.name: typed[team.name]
+            for team in teams.teams
+            if typed[team.name] and not any(_is_above(team.name, other, by_name, typed) for other in typed)
+        }
+        if (promised := sum(leaves.values())) > count:
+            yield (
+                _first_above(leaves, count),
+                "guaranteed",
+                f"the guarantees add up to {promised:g} {gpu_type}, but the servers have {count}",
+            )
+
+
+def _promised(team: Team, teams: Teams) -> Amount:
+    """Return what a team and those below it are guaranteed together."""
+    below = sum(_promised(child, teams) for child in teams.teams if child.parent == team.name)
+    return max(team.guaranteed, below)
+
+
+def _is_above(name: str, other: str, by_name: Mapping[str, Team], typed: Mapping[str, Amount]) -> bool:
+    """Return True if the team is above another one that states the type too: that one counts then."""
+    if not typed[other]:
+        return False
+    above = by_name[other].parent
+    while above:
+        if above == name:
+            return True
+        above = by_name[above].parent
+    return False
+
+
+def _first_above(amounts: Mapping[str, Amount], most: Amount) -> str:
+    """Return the first name at which the sum exceeds `most`."""
+    total: Amount = 0
+    for name, amount in amounts.items():
+        total += amount
+        if total > most:
+            return name
+    raise AssertionError(f"{amounts} do not exceed {most}")
+
+
+def _cycle(team: Team, by_name: Mapping[str, Team]) -> list[str]:
+    """Return the names around the cycle that the team's parents lead into; empty if they end."""
+    seen = [team.name]
+    above = team.parent
+    while above and above in by_name:
+        seen.append(above)
+        if above in seen[:-1]:
+            return seen[seen.index(above) :]
+        above = by_name[above].parent
+    return []
+
+
+def stated(teams: Teams) -> dict[str, Any]:
+    """Return the rules in the form of a teams file, without what is at its default."""
+    found: dict[str, Any] = {
+        name: getattr(teams, key)
+        for name, key in FILE_NAMES.items()
+        if getattr(teams, key) != getattr(NO_TEAMS, key)
+    }
+    found["teams"] = {team.name: _stated_team(team) for team in teams.teams}
+    return found
+
+
+def _stated_team(team: Team) -> dict[str, Any]:
+    plain = Team(team.name)
+    found = {
+        name: getattr(team, key)
+        for name, key in TEAM_NAMES.items()
+        if getattr(team, key) != getattr(plain, key)
+    }
+    if team.guaranteed_by_type:
+        found["guaranteed"] = dict(team.guaranteed_by_type)
+    return found
+
+
+NO_TEAMS = Teams()
+
+FILE_NAMES = {
+    "preemption": "preemption",
+    "min_runtime": "min_runtime_s",
+    "preemption_delay": "preemption_delay_s",
+    "half_life": "half_life_s",
+    "gpu_weights": "gpu_weights",
+}
+"""Key of a teams file -> field of `Teams`."""
+
+TEAM_NAMES = {
+    "guaranteed": "guaranteed",
+    "limit": "limit",
+    "weight": "weight",
+    "parent": "parent",
+    "max_runtime": "max_runtime_s",
+    "max_gpus_per_owner": "max_gpus_per_owner",
+    "min_runtime": "min_runtime_s",
+}
+"""Key of a team's table -> field of `Team`."""

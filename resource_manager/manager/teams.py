@@ -1,0 +1,124 @@
+"""Rules of teams for callers: their check against the state, what they change, and who holds what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from resource_manager.core.changes import Change, TeamsChanged
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Amount
+from resource_manager.core.refusal import short
+from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
+from resource_manager.core.teams import Teams, check_teams, stated
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.results import TeamsChange, TeamsView, TeamView
+
+MAX_NAMED = 3
+
+
+def check(cluster: ClusterState, teams: Teams) -> None:
+    """Raise `InvalidRequestError` if the rules contradict each other or the servers, or drop a used team."""
+    for name, field, reason in check_teams(teams, capacity_by_type(cluster)):
+        raise _wrong(name, field, reason)
+    named = {team.name for team in teams.teams}
+    for team in cluster.teams.teams:
+        holders = [lease.lease_id for lease in cluster.leases.values() if lease.request.team == team.name]
+        if team.name not in named and holders:
+            more = f" and {len(holders) - MAX_NAMED} more" if len(holders) > MAX_NAMED else ""
+            raise _wrong(
+                team.name,
+                "",
+                f"the team is missing but holds {len(holders)} leases "
+                f"({', '.join(map(short, holders[:MAX_NAMED]))}{more}): keep it until they have ended",
+            )
+
+
+def _wrong(team: str, field: str, reason: str) -> InvalidRequestError:
+    parts = [part for part in ("teams", team, field) if part]
+    return InvalidRequestError(f"{'.'.join(map(short, parts))}: {reason}", field=".".join(parts))
+
+
+def capacity_by_type(cluster: ClusterState) -> Counter[str]:
+    """Return the number of GPUs in the inventory by type; servers that left it do not count."""
+    found: Counter[str] = Counter()
+    for state in cluster.nodes:
+        if not state.retired:
+            found.update(gpu.gpu_type for gpu in state.node.gpus)
+    return found
+
+
+def replacement(cluster: ClusterState, teams: Teams, now: float) -> list[Change]:
+    """Return the change to these rules, nothing if they are in force; raises `InvalidRequestError`."""
+    check(cluster, teams)
+    return [] if teams == cluster.teams else [TeamsChanged(teams, now)]
+
+
+def difference(before: Teams, after: Teams) -> TeamsChange:
+    """Return what differs between two sets of rules, in the words of the file."""
+    old, new = stated(before), stated(after)
+    rows: list[dict[str, Any]] = [
+        {"team": None, "field": name, "before": old.get(name), "after": new.get(name)}
+        for name in sorted({*old, *new} - {"teams"})
+        if old.get(name) != new.get(name)
+    ]
+    for team in sorted({*old["teams"], *new["teams"]}):
+        mine, other = old["teams"].get(team), new["teams"].get(team)
+        if mine is None or other is None:
+            rows.append({"team": team, "field": None, "before": mine, "after": other})
+            continue
+        rows += [
+            {"team": team, "field": name, "before": mine.get(name), "after": other.get(name)}
+            for name in sorted({*mine, *other})
+            if mine.get(name) != other.get(name)
+        ]
+    return {"changed": bool(rows), "differences": rows}
+
+
+def view(cluster: ClusterState) -> TeamsView:
+    """Return the rules with what each team holds, and how many of its requests wait."""
+    rules = cluster.teams
+    ledger = cluster.ledger or TeamLedger(rules).recount(cluster.leases.values(), cluster.by_name)
+    waiting = Counter(ledger.of(pending.request).name for pending in cluster.pending.values())
+    asked: Counter[str] = Counter()
+    for pending in cluster.pending.values():
+        asked[ledger.of(pending.request).name] += milli_of(pending.request)
+    return {
+        "preemption": rules.preemption,
+        "min_runtime_s": rules.min_runtime_s,
+        "preemption_delay_s": rules.preemption_delay_s,
+        "half_life_s": rules.half_life_s,
+        "gpu_weights": dict(rules.gpu_weights),
+        "capacity": capacity_by_type(cluster).total(),
+        "teams": [
+            _view(account, waiting[account.name], asked[account.name])
+            for account in ledger.accounts.values()
+            if account.name != UNNAMED or account.held or waiting[UNNAMED]
+        ],
+    }
+
+
+def _view(account: Account, waiting: int, asked: int) -> TeamView:
+    team = account.team
+    return {
+        "team": team.name,
+        "parent": team.parent or None,
+        "guaranteed": team.guaranteed,
+        "guaranteed_by_type": dict(team.guaranteed_by_type),
+        "limit": team.limit,
+        "weight": team.weight,
+        "max_runtime_s": team.max_runtime_s,
+        "max_gpus_per_owner": team.max_gpus_per_owner,
+        "min_runtime_s": team.min_runtime_s,
+        "held": _gpus(account.held),
+        "borrowed": _gpus(max(account.held - account.guaranteed, 0)),
+        "held_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},
+        "held_by_owner": {name: _gpus(milli) for name, milli in sorted(account.by_owner.items())},
+        "waiting": waiting,
+        "waiting_gpus": _gpus(asked),
+    }
+
+
+def _gpus(milli: int) -> Amount:
+    whole, rest = divmod(milli, MILLI_PER_GPU)
+    return milli / MILLI_PER_GPU if rest else whole

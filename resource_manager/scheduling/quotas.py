@@ -1,0 +1,207 @@
+"""Quotas of teams: which requests must not start although they fit, and the refusals that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.core.refusal import Refusal, RefusalKind, short
+from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
+from resource_manager.errors import RuntimeOverError
+
+MAX_HOLDERS = 3
+"""Maximum number of names in a sentence that says by whom a quota is used."""
+
+
+class StopKind(StrEnum):
+    """Rules by which a request must not start."""
+
+    LIMIT = "limit"
+    OWNER = "owner"
+    RUNTIME = "runtime"
+    GUARANTEE = "guarantee"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The rule that stops a request, and the account whose rule it is."""
+
+    kind: StopKind
+    account: Account
+
+
+def stop_of(ledger: TeamLedger, request: Request, freed: Mapping[str, int] | None = None) -> Stop | None:
+    """Return the first rule that stops the request now, or None.
+
+    `freed` is what teams would hold less, in thousandths of GPUs by team, parents included.
+    """
+    asked = milli_of(request)
+    own = ledger.of(request)
+    runtime_s, longest_s = request.expected_runtime_s, own.team.max_runtime_s
+    if runtime_s is not None and longest_s is not None and runtime_s > longest_s:
+        return Stop(StopKind.RUNTIME, own)
+    if not asked:
+        return None
+    for account in own.upwards():
+        held = account.held - (freed.get(account.name, 0) if freed else 0)
+        if account.limit is not None and held + asked > account.limit:
+            return Stop(StopKind.LIMIT, account)
+    most = own.team.max_gpus_per_owner
+    if most is not None and own.by_owner.get(request.owner, 0) + asked > MILLI_PER_GPU * most:
+        return Stop(StopKind.OWNER, own)
+    if ledger.rules.preemption and not request.preemptible:
+        for account in own.upwards():
+            if not _has_guarantee_left(account, request, asked):
+                return Stop(StopKind.GUARANTEE, account)
+    return None
+
+
+def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: float) -> float:
+    """Return the end of a lease that is granted or renewed now: its team's longest runtime bounds its TTL.
+
+    Raises `RuntimeOverError` if that runtime is over.
+    """
+    team = ledger.of(request).team
+    if team.max_runtime_s is None:
+        return now + request.ttl_s
+    end = granted_at + team.max_runtime_s
+    if now >= end:
+        raise RuntimeOverError(request.lease_id, team.name, team.max_runtime_s)
+    return min(now + request.ttl_s, end)
+
+
+def _has_guarantee_left(account: Account, request: Request, asked: int) -> bool:
+    """Return True if the leases that must not be preempted stay inside the guarantee with this one."""
+    return account.fixed + asked <= account.guaranteed and (
+        not account.team.guaranteed_by_type or bool(types_inside(account, request, asked))
+    )
+
+
+def types_inside(account: Account, request: Request, asked: int) -> list[str]:
+    """Return the types of GPU the request accepts of which the team stays inside its guarantee with it."""
+    typed = account.team.guaranteed_by_type
+    return [
+        gpu_type
+        for gpu_type in request.gpu_types or typed
+        if account.by_type.get(gpu_type, 0) + asked <= MILLI_PER_GPU * typed.get(gpu_type, 0)
+    ]
+
+
+def stays_inside(account: Account, request: Request, more: int = 0) -> bool:
+    """Return True if the team, holding `more` thousandths than now, stays inside its guarantee with it."""
+    asked = milli_of(request) + more
+    if account.held + asked > account.guaranteed:
+        return False
+    return not account.team.guaranteed_by_type or bool(types_inside(account, request, asked))
+
+
+def may_start(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bool:
+    """Return True if no quota stops the request, and no team's request that does not fit blocks it.
+
+    `blocked` are the teams with such a request. Behind another team's request only one goes on that stays
+    inside its own team's guarantee: it is what that team was promised.
+    """
+    if blocked and not passes(ledger, request, blocked):
+        return False
+    return stop_of(ledger, request) is None
+
+
+def passes(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bool:
+    """Return True if the request goes on behind other teams' requests that do not fit."""
+    if not ledger.rules.teams or request.team in blocked:
+        return False
+    return all(stays_inside(account, request) for account in ledger.of(request).upwards())
+
+
+def quota_refusal(cluster: ClusterState, request: Request) -> Refusal | None:
+    """Return the refusal of a request that a quota stops, or None."""
+    if cluster.ledger is None:
+        return None
+    stop = stop_of(cluster.ledger, request)
+    return None if stop is None else Refusal(RefusalKind.QUOTA, _in_words(cluster, request, stop))
+
+
+def _in_words(cluster: ClusterState, request: Request, stop: Stop) -> str:
+    account, asked = stop.account, gpus(milli_of(request))
+    who = team_words(account)
+    match stop.kind:
+        case StopKind.RUNTIME:
+            assert request.expected_runtime_s is not None
+            assert account.team.max_runtime_s is not None
+            most, stated = account.team.max_runtime_s / 3600, request.expected_runtime_s / 3600
+            return f"{who} may run jobs of at most {most:g} h (max_runtime); expected_runtime is {stated:g} h"
+        case StopKind.LIMIT:
+            assert account.limit is not None
+            return (
+                f"{who} may hold {gpus(account.limit)} GPUs (limit) and holds {gpus(account.held)}: {asked} "
+                f"more exceed it; used by {_users(cluster, account)}"
+            )
+        case StopKind.OWNER:
+            held = gpus(account.by_owner.get(request.owner, 0))
+            owner = short(request.owner) if request.owner else "an owner without a name"
+            return (
+                f"{owner} may hold {account.team.max_gpus_per_owner:g} GPUs of {who} (max_gpus_per_owner) "
+                f"and holds {held}: {asked} more exceed it"
+            )
+    return (
+        f"{who} is guaranteed {_guaranteed(account, request)} and holds {gpus(account.fixed)} for jobs that "
+        f"are not preemptible: {asked} more exceed it; a preemptible job may use what is free beyond that"
+    )
+
+
+def _guaranteed(account: Account, request: Request) -> str:
+    typed = account.team.guaranteed_by_type
+    if not typed:
+        return f"{gpus(account.guaranteed)} GPUs"
+    return " and ".join(f"{typed.get(name, 0):g} {short(name)}" for name in request.gpu_types or typed)
+
+
+def _users(cluster: ClusterState, account: Account) -> str:
+    """Say by whom an account is used: the teams below it, its owners, or its leases; largest first."""
+    if account.children:
+        found = {team_words(child): child.held for child in account.children if child.held}
+    elif set(account.by_owner) - {""}:
+        found = {short(owner) if owner else "no owner": held for owner, held in account.by_owner.items()}
+    else:
+        found = {
+            short(lease.lease_id): milli_of(lease.request)
+            for lease in cluster.leases.values()
+            if lease.request.team == account.name and milli_of(lease.request)
+        }
+    largest = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{name} ({gpus(held)})" for name, held in largest[:MAX_HOLDERS]]
+    more = [f"{len(largest) - MAX_HOLDERS} more"] if len(largest) > MAX_HOLDERS else []
+    return ", ".join(named + more) or "nobody"
+
+
+def team_words(account: Account) -> str:
+    """Return `team vision`, or words for the teams without rules of their own."""
+    return "the teams without a quota" if account.name == UNNAMED else f"team {short(account.name)}"
+
+
+def gpus(milli: int) -> str:
+    """Return thousandths of GPUs as a number of GPUs: `4`, `0.5`."""
+    return f"{milli / MILLI_PER_GPU:g}"
+
+
+def shares_by_weight(ledger: TeamLedger) -> dict[str, float]:
+    """Return each team's part of the whole by weight, divided down the tree; those not named share one."""
+    found: dict[str, float] = {}
+
+    def divide(accounts: list[Account], part: float) -> None:
+        total = sum(account.team.weight for account in accounts)
+        for account in accounts:
+            found[account.name] = part * account.team.weight / total if total else 0.0
+            divide(account.children, found[account.name])
+
+    divide(ledger.tops, 1.0)
+    return found
+
+
+def holdings(ledger: TeamLedger) -> Iterator[tuple[Account, Amount]]:
+    """Yield each account with the GPUs it holds, in the order of the rules; the unnamed last."""
+    for account in ledger.accounts.values():
+        yield account, account.held / MILLI_PER_GPU

@@ -1,0 +1,63 @@
+"""Rules of teams through the manager: applied, tried, shown, and replayed from the history."""
+
+from __future__ import annotations
+
+from resource_manager import GPUResourceManager
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.teams import NO_TEAMS, Team, Teams
+from resource_manager.storage.history_file import collect
+
+RULES = Teams((Team("research", 12), Team("vision", 4, limit=6, parent="research")))
+
+
+def test_rules_are_applied_and_shown_with_what_is_held() -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    made = manager.apply_teams(RULES)
+    assert made["changed"]
+    assert {row["team"] for row in made["differences"]} == {"research", "vision"}
+    manager.submit("x", 6, team="vision", owner="kim")
+    manager.submit("y", 2, team="vision")
+    shown = {team["team"]: team for team in manager.teams()["teams"]}
+    assert set(shown) == {"research", "vision"}
+    vision = shown["vision"]
+    assert (vision["held"], vision["borrowed"], vision["waiting"], vision["waiting_gpus"]) == (6, 2, 1, 2)
+    assert vision["held_by_owner"] == {"kim": 6}
+    assert shown["research"]["held"] == 6
+    (waiting,) = manager.queue()
+    assert (waiting["kind"], waiting["reason"]) == (
+        "quota",
+        "team vision may hold 6 GPUs (limit) and holds 6: 2 more exceed it; used by kim (6)",
+    )
+    assert manager.explain("z", 2, team="vision")["kind"] == "quota"
+
+
+def test_a_higher_limit_starts_what_waits_for_it_in_the_same_commit() -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    manager.apply_teams(RULES)
+    manager.submit("x", 8, team="vision")
+    made = manager.apply_teams(Teams((Team("vision", 4, limit=8),)))
+    assert {"team": "vision", "field": "limit", "before": 6, "after": 8} in made["differences"]
+    assert [entry["change"] for entry in manager.history()][-2:] == ["teamschanged", "granted"]
+
+
+def test_a_dry_run_and_the_same_rules_change_nothing() -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    assert manager.apply_teams(RULES, dry_run=True)["changed"]
+    assert manager.snapshot().get("version", 0) == 0
+    manager.apply_teams(RULES)
+    assert not manager.apply_teams(RULES)["changed"]
+    assert manager.snapshot()["version"] == 1
+
+
+def test_a_history_with_rules_leads_to_the_same_state() -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    manager.apply_teams(RULES)
+    manager.submit("x", 8, team="vision")
+    manager.submit("y", 2, team="vision")
+    history = collect(manager)
+    assert history.before.teams == NO_TEAMS
+    cluster = ClusterState.from_snapshot(history.before)
+    for change in history.changes:
+        cluster.apply(change)
+    assert cluster.teams == RULES
+    assert set(cluster.pending) == {"x"}

@@ -1,0 +1,97 @@
+"""Teams files: their contents, and one line with file, line and reason for a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.core.teams import Team, Teams, stated
+from resource_manager.errors import InvalidRequestError, TeamsFileError
+from resource_manager.manager.teams_file import TeamsTable, load_teams, located
+
+GOOD = """
+preemption = true
+min_runtime = "5min"
+preemption_delay = 10
+
+[gpu_weights]
+A100 = 2
+
+[teams.research]
+guaranteed = 20
+
+[teams.vision]
+guaranteed = { A100 = 8, H100 = 8 }
+limit = 24
+weight = 2
+parent = "research"
+max_runtime = "3d"
+max_gpus_per_owner = 8
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "teams.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_states_the_rules(tmp_path: Path) -> None:
+    rules = load_teams(written(tmp_path, GOOD))
+    vision = Team("vision", 16, {"A100": 8, "H100": 8}, 24, 2.0, "research", 259_200.0, 8)
+    assert rules == Teams((Team("research", 20), vision), True, 300.0, 10.0, gpu_weights={"A100": 2})
+    assert TeamsTable.model_validate(stated(rules)).rules() == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("[teams.a]\nguaranted = 2\n", 2, "teams.a.guaranted: is not a key of this file"),
+        ("[teams.a]\nguaranteed = -1\n", 2, "teams.a.guaranteed: "),
+        ("preemption = 1\n", 1, "preemption: "),
+        ("# hi\n\nmin_runtime = '3 weeks'\n", 3, "must be seconds or a text such as 45s"),
+        ("[teams.a]\nlimit = 3\n[teams.'b c']\nweight = 1\nlimit = 'x'\n", 5, "teams.b c.limit: "),
+        ("[teams.a]\nlimit = \n", 2, "Invalid value"),
+        ("[teams]\nx = { limit = 'a' }\n", 2, "teams.x.limit: "),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_its_place(tmp_path: Path, text: str, line: int, reason: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(TeamsFileError) as caught:
+        load_teams(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TeamsFileError, match="No such file"):
+        load_teams(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("[teams.a]\nguaranteed = 30\n[teams.b]\nguaranteed = 3\n", 4, "add up to 33 GPUs"),
+        ("[teams.a]\nparent = 'b'\n[teams.b]\nparent = 'a'\n", 2, "a cycle of parents: a -> b -> a"),
+        ("[teams.a]\nguaranteed = 3\nlimit = 2\n", 3, "2 is below what the team is guaranteed, 3"),
+        ("[teams.a]\nguaranteed = { B200 = 1 }\n", 2, "no server has a GPU of type 'B200'"),
+        ("[teams.a]\nguaranteed = 3\n", 1, "teams.vision: the team is missing but holds 1 leases (x)"),
+    ],
+)
+def test_rules_that_the_state_contradicts_change_nothing(
+    tmp_path: Path, text: str, line: int, reason: str
+) -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    manager.apply_teams(Teams((Team("vision"),)))
+    manager.submit("x", 2, team="vision")
+    before = manager.snapshot()
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidRequestError) as caught:
+        manager.apply_teams(load_teams(path))
+    found = str(located(caught.value, path))
+    assert found.startswith(f"{path}:{line}: teams.")
+    assert reason in found
+    assert manager.snapshot() == before

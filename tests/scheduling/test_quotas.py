@@ -1,0 +1,158 @@
+"""Quotas of teams: who is stopped by which rule, and the sentence that says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.core.changes import Granted, Queued, TeamsChanged
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.core.teams import Team, Teams
+from resource_manager.errors import LeaseNotFoundError
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.feasibility import refusals_of
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.quotas import shares_by_weight
+from tests.builders import node, nodes
+
+
+def cluster_of(*teams: Team, gpus: int = 8, preemption: bool = False) -> ClusterState:
+    cluster = ClusterState([node("a", gpus, 64)])
+    cluster.apply(TeamsChanged(Teams(teams, preemption), 0.0))
+    return cluster
+
+
+def submit(cluster: ClusterState, request: Request, now: float = 1.0) -> None:
+    for change in allocator.submit(cluster, request, first_fit, fifo, now):
+        cluster.apply(change)
+
+
+def refused(cluster: ClusterState, request: Request) -> tuple[str, str]:
+    refusal = refusals_of(cluster, [request], first_fit, fifo, 1.0)[request.lease_id]
+    return str(refusal.kind), refusal.detail
+
+
+def test_a_limit_stops_a_request_that_fits_and_says_by_whom_the_rest_is_used() -> None:
+    cluster = cluster_of(Team("vision", 2, limit=4))
+    submit(cluster, Request("x", 2, team="vision", owner="kim"))
+    submit(cluster, Request("y", 1, team="vision", owner="li"))
+    submit(cluster, Request("z", 2, team="vision", owner="li"))
+    assert list(cluster.pending) == ["z"]
+    assert refused(cluster, cluster.pending["z"].request) == (
+        "quota",
+        "team vision may hold 4 GPUs (limit) and holds 3: 2 more exceed it; used by kim (2), li (1)",
+    )
+
+
+def test_a_request_over_its_limit_blocks_nobody() -> None:
+    cluster = cluster_of(Team("vision", limit=1))
+    submit(cluster, Request("x", 2, team="vision"))
+    submit(cluster, Request("y", 2, team="nlp"))
+    assert list(cluster.leases) == ["y"]
+    assert list(cluster.pending) == ["x"]
+
+
+def test_the_limit_of_a_parent_bounds_all_below_it() -> None:
+    below = (Team("vision", parent="research"), Team("nlp", parent="research"))
+    cluster = cluster_of(Team("research", limit=3), *below)
+    submit(cluster, Request("x", 2, team="vision"))
+    request = Request("y", 2, team="nlp")
+    assert refused(cluster, request) == (
+        "quota",
+        "team research may hold 3 GPUs (limit) and holds 2: 2 more exceed it; used by team vision (2)",
+    )
+    assert allocator.allocate(cluster, request, first_fit, 1.0) == []
+
+
+def test_an_owner_may_hold_so_many_gpus_of_a_team() -> None:
+    cluster = cluster_of(Team("vision", max_gpus_per_owner=2))
+    submit(cluster, Request("x", 2, team="vision", owner="kim"))
+    kind, detail = refused(cluster, Request("y", 1, team="vision", owner="kim"))
+    assert kind == "quota"
+    assert detail.startswith("kim may hold 2 GPUs of team vision (max_gpus_per_owner) and holds 2")
+    submit(cluster, Request("z", 1, team="vision", owner="li"))
+    assert "z" in cluster.leases
+
+
+def test_a_longer_runtime_than_the_team_allows_is_stopped() -> None:
+    cluster = cluster_of(Team("vision", max_runtime_s=7200.0))
+    kind, detail = refused(cluster, Request("x", 1, team="vision", expected_runtime_s=10_800.0))
+    assert (kind, detail) == (
+        "quota",
+        "team vision may run jobs of at most 2 h (max_runtime); expected_runtime is 3 h",
+    )
+
+
+def test_a_lease_ends_with_the_longest_runtime_of_its_team() -> None:
+    cluster = cluster_of(Team("vision", max_runtime_s=100.0))
+    submit(cluster, Request("x", 1, team="vision", ttl_s=60.0), now=10.0)
+    assert cluster.leases["x"].expires_at == 70.0
+    (renewed,) = allocator.renew(cluster, "x", 60.0)
+    assert renewed.expires_at == 110.0  # type: ignore[union-attr]
+    cluster.apply(renewed)
+    with pytest.raises(LeaseNotFoundError, match="team vision may run jobs of at most 100 s"):
+        allocator.renew(cluster, "x", 110.0)
+
+
+@pytest.mark.parametrize("team", ["vision", "other"])
+def test_a_job_that_is_not_preemptible_stops_at_the_guarantee(team: str) -> None:
+    cluster = cluster_of(Team("vision", 2), preemption=True)
+    submit(cluster, Request("x", 2, team="vision", preemptible=False))
+    kind, detail = refused(cluster, Request("y", 1, team=team, preemptible=False))
+    assert kind == "quota"
+    assert "a preemptible job may use what is free beyond that" in detail
+    submit(cluster, Request("z", 1, team=team))
+    assert set(cluster.leases) == {"x", "z"}
+
+
+def test_without_preemption_such_a_job_may_borrow() -> None:
+    cluster = cluster_of(Team("vision", 2))
+    submit(cluster, Request("x", 4, team="vision", preemptible=False))
+    assert set(cluster.leases) == {"x"}
+
+
+def test_a_guarantee_of_a_type_counts_gpus_of_that_type() -> None:
+    cluster = ClusterState([Node("a", 0, {}, tuple(Gpu(i, "A100" if i < 4 else "H100") for i in range(8)))])
+    rules = Teams((Team("vision", 4, {"A100": 2, "H100": 2}),), preemption=True)
+    cluster.apply(TeamsChanged(rules, 0.0))
+    submit(cluster, Request("x", 2, team="vision", preemptible=False, gpu_types=("A100",)))
+    kind, detail = refused(cluster, Request("y", 1, team="vision", preemptible=False, gpu_types=("A100",)))
+    assert kind == "quota"
+    assert "is guaranteed 2 A100" in detail
+    submit(cluster, Request("z", 2, team="vision", preemptible=False, gpu_types=("H100",)))
+    assert "z" in cluster.leases
+
+
+def test_behind_a_request_that_does_not_fit_a_guaranteed_one_of_another_team_goes_on() -> None:
+    cluster = ClusterState(nodes("ab", 4))
+    rules = Teams((Team("vision", 4), Team("nlp", 4)))
+    cluster.apply(TeamsChanged(rules, 0.0))
+    for name in ("x", "y"):  # each takes two GPUs of a server
+        submit(cluster, Request(name, 2, team="other", required_node={"x": "a", "y": "b"}[name]))
+    submit(cluster, Request("big", 4, team="vision"))
+    submit(cluster, Request("borrowed", 1, team="other"))
+    submit(cluster, Request("second", 1, team="vision"))
+    submit(cluster, Request("promised", 2, team="nlp"))
+    assert set(cluster.leases) == {"x", "y", "promised"}
+    assert set(cluster.pending) == {"big", "borrowed", "second"}
+
+
+def test_weights_divide_the_whole_down_the_tree() -> None:
+    cluster = cluster_of(Team("r", weight=3), Team("a", weight=2, parent="r"), Team("b", parent="r"))
+    assert cluster.ledger is not None
+    assert shares_by_weight(cluster.ledger) == {"r": 0.75, "a": 0.5, "b": 0.25, "": 0.25}
+
+
+def test_fair_share_reads_the_weights() -> None:
+    cluster = cluster_of(Team("vision", weight=3), gpus=4)
+    submit(cluster, Request("all", 4, team="third"))
+    for number in range(4):
+        for team in ("nlp", "vision"):
+            request = Request(f"{team}-{number}", 1, team=team)
+            cluster.apply(Queued(request, 1.0, cluster.sequence + 1, 1.0))
+    changes = allocator.with_dispatch(
+        cluster, allocator.release(cluster, "all", 2.0), first_fit, get_order("fair_share"), 2.0
+    )
+    started = [change.lease.request.team for change in changes if isinstance(change, Granted)]
+    assert sorted(started) == ["nlp", "vision", "vision", "vision"]
