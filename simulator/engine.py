@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from simulator.errors import SimulationError
@@ -41,7 +41,15 @@ class EventQueue(Generic[Event]):
             raise SimulationError(f"an event at {time} cannot be scheduled at {self.now}: its time is past")
         if time < math.inf:
             self._sequence += 1
-            heapq.heappush(self._heap, (time, priority, self._sequence, event))
+            heappush(self._heap, (time, priority, self._sequence, event))
+
+    def pop(self, until: float = math.inf) -> Event | None:
+        """Remove and return the next event up to and including `until`, with `now` at its time, or None."""
+        heap = self._heap
+        if not heap or heap[0][0] > until:
+            return None
+        self.now, _, _, event = heappop(heap)
+        return event
 
     def pop_due(self, until: float = math.inf) -> Iterator[Event]:
         """Remove and yield, one by one, the events up to and including `until`, with `now` at their time.
@@ -50,7 +58,7 @@ class EventQueue(Generic[Event]):
         """
         heap = self._heap
         while heap and heap[0][0] <= until:
-            self.now, _, _, event = heapq.heappop(heap)
+            self.now, _, _, event = heappop(heap)
             yield event
         if self.now < until < math.inf:
             self.now = until

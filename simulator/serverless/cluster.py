@@ -138,10 +138,6 @@ class Cluster:
                 seconds += size / self.network_bandwidth
         return seconds
 
-    def start_server(self, position: int, time: float) -> float:
-        """Return the cold start (s) of the node's server; the server is started if its rental has ended."""
-        return self.servers[self.nodes[position].server_position].startup_at(time)
-
     def on_container_creation(self, position: int, container: Container) -> tuple[float, bool]:
         """Send a container to a node; return the rent ($), and True if it starts at once."""
         node = self.nodes[position]
@@ -155,15 +151,11 @@ class Cluster:
             self._events.schedule(container.creation_time, (node, container), len(self.nodes) + position)
         return self._rent(time, node), started
 
-    @property
-    def next_time(self) -> float:
-        """Time (s) of the next event, which may turn out to hold no longer; infinite if there is none."""
-        return self._events.next_time
-
-    def advance(self, until: float = math.inf) -> Iterator[ClusterEvent]:
-        """Process and yield the events up to and including `until`, one by one."""
+    def advance(self, until: float = math.inf) -> ClusterEvent | None:
+        """Process and return the next event up to and including `until`; None if there is none."""
         events = self._events
-        for node, container in events.pop_due(until):
+        while (event := events.pop(until)) is not None:
+            node, container = event
             ended = None
             if container is not None:
                 started = [container] if self._start(node, container) else []
@@ -171,8 +163,9 @@ class Cluster:
                 ended, started = node.on_container_completion()
                 events.schedule(node.cores.earliest_end, (node, None), node.position)
             else:
-                continue
-            yield events.now, ended, started, self._rent(events.now, node)
+                continue  # the first end of the node has moved
+            return events.now, ended, started, self._rent(events.now, node)
+        return None
 
     def _start(self, node: NumaNode, container: Container) -> bool:
         before = node.cores.earliest_end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from math import gcd, inf
 
 
 class Container:
@@ -51,13 +51,13 @@ class Container:
         self.remaining_computation = computation
         if memory_alloc < memory_req:
             share = memory_alloc * parallelism
-            common = math.gcd(share, memory_req)
+            common = gcd(share, memory_req)
             self.rate = share // common, memory_req // common
         else:
             self.rate = parallelism, 1
-        self.creation_time = math.inf
-        self.start_time = math.inf
-        self.completion_time = math.inf
+        self.creation_time = inf
+        self.start_time = inf
+        self.completion_time = inf
 
     def speed(self, thread_speed: int) -> int:
         """Return the operations per second if one thread gets `thread_speed`."""

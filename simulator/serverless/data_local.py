@@ -19,7 +19,7 @@ def data_local(env: RawEnv) -> Policy:
     """
 
     def policy(cluster: ClusterState, request: Request) -> Placement | None:
-        server_of = env.cluster.server_of
+        server_of, nodes_of = env.cluster.server_of, env.cluster.nodes_of
         on_node: dict[int, int] = {}
         on_server: dict[int, int] = {}
         for position, size in env.data_distribution:
@@ -30,22 +30,18 @@ def data_local(env: RawEnv) -> Policy:
             on_server[server] = on_server.get(server, 0) + size
         leases = least_loaded.measures(cluster, request)
         for most in sorted(set(on_server.values()), reverse=True):
+            servers = [server for server, size in on_server.items() if size == most]
             holding = [
                 (-size, leases[position], position)
                 for position, size in on_node.items()
-                if leases[position] != inf and on_server[server_of[position]] == most
+                if leases[position] != inf and server_of[position] in servers
             ]
             if holding:
-                return Placement(cluster.nodes[min(holding)[2]].name)
-            fitting = [
-                (leases[position], position)
-                for server, size in on_server.items()
-                if size == most
-                for position in env.cluster.nodes_of[server]
-                if leases[position] != inf
-            ]
-            if fitting:
-                return Placement(cluster.nodes[min(fitting)[1]].name)
+                return Placement(cluster.nodes[min(holding)[-1]].name)
+            positions = [position for server in sorted(servers) for position in nodes_of[server]]
+            fewest = min(positions, key=leases.__getitem__)
+            if leases[fewest] != inf:
+                return Placement(cluster.nodes[fewest].name)
         return least_loaded(cluster, request)
 
     return policy

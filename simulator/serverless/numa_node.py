@@ -99,7 +99,7 @@ class NumaNode:
 
     def check_memory(self, memory_mib: int, memory_req: int = 0) -> None:
         """Raise `MemoryAllocationError` for more than the node has, or too little to make progress."""
-        if memory_mib * self.single_core_speed < max(1, memory_req):
+        if memory_mib < 1 or memory_mib * self.single_core_speed < memory_req:
             raise MemoryAllocationError(f"{memory_mib} MiB is too little memory to make progress; give more")
         if memory_mib > self.memory:
             raise MemoryAllocationError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle  # nosec B403
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from simulator.serverless.cluster import Cluster
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.container import Container
 from simulator.serverless.errors import ActionError, EpisodeOverError
-from simulator.serverless.submission_queue import SubmittedFunction, Workload
+from simulator.serverless.submission_queue import Workload
 from simulator.serverless.template import WorkflowTemplate
 from simulator.serverless.workflow import Function
 
@@ -70,11 +69,10 @@ class RawEnv:
     ) -> None:
         self.workload = Workload(arrival_times, workflow_templates)
         self.cluster = Cluster(cluster_config)
-        self.current_function: SubmittedFunction | None = None
+        self.current_function: Function | None = None
         self.data_distribution: list[tuple[int, int]] = []
         self._arrivals = sorted(self.workload.arrival_times)
         self._random = np.random.default_rng()
-        self._positions: dict[int, dict[int, int]] = {}
         self._arrived = 0
         self._finished = 0
         self.now = 0.0
@@ -86,7 +84,6 @@ class RawEnv:
         templates = self.workload.workflow_templates
         self.workload.reset(self._random.integers(len(templates), size=len(self.workload)).tolist())
         self.cluster.reset()
-        self._positions = {wf_id: {} for wf_id in range(len(self.workload))}
         self._arrived = 0
         self._finished = 0
         self.take_next_function()
@@ -96,7 +93,7 @@ class RawEnv:
         """The next function to place; `EpisodeOverError` if there is none."""
         if self.current_function is None:
             raise EpisodeOverError("no function to place: the episode is over, call reset()")
-        return self.workload[self.current_function.wf_id][self.current_function.fn_id]
+        return self.current_function
 
     @property
     def active_workflow_count(self) -> int:
@@ -106,11 +103,7 @@ class RawEnv:
     @property
     def submit_queue_length(self) -> int:
         """Count of functions submitted and not yet placed, later arrivals included."""
-        return self.workload.queue_length
-
-    def position_of(self, wf_id: int, fn_id: int) -> int:
-        """Return the position of the NUMA node of a function; raise `KeyError` before its placement."""
-        return self._positions[wf_id][fn_id]
+        return len(self.workload.submitted)
 
     def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
         """Place the current function on a NUMA node with `allocated_memory` MiB.
@@ -122,19 +115,15 @@ class RawEnv:
 
     def step_at(self, position: int, allocated_memory: int) -> EnvLog:
         """Do `step` with the NUMA node given by its position in the cluster."""
-        if self.current_function is None:
-            raise EpisodeOverError("no function to place: the episode is over, call reset()")
-        cluster = self.cluster
+        function, cluster = self.function, self.cluster
         if not 0 <= position < len(cluster.nodes):
             raise ActionError(f"no NUMA node at position {position}: there are {len(cluster.nodes)}")
-        time, wf_id, fn_id = self.current_function
-        workflow = self.workload[wf_id]
-        function = workflow[fn_id]
+        time, wf_id, fn_id = function.submission_time, function.wf_id, function.fn_id
         cluster.nodes[position].check_memory(allocated_memory, function.memory_req)
         function.memory_alloc = allocated_memory
-        cold_start_time = cluster.start_server(position, time)
+        cold_start_time = cluster.servers[cluster.server_of[position]].startup_at(time)
         transfer_time = cluster.data_transfer_time(self.data_distribution, position)
-        self._positions[wf_id][fn_id] = position
+        function.position = position
         container = Container(
             wf_id,
             fn_id,
@@ -147,11 +136,14 @@ class RawEnv:
         )
         rent, started = cluster.on_container_creation(position, container)
         if started:
-            workflow.run_function(fn_id, time)
+            self.workload.workflows[wf_id].run_function(fn_id, time)
         functions: list[FunctionExecutionRecord] = []
         workflows: list[WorkflowExecutionRecord] = []
         rent += self._run_until_decision(functions, workflows)
         self.take_next_function()
+        terminated = self.current_function is None
+        if terminated and not self.workload.completed:
+            raise SimulationError("no function can end: none runs, or all have speed 0")
         name, server_id, numa_node_id = cluster.locations[position]
         return EnvLog(
             wf_id,
@@ -168,50 +160,42 @@ class RawEnv:
             functions,
             workflows,
             rent,
-            self.current_function is None,
+            terminated,
         )
 
     def _run_until_decision(
         self, functions: list[FunctionExecutionRecord], workflows: list[WorkflowExecutionRecord]
     ) -> float:
         """Process events up to the next submission, or to the end; return their rent in dollars."""
-        workload = self.workload
+        workload, runs, submitted = self.workload, self.workload.workflows, self.workload.submitted
         rent = 0.0
-        while True:
-            until = workload.next_time
-            if self.cluster.next_time > until:
-                break
-            for time, ended, started, due in self.cluster.advance(until):
-                rent += due
-                for container in started:
-                    workload[container.wf_id].run_function(container.fn_id, time)
-                if ended is None:
-                    continue
+        while (event := self.cluster.advance(submitted.next_time)) is not None:
+            time, ended, started, due = event
+            rent += due
+            for container in started:
+                runs[container.wf_id].run_function(container.fn_id, time)
+            if ended is not None:
                 wf_id = ended.wf_id
                 functions.append(FunctionExecutionRecord(wf_id, ended.fn_id, ended.start_time, time))
                 if workload.finish_function(wf_id, ended.fn_id, time):
                     self._finished += 1
                     workflows.append(WorkflowExecutionRecord(wf_id, time))
                 self.now = time
-                if workload.next_time < until:  # a submission that comes before the one until now awaited
-                    break
-            else:
-                break
-        if until == math.inf and not workload.completed:
-            raise SimulationError("no function can end: none runs, or all have speed 0")
         return rent
 
     def take_next_function(self) -> None:
         """Take the next function to place from the workload, and move on to its submission."""
-        self.current_function = self.workload.get()
-        self.data_distribution = []
-        if self.current_function is None:
+        function = self.current_function = self.workload.submitted.pop()
+        if function is None:
+            self.data_distribution = []
             return
-        time, wf_id, fn_id = self.current_function
-        positions = self._positions[wf_id]
-        predecessors = self.workload[wf_id].predecessors(fn_id)
-        self.data_distribution = [(positions[parent], size) for parent, size in predecessors]
-        self.now = time
+        workflow = self.workload.workflows[function.wf_id]
+        functions = workflow.functions
+        self.data_distribution = [
+            (functions[parent].position, size)
+            for parent, size in workflow.template.predecessors[function.fn_id]
+        ]
+        self.now = time = function.submission_time
         arrivals = self._arrivals
         while self._arrived < len(arrivals) and arrivals[self._arrived] <= time:
             self._arrived += 1

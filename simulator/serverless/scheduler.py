@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Amount, Placement, Request
-from resource_manager.scheduling.allocator import grant, select_placement
+from resource_manager.scheduling.allocator import grant
 from resource_manager.scheduling.policies import Policy, get_policy
 from simulator.serverless.data_local import data_local
 from simulator.serverless.errors import MemoryAllocationError
@@ -27,13 +26,6 @@ HEURISTICS = ("first_fit", "best_fit", "round_robin", "least_loaded", "data_loca
 
 ENVIRONMENT_POLICIES: dict[str, Callable[[RawEnv], Policy]] = {"data_local": data_local}
 """Policies that read the environment besides the leases."""
-
-
-class Decision(NamedTuple):
-    """A NUMA node by position, and MiB."""
-
-    position: int
-    memory_mib: int
 
 
 def scheduler_policy(name: str, env: RawEnv, seed: int = 0) -> Policy:
@@ -61,27 +53,29 @@ class PolicyScheduler:
         """Clear all decisions; call it after `env.reset`."""
         self.decided = ClusterState(env.cluster.inventory())
 
-    def decide(self, env: RawEnv) -> Decision:
-        """Place the current function of `env`; raise `MemoryAllocationError` if it fits no node."""
-        function = env.function
-        cluster = self.decided
-        memory_mib = self.memory_mib if self.memory_mib is not None else function.memory_req
-        if memory_mib > cluster.largest["memory_mib"]:
+    def decide(self, env: RawEnv) -> tuple[int, int]:
+        """Return the position of a NUMA node and MiB for the current function of `env`, with a lease on them.
+
+        Raises `MemoryAllocationError` if the function fits no node.
+        """
+        function, cluster = env.function, self.decided
+        memory_mib = self.memory_mib or function.memory_req
+        lease_id = f"{function.wf_id}/{function.fn_id}"
+        largest = cluster.largest
+        if memory_mib > largest["memory_mib"]:
             raise MemoryAllocationError(
-                f"{memory_mib} MiB for function {function.wf_id}/{function.fn_id} is more than every NUMA "
-                f"node has; the largest has {cluster.largest['memory_mib']} MiB"
+                f"{memory_mib} MiB for function {lease_id} is more than every NUMA node has; the largest has "
+                f"{largest['memory_mib']} MiB"
             )
-        demands = _demands(min(function.parallelism, cluster.largest["cpus"]), memory_mib)
-        for demand in demands:
-            placement = select_placement(cluster, demand, self.policy)
+        for demand in _demands(min(function.parallelism, largest["cpus"]), memory_mib):
+            placement = self.policy(cluster, demand)
             if placement is not None:
                 break
         else:
             placement = self._shortest_queue(memory_mib)
             demand = NO_DEMAND
-        request = demand.for_task(f"{function.wf_id}/{function.fn_id}")
-        cluster.apply(grant(cluster, request, placement, env.now))
-        return Decision(cluster.by_name[placement.node].index, memory_mib)
+        cluster.apply(grant(cluster, demand.for_task(lease_id), placement, env.now))
+        return cluster.by_name[placement.node].index, memory_mib
 
     def observe(self, log: EnvLog) -> None:
         """Release the leases of the functions that ended."""

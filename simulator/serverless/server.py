@@ -57,7 +57,7 @@ class Server:
             node.reset()
 
     def startup_at(self, time: float) -> float:
-        """Return the seconds of cold start caused by a decision at `time`: 0 while the server is rented."""
+        """Return the seconds of cold start that a decision at `time` causes: 0 while the server is rented."""
         if time < self.expiration_time:
             return 0.0
         for node in self._numa_nodes:

@@ -13,13 +13,15 @@ class EqualContainers:
     """Running containers of the same `rate`: between two events each does the same number of operations.
 
     `done` counts these operations; an entry is (`done` at its end, number of its start, container), sorted.
+    `speed` and `first_end` are those since the last event.
     """
 
-    __slots__ = ("done", "entries", "rate", "speed")
+    __slots__ = ("done", "entries", "first_end", "rate", "speed")
 
     def __init__(self, rate: tuple[int, int]) -> None:
         self.rate = rate
         self.speed = 0
+        self.first_end = math.inf
         self.done = 0
         self.entries: list[tuple[int, int, Container]] = []
 
@@ -74,13 +76,15 @@ class SharedCores:
         now, time = self.now, self.earliest_end
         found: list[tuple[int, int, EqualContainers]] = []
         for group in self._groups.values():
+            if group.first_end != time:
+                continue
             entries, place = group.entries, 0
-            while group.end_of(entries[place], now) == time:
-                found.append((entries[place][1], place, group))
-                if entries[place][0] == entries[-1][0]:
-                    break  # equal work is in the order of start
-                # Rounding may give more work the same end.
+            found.append((entries[0][1], 0, group))
+            while entries[place][0] != entries[-1][0]:  # equal work is in the order of start
                 place = bisect_left(entries, (entries[place][0] + 1,), place)
+                if group.end_of(entries[place], now) != time:
+                    break
+                found.append((entries[place][1], place, group))  # rounding gives more work the same end
         _, place, group = min(found) if len(found) > 1 else found[0]
         self.work_until(time)
         container = group.entries.pop(place)[2]
@@ -100,7 +104,8 @@ class SharedCores:
             group.speed = speed = numerator * thread // denominator
             entries = group.entries
             total += speed * len(entries)
-            end = group.end_of(entries[0], now)
+            left = entries[0][0] - group.done  # `end_of`, inlined
+            group.first_end = end = now if left <= 0 else now + left / speed if speed else math.inf
             if end < earliest:
                 earliest = end
         self.speed = total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from math import inf
 
 from simulator.serverless.errors import WorkflowError
 from simulator.serverless.template import WorkflowTemplate
@@ -21,7 +22,10 @@ PENDING, SUBMITTED, RUNNING, FINISHED = FunctionState
 
 
 class Function:
-    """Function of a workflow: operations, MiB required and allocated, threads, and its times in seconds."""
+    """Function of a workflow: operations, MiB required and allocated, threads, and its times in seconds.
+
+    `position` is that of its NUMA node in the cluster, -1 before its placement.
+    """
 
     __slots__ = (
         "completion_time",
@@ -30,6 +34,7 @@ class Function:
         "memory_alloc",
         "memory_req",
         "parallelism",
+        "position",
         "start_time",
         "state",
         "submission_time",
@@ -53,8 +58,9 @@ class Function:
         self.parallelism = parallelism
         self.unfinished_predecessors = unfinished_predecessors
         self.state = PENDING
+        self.position = -1
         self.memory_alloc: int | None = None
-        self.submission_time: float | None = None
+        self.submission_time = inf
         self.start_time: float | None = None
         self.completion_time: float | None = None
 
@@ -63,18 +69,18 @@ class Workflow:
     """One run of a template, from its arrival until its last function ends."""
 
     __slots__ = (
-        "_dag",
-        "_functions",
-        "_unfinished",
         "arrival_time",
+        "functions",
         "source_functions",
+        "template",
+        "unfinished",
         "wf_id",
     )
 
     def __init__(self, wf_id: int, arrival_time: float, template: WorkflowTemplate) -> None:
         self.wf_id = wf_id
         self.arrival_time = arrival_time
-        self._dag = template
+        self.template = template
         self.source_functions = tuple(
             fn_id for fn_id, parents in enumerate(template.predecessors) if not parents
         )
@@ -82,26 +88,21 @@ class Workflow:
 
     def reset(self) -> None:
         """Reset every function to PENDING."""
-        dag = self._dag
+        dag = self.template
         wf_id = self.wf_id
-        self._functions = [
+        self.functions = [
             Function(wf_id, fn_id, computation, memory_req, parallelism, len(parents))
             for fn_id, (computation, memory_req, parallelism, parents) in enumerate(
                 zip(dag.computations, dag.memory_reqs, dag.parallelisms, dag.predecessors, strict=True)
             )
         ]
-        self._unfinished = len(self._functions)
+        self.unfinished = len(self.functions)
 
     def __len__(self) -> int:
-        return len(self._functions)
+        return len(self.functions)
 
     def __getitem__(self, fn_id: int) -> Function:
-        return self._functions[fn_id]
-
-    @property
-    def template(self) -> WorkflowTemplate:
-        """Template of this workflow."""
-        return self._dag
+        return self.functions[fn_id]
 
     @property
     def pending_functions(self) -> set[int]:
@@ -124,35 +125,32 @@ class Workflow:
         return self._in_state(FINISHED)
 
     def _in_state(self, state: FunctionState) -> set[int]:
-        return {function.fn_id for function in self._functions if function.state is state}
+        return {function.fn_id for function in self.functions if function.state is state}
 
     @property
     def completed(self) -> bool:
         """True if every function has finished."""
-        return not self._unfinished
+        return not self.unfinished
 
     @property
     def completion_time(self) -> float | None:
         """End (s) of the last function; None before that."""
         if not self.completed:
             return None
-        return max(function.completion_time or 0.0 for function in self._functions)
+        return max(function.completion_time or 0.0 for function in self.functions)
 
-    def predecessors(self, fn_id: int) -> tuple[tuple[int, int], ...]:
-        """Return (function, bytes) of each parent."""
-        return self._dag.predecessors[fn_id]
-
-    def submit_function(self, fn_id: int, time: float) -> None:
-        """Change a function from PENDING to SUBMITTED."""
-        function = self._functions[fn_id]
+    def submit_function(self, fn_id: int, time: float) -> Function:
+        """Change a function from PENDING to SUBMITTED, and return it."""
+        function = self.functions[fn_id]
         if function.state is not PENDING:
             raise self._misuse(function, PENDING)
         function.state = SUBMITTED
         function.submission_time = time
+        return function
 
     def run_function(self, fn_id: int, time: float) -> None:
         """Change a function from SUBMITTED to RUNNING."""
-        function = self._functions[fn_id]
+        function = self.functions[fn_id]
         if function.state is not SUBMITTED:
             raise self._misuse(function, SUBMITTED)
         function.state = RUNNING
@@ -160,18 +158,18 @@ class Workflow:
 
     def finish_function(self, fn_id: int, time: float) -> list[int]:
         """Change a function from RUNNING to FINISHED; return the successors that are now ready."""
-        functions = self._functions
+        functions = self.functions
         function = functions[fn_id]
         if function.state is not RUNNING:
             raise self._misuse(function, RUNNING)
         function.state = FINISHED
         function.completion_time = time
-        self._unfinished -= 1
+        self.unfinished -= 1
         ready = []
-        for child in self._dag.successors[fn_id]:
+        for child in self.template.successors[fn_id]:
             successor = functions[child]
-            successor.unfinished_predecessors -= 1
-            if not successor.unfinished_predecessors:
+            successor.unfinished_predecessors = left = successor.unfinished_predecessors - 1
+            if not left:
                 ready.append(child)
         return ready
 

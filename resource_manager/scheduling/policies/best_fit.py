@@ -34,11 +34,12 @@ def _tightest_gpu(node: NodeState, request: Request) -> float:
 
 
 def _fraction_left(node: NodeState, request: Request) -> float:
-    return sum(
-        (node.free[name] - amount) / node.node.resources[name]
-        for name, amount in request.resources.items()
-        if amount
-    )
+    left = 0.0
+    free, total = node.free, node.node.resources
+    for name, amount in request.resources.items():
+        if amount:
+            left += (free[name] - amount) / total[name]
+    return left
 
 
 _tightest = Measured(_tightest_gpu)

@@ -33,7 +33,9 @@ class Random:
             node = None if index is None else cluster.nodes[index]
         if node is None:
             return None
-        ids = node.eligible_gpus(request) if request.gpus else []
+        if not request.gpus:
+            return Placement(node.name)
+        ids = node.eligible_gpus(request)
         chosen = sorted(ids.pop(pick(len(ids))) for _ in range(request.gpus))
         return Placement(node.name, tuple(chosen))
 
