@@ -18,7 +18,8 @@ import numpy as np
 from simulator.cli import InputErrors
 from simulator.serverless import ClusterConfig, RawEnv, ServerlessEnv, WorkflowTemplate
 from simulator.serverless.config import NumaNodes, ServerType
-from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, run_episode, scheduler_policy
+from simulator.serverless.run import run
+from simulator.serverless.scheduler import HEURISTICS, PolicyScheduler, scheduler_policy
 from simulator.serverless.workflow_files import read_workflows
 from simulator.serverless.workflow_shapes import cybershake, montage
 
@@ -103,12 +104,10 @@ def environment(templates: list[WorkflowTemplate]) -> tuple[int, float]:
 
 
 def heuristic(templates: list[WorkflowTemplate], name: str) -> tuple[int, float]:
-    """Return (functions, seconds) of an episode that a policy of the resource manager schedules."""
+    """Return (functions, seconds) of a run under a policy, as `gpu-simulate serverless` states them."""
     env = RawEnv([float(wf_id) for wf_id in range(5)], templates, ClusterConfig.c5())
-    scheduler = PolicyScheduler(scheduler_policy(name, env), MEMORY_MIB)
-    began = time.process_time()
-    count = sum(1 for _ in run_episode(env, scheduler, seed=1))
-    return count, time.process_time() - began
+    summary = run(env, PolicyScheduler(scheduler_policy(name, env), MEMORY_MIB), seed=1).summary
+    return summary.functions, summary.cpu_s
 
 
 @click.command(cls=InputErrors, help=__doc__)

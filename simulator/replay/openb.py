@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +21,7 @@ from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv, read_json
 from simulator.progress import Progress, no_progress
 from simulator.replay.workload import shapes_that_never_fit
+from simulator.timing import Times, timed
 
 NODE_LIST = "openb_node_list_gpu_node.csv"
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
@@ -67,11 +65,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlacementResult:
-    """Result of a policy on a trace; `wall_s` is the time it took to place all pods, in seconds."""
+    """Result of a policy on a trace; `times` are those it took to place all pods."""
 
     steps: tuple[Step, ...]
     cluster: ClusterState
-    wall_s: float
+    times: Times
 
     @property
     def count(self) -> int:
@@ -206,29 +204,13 @@ def policy_for(name: str, fragmentation: Fragmentation, seed: int) -> Policy:
     return get_policy(name, seed=seed)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from scanning hundreds of thousands of live objects; none forms a cycle."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            # Objects made meanwhile are marked old; otherwise the next allocation would scan them all.
-            gc.freeze()
-            gc.unfreeze()
-            gc.enable()
-
-
 def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> PlacementResult:
     """Try each arriving pod once, in order; nothing departs."""
     cluster = ClusterState(trace.nodes)
     by_name = cluster.by_name
     steps: list[Step] = []
     arrived = used = 0
-    with _no_collection():
-        started = time.perf_counter()
+    with timed() as times:
         for request in trace.arrivals:
             milli = request.gpus * request.gpu_milli
             arrived += milli
@@ -243,9 +225,8 @@ def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Pla
                 steps.append(Step(arrived, used, None))
             if not len(steps) % PLACED_PER_REPORT:
                 progress(len(steps), len(trace.arrivals))
-        wall_s = time.perf_counter() - started
     progress(len(steps), len(trace.arrivals))
-    return PlacementResult(tuple(steps), cluster, wall_s)
+    return PlacementResult(tuple(steps), cluster, times)
 
 
 def curve(
@@ -316,7 +297,8 @@ def replay(
         "never_fit_rows": trace.misfit_rows,
         "allocated_percent": rows[-1][1],
         "frag_ratio_percent": round(rows[-1][3], 2),
-        "wall_s": round(placed.wall_s, 3),
-        "pods_per_s": round(len(placed.steps) / max(placed.wall_s, 1e-9)),
+        "wall_s": round(placed.times.wall_s, 3),
+        "cpu_s": round(placed.times.cpu_s, 3),
+        "pods_per_s": round(placed.times.per_s(len(placed.steps))),
     }
     return summary, rows

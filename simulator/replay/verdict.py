@@ -41,7 +41,7 @@ def distinct(table: Sequence[Row]) -> list[Row]:
     """Return each different row once, under the names of all that have its figures."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in table:
-        speed = ("name", "runs", "wall_s", "pods_per_s")
+        speed = ("name", "runs", "wall_s", "cpu_s", "pods_per_s")
         found.setdefault(tuple((k, v) for k, v in row.items() if k not in speed), []).append(row)
     return [{**alike[0], "name": " = ".join(row["name"] for row in alike)} for alike in found.values()]
 

@@ -131,6 +131,7 @@ def _print_table(episode: Episode, policy_name: str) -> None:
         ("mean makespan", f"{summary.mean_makespan_s:.3f} s"),
         ("last completion", f"{summary.last_completion_s:.3f} s"),
         ("rent", f"{summary.rent:.3f} $"),
-        ("simulated in", f"{summary.wall_s:.3f} s ({summary.functions_per_s:,.0f} functions per second)"),
+        ("simulated in", f"{summary.wall_s:.3f} s, of which {summary.cpu_s:.3f} s on the processor"),
+        ("speed", f"{summary.functions_per_s:,.0f} functions per second of processor time"),
     ):
         click.echo(f"{label:<16} {value}")

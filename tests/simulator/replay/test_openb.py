@@ -184,7 +184,7 @@ def test_command_writes_summary_and_curve(small: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert {"policy", "pods", "placed", "allocated_percent", "frag_ratio_percent"} <= summary.keys()
-    assert {"wall_s", "pods_per_s"} <= summary.keys()
+    assert {"wall_s", "cpu_s", "pods_per_s"} <= summary.keys()
     with curve.open() as file:
         rows = list(csv.reader(file))
     assert rows[0] == list(CURVE_COLUMNS)

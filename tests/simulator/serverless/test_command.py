@@ -39,8 +39,10 @@ def test_public_workflows_run_on_the_public_cluster(shared_data: Path, tmp_path:
     assert result.exit_code == 0, result.stderr
     summary = json.loads(result.stdout)
     assert set(summary) == {
-        "functions", "workflows", "mean_makespan_s", "last_completion_s", "rent", "wall_s", "functions_per_s",
+        "functions", "workflows", "mean_makespan_s", "last_completion_s", "rent", "wall_s", "cpu_s",
+        "functions_per_s",
     }  # fmt: skip
+    assert summary["functions_per_s"] == pytest.approx(600 / summary["cpu_s"])
     assert (summary["functions"], summary["workflows"]) == (600, 3)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert list(rows[0]) == [
