@@ -121,6 +121,57 @@ class TeamsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentSeen:
+    """A node is watched from now on: what a lease held there is freed only once it is seen to be clean."""
+
+    node: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    """A node is no longer watched; GPUs that are being cleaned stay closed until somebody confirms them."""
+
+    node: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuClosed:
+    """A GPU takes no new leases; its existing leases continue. With `stop` they are marked as failed.
+
+    `reason` is the name of the condition, then `; ` and details. `uuid` is the pinned identity, if any. A GPU
+    that is closed already gets the new reason.
+    """
+
+    node: str
+    gpu_id: int
+    uuid: str
+    reason: str
+    at: float
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOpened:
+    """A closed GPU takes new leases again."""
+
+    node: str
+    gpu_id: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCleaned:
+    """No process of an ended lease is left on a GPU: what the lease held there is free."""
+
+    node: str
+    gpu_id: int
+    fencing_token: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class InventoryChanged:
     """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
 
@@ -139,5 +190,10 @@ Change = (
     | Drained
     | Restored
     | TeamsChanged
+    | AgentSeen
+    | AgentLost
+    | GpuClosed
+    | GpuOpened
+    | GpuCleaned
     | InventoryChanged
 )

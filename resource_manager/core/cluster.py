@@ -10,10 +10,15 @@ from functools import partial
 from typing import Any
 
 from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
     Cancelled,
     Change,
     Drained,
     Expired,
+    GpuCleaned,
+    GpuClosed,
+    GpuOpened,
     Granted,
     InventoryChanged,
     Quarantined,
@@ -24,9 +29,10 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
 from resource_manager.core.models import Lease, Node, PendingRequest
 from resource_manager.core.node_index import NodeIndex
-from resource_manager.core.node_state import NodeState, allocate, deallocate
+from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate
 from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
@@ -48,6 +54,10 @@ class Snapshot:
     retired: tuple[str, ...] = ()
     last_node: str | None = None
     teams: Teams = field(default_factory=Teams)
+    watched: tuple[str, ...] = ()
+    closed_gpus: tuple[GpuClosed, ...] = ()
+    opened_gpus: tuple[GpuOpened, ...] = ()
+    cleaning: tuple[Cleaning, ...] = ()
 
 
 class ClusterState(NodeIndex):
@@ -82,6 +92,18 @@ class ClusterState(NodeIndex):
         """Return the leases whose TTL has passed and that are not quarantined, the earliest end first."""
         return self._expiry_heap.due(now)
 
+    def gpu_failure(self, lease: Lease) -> GpuClosed | None:
+        """Return the closure that marks the lease as failed: of a GPU that its job cannot go on with."""
+        for member in lease.members:
+            state = self.by_name.get(member.node)
+            if state is None or not state.closed_gpus:
+                continue
+            for gpu_id in state.gpu_ids_of(member):
+                closed = state.closed_gpus.get(gpu_id)
+                if closed is not None and closed.stop:
+                    return closed
+        return None
+
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain values."""
         return Snapshot(
@@ -95,6 +117,10 @@ class ClusterState(NodeIndex):
             retired=tuple(state.name for state in self.nodes if state.retired),
             last_node=self.last_node,
             teams=self.teams,
+            watched=tuple(state.name for state in self.nodes if state.watched),
+            closed_gpus=tuple(each for state in self.nodes for _, each in sorted(state.closed_gpus.items())),
+            opened_gpus=tuple(each for state in self.nodes for _, each in sorted(state.opened_gpus.items())),
+            cleaning=tuple(each for state in self.nodes for _, each in sorted(state.cleaning.items())),
         )
 
     @classmethod
@@ -105,7 +131,10 @@ class ClusterState(NodeIndex):
         """
         cluster = cls(snapshot.nodes)
         named = {lease.placement.node for lease in snapshot.leases}
-        named.update(snapshot.retired, (drained.node for drained in snapshot.drained))
+        named.update(snapshot.retired, snapshot.watched, (drained.node for drained in snapshot.drained))
+        named.update(each.node for each in snapshot.closed_gpus)
+        named.update(each.node for each in snapshot.opened_gpus)
+        named.update(each.node for each in snapshot.cleaning)
         if unknown := sorted(named - cluster.by_name.keys()):
             raise CorruptStateError(f"the state refers to server {unknown[0]!r}, which its inventory lacks")
         for drained in snapshot.drained:
@@ -115,6 +144,7 @@ class ClusterState(NodeIndex):
         cluster._set_teams(snapshot.teams)
         for lease in snapshot.leases:
             cluster._restore_lease(lease)
+        cluster._restore_gpus(snapshot)
         cluster.pending = {pending.lease_id: pending for pending in snapshot.pending}
         cluster.version = snapshot.version
         cluster.last_fencing_token = snapshot.last_fencing_token
@@ -187,6 +217,10 @@ class ClusterState(NodeIndex):
         self._deallocate(lease)
         if self._undo is not None:
             self._undo.append(partial(self._restore_lease, lease))
+        for name in {member.node for member in lease.members}:
+            state = self.by_name.get(name)  # a retired node has left with its last lease
+            if state is not None and state.watched:
+                self._change_gpus(state, partial(begin_cleaning, state, lease, change.at))
 
     def _renewed(self, change: Renewed) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
@@ -247,6 +281,37 @@ class ClusterState(NodeIndex):
         ledger = TeamLedger(teams) if teams else None
         self.ledger = None if ledger is None else ledger.recount(self.leases.values(), self.by_name)
 
+    def _gpus_changed(self, change: GpuChange) -> None:
+        state = self.node(change.node)
+        self._change_gpus(state, partial(change_gpus, state, change))
+
+    def _change_gpus(self, state: NodeState, step: Callable[[], Callable[[], None]]) -> None:
+        """Call a step that changes the node's GPUs and returns its undo function; update the index."""
+        whole_before, milli_before = state.whole_free, state.free_milli
+        undo = step()
+        self._reindex(state, whole_before, milli_before)
+        if self._undo is not None:
+            self._undo.append(partial(self._undo_gpus, state, undo))
+
+    def _undo_gpus(self, state: NodeState, undo: Callable[[], None]) -> None:
+        whole_before, milli_before = state.whole_free, state.free_milli
+        undo()
+        self._reindex(state, whole_before, milli_before)
+
+    def _restore_gpus(self, snapshot: Snapshot) -> None:
+        """Set what a snapshot knows of agents and GPUs; the index is built afterwards."""
+        for name in snapshot.watched:
+            self.by_name[name].watched = True
+        for closed in snapshot.closed_gpus:
+            self.by_name[closed.node].closed_gpus[closed.gpu_id] = closed
+        for opened in snapshot.opened_gpus:
+            self.by_name[opened.node].opened_gpus[opened.gpu_id] = opened
+        for entry in snapshot.cleaning:
+            self.by_name[entry.node].cleaning[entry.gpu_id, entry.fencing_token] = entry
+        for state in self.nodes:
+            if state.closed_gpus or state.cleaning:
+                recount(state, state.gpu_free)
+
     def _inventory_changed(self, change: InventoryChanged) -> None:
         if self._undo is not None:
             raise CapacityError("an inventory change cannot be tried: apply it outside of a trial")
@@ -270,6 +335,7 @@ class ClusterState(NodeIndex):
                 for lease in old[state.name].leases.values():
                     allocate(state, lease, force=True)
                     state.leases[lease.lease_id] = lease
+                carry_over(old[state.name], state)
         self._index(states)
 
     def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
@@ -292,6 +358,7 @@ class ClusterState(NodeIndex):
                 for lease in before.leases.values():
                     allocate(state, lease, force=True)
                     state.leases[lease.lease_id] = lease
+                carry_over(before, state)
                 resized.append(state)
         self._swap(resized)
         return True
@@ -339,5 +406,10 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Drained: ClusterState._drained,
     Restored: ClusterState._restored,
     TeamsChanged: ClusterState._teams_changed,
+    AgentSeen: ClusterState._gpus_changed,
+    AgentLost: ClusterState._gpus_changed,
+    GpuClosed: ClusterState._gpus_changed,
+    GpuOpened: ClusterState._gpus_changed,
+    GpuCleaned: ClusterState._gpus_changed,
     InventoryChanged: ClusterState._inventory_changed,
 }

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import eq as _is_same
 
-from resource_manager.core.changes import Drained
-from resource_manager.core.fit import FreeCapacity, accepts_node, has_labels, pick_gpus, usable_gpus
+from resource_manager.core.changes import Drained, GpuClosed, GpuOpened
+from resource_manager.core.fit import (
+    FreeCapacity,
+    accepts_node,
+    could_ever_fit,
+    fits,
+    has_labels,
+    pick_gpus,
+    total_capacity,
+    usable_gpus,
+)
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """Part of a GPU that an ended lease held; it is free once no process of that lease is seen there.
+
+    `gpu_id` and `uuid` are those at the grant.
+    """
+
+    node: str
+    gpu_id: int
+    uuid: str
+    fencing_token: int
+    milli: int
+    lease_id: str
+    since: float
 
 
 class NodeState:
@@ -19,9 +44,14 @@ class NodeState:
     counts entirely free GPUs. `gpu_types` has one entry if all GPUs are of one type, else one for each GPU.
     `gpu_uuids` are the known UUIDs by GPU id; `has_mig` is True if a GPU is a MIG device, `uniform` if a
     request that accepts one GPU accepts all. `drained` is the change that closed the node, if any.
+    `watched` is True while an agent reports its GPUs; then `cleaning` has, by GPU id at the grant and fencing
+    token, what ended leases held. A GPU in `closed_gpus` has nothing free; `opened_gpus` has the last change
+    that opened one.
     """
 
     __slots__ = (
+        "cleaning",
+        "closed_gpus",
         "drained",
         "free",
         "free_milli",
@@ -33,8 +63,10 @@ class NodeState:
         "leases",
         "name",
         "node",
+        "opened_gpus",
         "retired",
         "uniform",
+        "watched",
         "whole_free",
     )
 
@@ -55,6 +87,10 @@ class NodeState:
         self.leases: dict[str, Lease] = {}
         self.drained: Drained | None = None
         self.retired = False
+        self.watched = False
+        self.closed_gpus: dict[int, GpuClosed] = {}
+        self.opened_gpus: dict[int, GpuOpened] = {}
+        self.cleaning: dict[tuple[int, int], Cleaning] = {}
 
     @property
     def is_open(self) -> bool:
@@ -91,6 +127,21 @@ class NodeState:
     def capacity(self) -> FreeCapacity:
         """The free capacity now, as a view of this state."""
         return FreeCapacity(self.gpu_free, self.free)
+
+    @property
+    def capacity_without_leases(self) -> FreeCapacity:
+        """The capacity that would be free if all leases had ended: all but the closed GPUs."""
+        total = total_capacity(self.node)
+        if not self.closed_gpus:
+            return total
+        gpus = {gpu_id: 0 if gpu_id in self.closed_gpus else milli for gpu_id, milli in total.gpus.items()}
+        return FreeCapacity(gpus, total.amounts)
+
+    def could_fit(self, request: Request) -> bool:
+        """Return True if the request would fit the node once all its leases had ended, ignoring a drain."""
+        if not self.closed_gpus:
+            return could_ever_fit(self.node, request)
+        return fits(self.node, request, self.capacity_without_leases)
 
     def eligible_gpus(self, request: Request) -> list[int]:
         """Return the ids of the GPUs that have the requested free milli, type and vendor, ascending."""
@@ -140,11 +191,12 @@ def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:
     gpu_ids = state.gpu_ids_of(lease.placement)
     if gpu_ids:
         milli = request.gpu_milli
-        gpu_free = state.gpu_free
+        gpu_free, closed = state.gpu_free, state.closed_gpus
         broken = taken = 0
         for gpu_id in gpu_ids:
             before = gpu_free.get(gpu_id)
-            if before is not None:  # else the GPU left the inventory while allocated: it is never free again
+            # Else the GPU left the inventory while allocated, or is closed: nothing of it is free.
+            if before is not None and gpu_id not in closed:
                 if before == MILLI_PER_GPU:
                     broken += 1
                 gpu_free[gpu_id] = before - milli
@@ -195,11 +247,11 @@ def deallocate(state: NodeState, lease: Lease) -> None:
     gpu_ids = state.gpu_ids_of(lease.placement)
     if gpu_ids:
         milli = lease.request.gpu_milli
-        gpu_free = state.gpu_free
+        gpu_free, closed = state.gpu_free, state.closed_gpus
         mended = given = 0
         for gpu_id in gpu_ids:
             before = gpu_free.get(gpu_id)
-            if before is not None:
+            if before is not None and gpu_id not in closed:
                 after = before + milli
                 if after == MILLI_PER_GPU:
                     mended += 1

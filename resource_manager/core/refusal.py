@@ -15,8 +15,8 @@ from resource_manager.core.fit import (
     fits,
     has_labels,
     has_mig_devices_for,
-    total_capacity,
 )
+from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import LockTimeoutError
@@ -128,7 +128,7 @@ def _never(allowed: list[NodeState], request: Request) -> str:
 def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     """Return the refusal of a request that fits no open server now but could fit an empty one."""
     usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
-    is_open = [state for state in usable if state.is_open]
+    is_open = [state for state in usable if state.is_open and state.could_fit(request)]
     if not is_open:
         return Refusal(RefusalKind.MAINTENANCE, _closed(usable, request))
     detail = _among_labelled(request) + _nearest(is_open, request)
@@ -137,13 +137,17 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
     if free_but_closed:
         detail = f"{detail}; {_closed(free_but_closed, request)}"
+    for state in is_open:
+        if request.gpus and (reasons := withheld(state, accepted_gpu_ids(state.node, request))):
+            detail = f"{detail}; on {short(state.name)} {'; '.join(map(short, reasons))}"
+            break
     return Refusal(RefusalKind.NO_CAPACITY, detail)
 
 
 def leases_in_the_way(cluster: ClusterState, request: Request) -> Iterator[Lease]:
     """Yield the leases on open servers that could fit the request when empty."""
     for state in cluster.nodes:
-        if state.is_open and could_ever_fit(state.node, request):
+        if state.is_open and state.could_fit(request):
             yield from state.leases.values()
 
 
@@ -209,7 +213,7 @@ def _a(noun: str) -> str:
 def needs(cluster: ClusterState, request: Request) -> str:
     """Return what a pending request lacks, for brackets: `needs 6` GPUs, or all if GPUs are not short."""
     if not request.gpus or any(
-        state.is_open and could_ever_fit(state.node, request) and _gpus_suffice(state, request)
+        state.is_open and state.could_fit(request) and _gpus_suffice(state, request)
         for state in cluster.nodes
     ):
         return f"needs {needed(request)}"
@@ -287,13 +291,17 @@ def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> s
 
 
 def _closed(states: list[NodeState], request: Request) -> str:
-    """Describe the closed servers: `s3 has 8 but is drained: broken fan`."""
+    """Describe the closed servers or GPUs: `s3 has 8 but is drained: broken fan`."""
     parts = []
     for state in states[:MAX_TYPES]:
         has = "could take it"
         if request.gpus:
             unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
             has = f"has {_most_free(state, request)}{unit}"
+        if state.is_open:
+            reasons = withheld(state, state.closed_gpus.keys() & accepted_gpu_ids(state.node, request))
+            parts.append(f"{short(state.name)} {has} but {'; '.join(map(short, reasons))}")
+            continue
         drained = state.drained
         closed = "marked as failed" if drained is not None and drained.failed else "drained"
         why = f": {short(drained.reason)}" if drained is not None and drained.reason else ""
@@ -305,7 +313,7 @@ def _closed(states: list[NodeState], request: Request) -> str:
 
 def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:
     """Return True if the request would fit the node if it were open and the leases in `gone` had ended."""
-    free = total_capacity(state.node)
+    free = state.capacity_without_leases
     for lease in state.leases.values():
         if lease not in gone:
             free = free.minus(lease.request, state.gpu_ids_of(lease.placement))

@@ -32,10 +32,18 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import repeats, serializers, teams
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable
+from resource_manager.manager.commit.group import Step
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.inventory_file import default_inventory, load_inventory
-from resource_manager.manager.requests import build_request, checked, gpu_range, is_repeat, server_name
+from resource_manager.manager.requests import (
+    build_request,
+    checked,
+    gpu_number,
+    gpu_range,
+    is_repeat,
+    server_name,
+)
 from resource_manager.manager.results import (
     Allocation,
     ExpectedStart,
@@ -517,6 +525,33 @@ class GPUResourceManager:
         """Reopen a drained server, and grant the pending requests that now fit."""
         return self._server_change(server, Restored, once)
 
+    def open_gpu(self, server: int | str, gpu: int | str, *, once: Once | None = None) -> ServerSummary:
+        """Open a closed GPU, by its number or UUID, and take as clean what ended leases held on it.
+
+        Raises `InvalidRequestError` for an unknown GPU.
+        """
+        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            opened = allocator.open_gpu(cluster, name, gpu_number(cluster, name, gpu), now)
+            return self._commits.with_dispatch(cluster, opened, now)
+
+        return self._server_step(name, step, once)
+
+    def commit(self, step: Step) -> list[Change]:
+        """Commit what `step` decides on the newest state, and the grants that it allows; return all of it.
+
+        The step may be called several times, and must not change the state.
+        """
+        made: list[Change] = []
+
+        def with_grants(cluster: ClusterState, now: float) -> list[Change]:
+            made[:] = self._commits.with_dispatch(cluster, step(cluster, now), now)
+            return list(made)
+
+        self._commits.run(with_grants, _nothing)
+        return made
+
     def apply_inventory(self, nodes: Iterable[Node]) -> None:
         """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""
         self.inventory = tuple(nodes)
@@ -614,15 +649,15 @@ class GPUResourceManager:
         self, server: int | str, make: Callable[[str, float], Change], once: Once | None
     ) -> ServerSummary:
         name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+        return self._server_step(
+            name, lambda cluster, now: self._commits.with_dispatch(cluster, [make(name, now)], now), once
+        )
 
+    def _server_step(self, name: str, step: Step, once: Once | None) -> ServerSummary:
         def view(cluster: ClusterState, now: float) -> ServerSummary:
             return serializers.server(cluster.node(name))
 
-        return self._commits.run(
-            lambda cluster, now: self._commits.with_dispatch(cluster, [make(name, now)], now),
-            view,
-            once=repeats.of_reading(once, view),
-        )
+        return self._commits.run(step, view, once=repeats.of_reading(once, view))
 
     def _initialise(self) -> None:
         try:

@@ -158,6 +158,15 @@ def server_name(cluster: ClusterState, server: int | str, field: str | None = No
     return state.name
 
 
+def gpu_number(cluster: ClusterState, node: str, gpu: int | str) -> int:
+    """Return the number of the node's GPU with this number or UUID; raises `InvalidRequestError`."""
+    text = str(gpu)
+    for each in cluster.node(node).node.gpus:
+        if text == str(each.gpu_id) or (each.uuid and text == each.uuid):
+            return each.gpu_id
+    raise InvalidRequestError(f"server {node} has no GPU {text[:60]!r}: name its number or UUID", field="gpu")
+
+
 def is_repeat(cluster: ClusterState, request: Request) -> bool:
     """Return True if this very request holds a lease or is pending; another is a `DuplicateTaskError`."""
     lease = cluster.leases.get(request.lease_id)

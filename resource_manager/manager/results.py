@@ -41,6 +41,7 @@ class Allocation(Requested):
 
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
     `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
+    `gpu_failed` is the reason if one of its GPUs failed: its owner must stop the job; else empty.
     `members` has one entry a server; the other keys describe the first.
     """
 
@@ -60,6 +61,7 @@ class Allocation(Requested):
     queued_at: float | None
     state: Literal["RUNNING", "ERROR"]
     quarantined: bool
+    gpu_failed: str
     members: list[Member]
 
 
@@ -92,8 +94,31 @@ Submission = Allocation | QueueEntry
 """Which of the two it is says `state`."""
 
 
+class ClosedGpu(TypedDict):
+    """A GPU that takes no new leases; with `stop`, leases on it are marked as failed."""
+
+    gpu_id: int
+    uuid: str
+    reason: str
+    closed_at: float
+    stop: bool
+
+
+class CleaningGpu(TypedDict):
+    """Part of a GPU that an ended lease held, until no process of it is seen there."""
+
+    gpu_id: int
+    task_id: str
+    fencing_token: int
+    gpu_milli: int
+    since: float
+
+
 class ServerSummary(TypedDict):
-    """One server; `closed_…` is unused capacity of one that takes no new leases, in none of the free ones."""
+    """One server; `closed_…` is unused capacity that takes no new leases, in none of the free ones.
+
+    `watched`: an agent reports its GPUs.
+    """
 
     server_id: int
     server_name: str
@@ -113,6 +138,9 @@ class ServerSummary(TypedDict):
     address: str
     gpu_types: list[str]
     free_gpu_milli: dict[str, int]
+    watched: bool
+    gpus_closed: list[ClosedGpu]
+    gpus_cleaning: list[CleaningGpu]
 
 
 class Summary(TypedDict):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from resource_manager.core.changes import Granted
+from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Placement, Request
+from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind
 from resource_manager.manager.results import (
     Allocation,
+    CleaningGpu,
+    ClosedGpu,
     ExpectedStart,
     Explanation,
     Member,
@@ -61,6 +65,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "queued_at": lease.queued_at,
         "state": "ERROR" if lease.quarantined else "RUNNING",
         "quarantined": lease.quarantined,
+        "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
         "members": [_member(cluster, request, rank, placed) for rank, placed in enumerate(lease.members)],
         **_demand(request),
     }
@@ -199,12 +204,14 @@ def short_uuid(uuid: str) -> str:
 
 def gpu_usage(state: NodeState) -> Usage:
     """Return the usage of whole GPUs; a partly allocated GPU counts as used."""
-    return _usage(state, state.whole_free, len(state.gpu_free))
+    withheld = sum(milli == MILLI_PER_GPU for milli in withheld_milli(state).values())
+    return _usage(state, state.whole_free, len(state.gpu_free), withheld)
 
 
 def gpu_milli_usage(state: NodeState) -> Usage:
     """Return the usage in thousandths of GPUs."""
-    return _usage(state, state.free_milli, MILLI_PER_GPU * len(state.gpu_free))
+    withheld = sum(withheld_milli(state).values())
+    return _usage(state, state.free_milli, MILLI_PER_GPU * len(state.gpu_free), withheld)
 
 
 def cpu_usage(state: NodeState) -> Usage:
@@ -212,15 +219,39 @@ def cpu_usage(state: NodeState) -> Usage:
     return _usage(state, max(state.free.get("cpus", 0), 0), state.node.resources.get("cpus", 0))
 
 
-def _usage(state: NodeState, unused: Amount, total: Amount) -> Usage:
-    return Usage(unused, 0, total) if state.is_open else Usage(0, unused, total)
+def _usage(state: NodeState, unused: Amount, total: Amount, withheld: Amount = 0) -> Usage:
+    """Return the usage; `withheld` is unused as well, but closed or being cleaned."""
+    if state.is_open:
+        return Usage(unused, withheld, total)
+    return Usage(0, unused + withheld, total)
+
+
+def _closed_gpu(closed: GpuClosed) -> ClosedGpu:
+    return {
+        "gpu_id": closed.gpu_id,
+        "uuid": closed.uuid,
+        "reason": closed.reason,
+        "closed_at": closed.at,
+        "stop": closed.stop,
+    }
+
+
+def _cleaning_gpu(entry: Cleaning) -> CleaningGpu:
+    return {
+        "gpu_id": entry.gpu_id,
+        "task_id": entry.lease_id,
+        "fencing_token": entry.fencing_token,
+        "gpu_milli": entry.milli,
+        "since": entry.since,
+    }
 
 
 def server(state: NodeState) -> ServerSummary:
     """Return one server of the summary (original design, section 6.1.3), extended by closed capacity.
 
-    `closed_gpus` and `closed_cpus` are the unused capacity of a drained, failed or retired server; none of
-    it is in `available_gpus`, `available_cpus` or `free_gpu_milli`.
+    `closed_gpus` and `closed_cpus` are the unused capacity of a drained, failed or retired server, and the
+    unused GPUs that are closed or being cleaned; none of it is in `available_gpus`, `available_cpus` or
+    `free_gpu_milli`.
     """
     gpus, milli, cpus = gpu_usage(state), gpu_milli_usage(state), cpu_usage(state)
     return {
@@ -244,6 +275,9 @@ def server(state: NodeState) -> ServerSummary:
         "free_gpu_milli": {
             str(gpu_id): free if state.is_open else 0 for gpu_id, free in state.gpu_free.items()
         },
+        "watched": state.watched,
+        "gpus_closed": [_closed_gpu(each) for _, each in sorted(state.closed_gpus.items())],
+        "gpus_cleaning": [_cleaning_gpu(each) for _, each in sorted(state.cleaning.items())],
     }
 
 

@@ -220,7 +220,9 @@ class ServerSummary(Answer):
     server_id: int
     server_name: str
     available_gpus: int
-    closed_gpus: int = Field(description="Unused GPUs of a server that takes no new leases.")
+    closed_gpus: int = Field(
+        description="Unused GPUs that take no new leases: closed, being cleaned, or of a closed server."
+    )
     total_gpus: int
     available_cpus: int | float
     closed_cpus: int | float

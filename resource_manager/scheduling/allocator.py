@@ -8,6 +8,8 @@ from resource_manager.core.changes import (
     Cancelled,
     Change,
     Expired,
+    GpuCleaned,
+    GpuOpened,
     Granted,
     Quarantined,
     Queued,
@@ -15,7 +17,7 @@ from resource_manager.core.changes import (
     Renewed,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import could_ever_fit
+from resource_manager.core.gpu_state import cleaning_milli, cleaning_on
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.node_state import is_rounding_error
 from resource_manager.core.refusal import never_fits
@@ -198,6 +200,15 @@ def cancel(
     return [Cancelled(lease_id, now, reason)]
 
 
+def open_gpu(cluster: ClusterState, node: str, gpu_id: int, now: float) -> list[Change]:
+    """Return the changes after which the GPU is open and nothing of it is being cleaned, none if it is so."""
+    state = cluster.node(node)
+    changes: list[Change] = [
+        GpuCleaned(node, entry.gpu_id, entry.fencing_token, now) for entry in cleaning_on(state, gpu_id)
+    ]
+    return [*changes, GpuOpened(node, gpu_id, now)] if gpu_id in state.closed_gpus else changes
+
+
 def schedule_pending(
     cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
 ) -> list[Change]:
@@ -263,10 +274,10 @@ def dispatch(
 def blocks_queue(cluster: ClusterState, request: Request) -> bool:
     """Return True if a pending request that does not fit now blocks the queue behind it.
 
-    It does not if no open node could ever fit it: a request that only a drained server could satisfy would
-    otherwise stop the whole queue.
+    It does not if no open node could ever fit it with its open GPUs: a request that only a drained server or
+    a closed GPU could satisfy would otherwise stop the whole queue.
     """
-    return any(state.is_open and could_ever_fit(state.node, request) for state in cluster.nodes)
+    return any(state.is_open and state.could_fit(request) for state in cluster.nodes)
 
 
 def require_new_task(cluster: ClusterState, request: Request) -> None:
@@ -307,14 +318,18 @@ def describe(request: Request) -> str:
 def check(cluster: ClusterState) -> None:
     """Raise `CapacityError` unless free and allocated capacity add up to the inventory on every node."""
     for state in cluster.nodes:
-        held: dict[int, int] = {}
+        held: dict[int, int] = dict.fromkeys(state.gpu_free, 0)
         for lease in state.leases.values():
-            for gpu_id in state.gpu_ids_of(lease.placement):
-                held[gpu_id] = held.get(gpu_id, 0) + lease.request.gpu_milli
+            for member in lease.members:
+                for gpu_id in state.gpu_ids_of(member) if member.node == state.name else ():
+                    held[gpu_id] = held.get(gpu_id, 0) + lease.request.gpu_milli
         for gpu_id, free in state.gpu_free.items():
-            if free < 0 or free + held.get(gpu_id, 0) != MILLI_PER_GPU:
+            dirty = cleaning_milli(state, gpu_id) if state.cleaning else 0
+            expected = 0 if gpu_id in state.closed_gpus else MILLI_PER_GPU - held[gpu_id] - dirty
+            if free < 0 or free != expected:
                 raise CapacityError(
-                    f"GPU {gpu_id} of {state.name!r}: {free} milli free, {held.get(gpu_id, 0)} allocated"
+                    f"GPU {gpu_id} of {state.name!r}: {free} milli free, {held[gpu_id]} allocated, "
+                    f"{dirty} being cleaned"
                 )
         for name, total in state.node.resources.items():
             used = sum(lease.request.resources.get(name, 0) for lease in state.leases.values())

@@ -10,9 +10,7 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import (
     FreeCapacity,
     accepted_gpu_ids,
-    could_ever_fit,
     pick_gpus,
-    total_capacity,
 )
 from resource_manager.core.models import Placement, Request
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
@@ -99,7 +97,7 @@ class _Timeline:
         self._node = node
         self._accepted: dict[tuple[object, ...], set[int] | None] = {}
         self._times = [now]
-        self._free = [total_capacity(node.node)]
+        self._free = [node.capacity_without_leases]
         for lease in node.leases.values():
             end = max(lease.granted_at + runtime_s(lease.request), now)
             self.occupy(lease.request, node.gpu_ids_of(lease.placement), now, end)
@@ -149,7 +147,7 @@ class _Timeline:
         """Return the GPUs whose type and vendor the request accepts; None if it never fits the node."""
         if request.shape not in self._accepted:
             node = self._node.node
-            fits = could_ever_fit(node, request)
+            fits = self._node.could_fit(request)
             self._accepted[request.shape] = accepted_gpu_ids(node, request) if fits else None
         return self._accepted[request.shape]
 

@@ -15,6 +15,7 @@ from resource_manager.core.fit import (
     has_mig_devices_for,
     shortages,
 )
+from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
 from resource_manager.core.refusal import (
     ONE_MIG_DEVICE,
@@ -179,7 +180,7 @@ class _Reasons:
         else:
             who = self._who(position, ahead)
             rule = f", {self._order.rule}" if self._order.rule else ""
-            reserved = could_ever_fit(node.node, ahead)
+            reserved = node.could_fit(ahead)
             detail = f"{free}; reserved for {who}{rule}" if reserved else f"{free}; {who} is ahead{rule}"
         return Refusal(RefusalKind.BEHIND_QUEUE, detail)
 
@@ -264,6 +265,8 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
     for shortage in found:
         ever = never.get((shortage.kind, shortage.name))
         reasons.append(_in_words(state, request, ever or shortage, ever=ever is not None))
+        if shortage.kind is ShortageKind.GPUS and state.is_open and not ever:
+            reasons += withheld(state, accepted_gpu_ids(state.node, request))
     return reasons
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from resource_manager.core.changes import Released
+from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind, leases_in_the_way, no_capacity, short, unreleased_lease
@@ -19,6 +19,9 @@ from resource_manager.scheduling.runtime_history import Confidence, RuntimeOf
 
 MAX_STEPS = 500
 """Maximum number of simulated lease ends; a request that starts later gets no estimate."""
+
+CLEANING_S = 1.0
+"""Assumed time until GPUs whose lease has ended are clean."""
 
 NOT_WORTH_IT = "it is unknown when its utility will exceed its price"
 
@@ -75,15 +78,20 @@ def estimate_starts(
         for lease in cluster.leases.values():
             expect_end(lease, now)
         at, confidence = now, Confidence.GOOD
+        dirty = any(state.cleaning for state in cluster.nodes)
         for _ in range(MAX_STEPS):
             for lease in _grant(cluster, policy, order, at):
                 starts[lease.lease_id] = Start(at, lease.placement.node, confidence)
                 expect_end(lease, at)
+            if cluster.pending and dirty:
+                at, dirty = now + CLEANING_S, False
+                _apply_cleaned(cluster, at)
+                continue
             if not cluster.pending or not ends:
                 break
             at, _, sure, lease_id, fencing_token = heapq.heappop(ends)
             confidence = min(confidence, sure)
-            cluster.apply(Released(lease_id, fencing_token, at))
+            _apply_end(cluster, lease_id, fencing_token, at)
         else:
             too_far = True
         why = list(_why_unknown(cluster, policy, order, at, endless, too_far=too_far))
@@ -92,6 +100,22 @@ def estimate_starts(
             detail = no_capacity(cluster, request).detail
         starts[request.lease_id] = Start(None, None, Confidence.POOR, detail)
     return starts
+
+
+def _apply_end(cluster: ClusterState, lease_id: str, fencing_token: int, at: float) -> None:
+    """Apply the end of a lease, and on watched nodes that its GPUs are clean a moment later."""
+    members = cluster.leases[lease_id].members
+    cluster.apply(Released(lease_id, fencing_token, at))
+    for member in members:
+        if (state := cluster.by_name.get(member.node)) is not None and state.watched:
+            for gpu_id in member.gpu_ids:
+                cluster.apply(GpuCleaned(member.node, gpu_id, fencing_token, at))
+
+
+def _apply_cleaned(cluster: ClusterState, at: float) -> None:
+    """Apply that all is clean that is being cleaned."""
+    for entry in [entry for state in cluster.nodes for entry in state.cleaning.values()]:
+        cluster.apply(GpuCleaned(entry.node, entry.gpu_id, entry.fencing_token, at))
 
 
 def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence] | None:

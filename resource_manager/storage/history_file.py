@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
     Cancelled,
     Change,
     Drained,
     Expired,
+    GpuClosed,
+    GpuOpened,
     Granted,
     InventoryChanged,
     Quarantined,
@@ -25,6 +29,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.node_state import Cleaning
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
@@ -120,6 +125,9 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         drained=_drained_before(now, changes) if version else (),
         # Those before the first recorded rules are unknown, and taken to be none.
         teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
+        watched=_watched_before(now, changes),
+        closed_gpus=_closed_gpus_before(now, changes),
+        cleaning=_cleaning_before(now, changes),
     )
     return History(before, tuple(kept), forgotten)
 
@@ -154,6 +162,40 @@ def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]
             first.setdefault(change.node, change)
     still = [entry for entry in now.drained if entry.node not in first]
     return (*still, *(Drained(node, c.at) for node, c in first.items() if isinstance(c, Restored)))
+
+
+def _watched_before(now: Snapshot, changes: list[Change]) -> tuple[str, ...]:
+    """Return the nodes watched before: still watched now, or first mentioned by the loss of their agent."""
+    first: dict[str, Change] = {}
+    for change in changes:
+        if isinstance(change, AgentSeen | AgentLost):
+            first.setdefault(change.node, change)
+    still = [node for node in now.watched if node not in first]
+    return (*still, *(node for node, change in first.items() if isinstance(change, AgentLost)))
+
+
+def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[GpuClosed, ...]:
+    """Return the GPUs closed before: still closed now, or opened before anything else happened to them.
+
+    An operator may open a GPU that is open: it counts as closed before, which no grant contradicts.
+    """
+    first: dict[tuple[str, int], Change] = {}
+    for change in changes:
+        if isinstance(change, Granted):
+            for member in change.lease.members:
+                for gpu_id in member.gpu_ids:
+                    first.setdefault((member.node, gpu_id), change)
+        elif isinstance(change, GpuClosed | GpuOpened):
+            first.setdefault((change.node, change.gpu_id), change)
+    still = [each for each in now.closed_gpus if (each.node, each.gpu_id) not in first]
+    opened = [change for change in first.values() if isinstance(change, GpuOpened)]
+    return (*still, *(GpuClosed(each.node, each.gpu_id, "", "unknown", each.at) for each in opened))
+
+
+def _cleaning_before(now: Snapshot, changes: list[Change]) -> tuple[Cleaning, ...]:
+    """Return what is being cleaned now and was before: its lease ended before the first change."""
+    ended = {change.fencing_token for change in changes if isinstance(change, Released | Expired)}
+    return tuple(entry for entry in now.cleaning if entry.fencing_token not in ended)
 
 
 def _known(

@@ -14,6 +14,8 @@ from resource_manager.core.changes import (
     Change,
     Drained,
     Expired,
+    GpuClosed,
+    GpuOpened,
     Granted,
     InventoryChanged,
     Queued,
@@ -80,6 +82,8 @@ def workload_of(history: History, name: str) -> Workload:
         pending=tuple(
             replace(entry, request=_endless_request(entry.request)) for entry in history.before.pending
         ),
+        watched=(),  # nobody says in a replay when a GPU is clean
+        cleaning=(),
     )
 
     def job(request: Request, at: float) -> Job:
@@ -106,7 +110,9 @@ def workload_of(history: History, name: str) -> Workload:
                 batch.arrivals.append(job(change.lease.request, change.at))
         elif isinstance(change, Released | Expired):
             batch.external.append(RecordedEnd(change.lease_id))
-        elif isinstance(change, Cancelled | Drained | Restored | TeamsChanged | InventoryChanged):
+        elif isinstance(
+            change, Cancelled | Drained | Restored | TeamsChanged | GpuClosed | GpuOpened | InventoryChanged
+        ):
             batch.external.append(change)
     held = [
         Job(lease.request, lease.granted_at, ends.get(lease.lease_id, math.inf) - lease.granted_at, lease)

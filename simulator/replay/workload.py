@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resource_manager.core.changes import Cancelled, Drained, InventoryChanged, Restored, TeamsChanged
+from resource_manager.core.changes import (
+    Cancelled,
+    Drained,
+    GpuClosed,
+    GpuOpened,
+    InventoryChanged,
+    Restored,
+    TeamsChanged,
+)
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
@@ -41,7 +49,9 @@ class RecordedEnd:
     task_id: str
 
 
-ExternalEvent = Drained | Restored | TeamsChanged | InventoryChanged | Cancelled | RecordedEnd
+ExternalEvent = (
+    Drained | Restored | TeamsChanged | GpuClosed | GpuOpened | InventoryChanged | Cancelled | RecordedEnd
+)
 """External events other than arrivals."""
 
 

@@ -8,10 +8,15 @@ from typing import get_args
 import pytest
 
 from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
     Cancelled,
     Change,
     Drained,
     Expired,
+    GpuCleaned,
+    GpuClosed,
+    GpuOpened,
     Granted,
     InventoryChanged,
     Outcome,
@@ -40,6 +45,11 @@ STEPS: list[Change] = [
     Cancelled("w", 95.0, "no longer needed"),
     Drained("a", 96.0, "fan", failed=True),
     Restored("a", 97.0),
+    AgentSeen("a", 97.1),
+    GpuClosed("a", 1, "GPU-1", "xid 79", 97.2, stop=True),
+    GpuOpened("a", 1, 97.3),
+    GpuCleaned("a", 1, 2, 97.4),
+    AgentLost("a", 97.5),
     TeamsChanged(Teams((Team("vision", 1),)), 98.0),
     InventoryChanged(nodes("abc"), 99.0),
 ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued
+from resource_manager.core.changes import Drained, GpuClosed, Granted, InventoryChanged, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Utility
 from resource_manager.core.refusal import (
@@ -420,6 +420,11 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
     if data.draw(st.booleans()):
         cluster.apply(Drained(data.draw(st.sampled_from("avw")), 20.0, "fan"))
         serve(cluster, order)
+    if data.draw(st.booleans()):
+        node = data.draw(st.sampled_from("avw"))
+        for gpu_id in data.draw(st.sets(st.integers(0, 3))):
+            cluster.apply(GpuClosed(node, gpu_id, "", "xid 79", 20.0))
+        serve(cluster, order)
     asking = data.draw(requests("asks"))
     refused = refusals_of(cluster, [asking], FIRST_FIT, order, 30.0)["asks"]
     cluster.apply(Queued(asking, 30.0, 1, 30.0))
@@ -429,7 +434,7 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
     for standing in seen:
         request, kind = standing.entry.request, standing.refusal.kind
         room = [state for state in cluster.nodes if state.fits(request)]
-        open_and_able = [s for s in cluster.nodes if s.is_open and allocator.could_ever_fit(s.node, request)]
+        open_and_able = [s for s in cluster.nodes if s.is_open and s.could_fit(request)]
         if kind is RefusalKind.NO_CAPACITY:
             assert open_and_able
             assert not room
@@ -439,7 +444,7 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
             assert any(f"{other.entry.lease_id} (position" in standing.refusal.detail for other in seen)
         elif kind is RefusalKind.MAINTENANCE:
             assert not open_and_able
-            assert "drained: fan" in standing.refusal.detail
+            assert "drained: fan" in standing.refusal.detail or "is closed: xid 79" in standing.refusal.detail
         else:
             assert kind is RefusalKind.NEVER_FITS
             assert never_fits(cluster, request) is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.changes import AgentSeen, GpuClosed, GpuOpened
 from resource_manager.errors import redact
 from resource_manager.manager.inventory_file import load_inventory
 from resource_manager.manager.manager import price_admission
@@ -73,7 +74,7 @@ def read_body(model: type[BaseModel]) -> Callable[[bytes, Path], object]:
 
 @cache
 def manager_with_everything() -> GPUResourceManager:
-    """Leases, shares, a queue, a drained server and a history."""
+    """Leases, shares, a queue, closed GPUs, some in cleaning, and a history."""
     manager = GPUResourceManager.from_url("memory://")
     for number in range(4):
         manager.allocate_resources(f"t{number}", 6, 8, team="a", labels={"k": "v"}, quarantine=True)
@@ -83,6 +84,10 @@ def manager_with_everything() -> GPUResourceManager:
     manager.drain(3, reason="fan")
     manager.release_resources("t0", outcome="SUCCESS")
     manager.restore(3)
+    name = "gpu-server-1"
+    manager.commit(lambda cluster, now: [AgentSeen(name, now), GpuClosed(name, 7, "", "xid 79", now)])
+    manager.release_resources("t1")
+    manager.commit(lambda cluster, now: [GpuClosed(name, 6, "", "xid 48", now), GpuOpened(name, 6, now)])
     return manager
 
 
@@ -117,11 +122,11 @@ ORIGINAL_DOCUMENT = json.dumps(
 
 
 def read_redis(data: bytes, folder: Path) -> object:
-    """Inventory, three numbers and five hashes, as refresh.lua answers; parts end at NUL, pairs at tab."""
+    """Inventory, three numbers and seven hashes, as refresh.lua answers; parts end at NUL, pairs at tab."""
     parts = data.split(b"\0")
-    parts += [b""] * (9 - len(parts))
+    parts += [b""] * (11 - len(parts))
     inventory = layout.inventory_from_json(b"1", parts[0])
-    hashes = [part.split(b"\t") if part else [] for part in parts[4:9]]
+    hashes = [part.split(b"\t") if part else [] for part in parts[4:11]]
     pairs = [flat[: len(flat) // 2 * 2] for flat in hashes]
     return layout.read_state(1, [*parts[1:4], *pairs], inventory)
 
@@ -134,7 +139,7 @@ def example_redis() -> bytes:
     parts = layout.parts_of(snapshot)
     for part, field, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         hashes.setdefault(part, []).extend((field, text))
-    names = ("lease", "renewal", "quarantined", "waiting", "drained")
+    names = ("lease", "renewal", "quarantined", "pending", "drained", "rule", "gpu")
     held = ["\t".join(hashes.get(name, [])) for name in names]
     return "\0".join([layout.inventory_to_json(snapshot), "9", "9", "", *held]).encode()
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Restored, TeamsChanged
+from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
+    Change,
+    Drained,
+    GpuCleaned,
+    GpuClosed,
+    Granted,
+    InventoryChanged,
+    Restored,
+    TeamsChanged,
+)
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.teams import Team, Teams
@@ -74,7 +85,9 @@ class Walk:
 
     def changes(self, cluster: ClusterState, now: float) -> list[Change]:
         rng = self.rng
-        step = rng.choice(("allocate", "submit", "release", "release", "renew", "expire", "cancel", "node"))
+        step = rng.choice(
+            ("allocate", "submit", "release", "release", "renew", "expire", "cancel", "node", "gpu")
+        )
         if step == "allocate":
             return allocator.allocate(cluster, self.request(), self.policy, now)
         if step == "submit":
@@ -91,10 +104,25 @@ class Walk:
             return allocator.renew(cluster, rng.choice(sorted(cluster.leases)), now)
         if step == "node":
             return self._node(cluster, now)
+        if step == "gpu":
+            return self._settled(cluster, self._gpu(cluster, now), now)
         return []
 
     def _settled(self, cluster: ClusterState, changes: list[Change], now: float) -> list[Change]:
         return allocator.with_dispatch(cluster, changes, self.policy, fifo, now)
+
+    def _gpu(self, cluster: ClusterState, now: float) -> list[Change]:
+        rng = self.rng
+        state = rng.choice(cluster.nodes)
+        kind = rng.randrange(5)
+        if kind == 0:
+            return [(AgentLost if state.watched and rng.random() < 0.3 else AgentSeen)(state.name, now)]
+        if kind == 1 and not state.closed_gpus:
+            return [GpuClosed(state.name, rng.randrange(8), "", "xid 79", now, stop=rng.random() < 0.5)]
+        if kind == 2 and state.closed_gpus:
+            return allocator.open_gpu(cluster, state.name, rng.choice(sorted(state.closed_gpus)), now)
+        dirty = [entry for node in cluster.nodes for entry in node.cleaning.values()]
+        return [GpuCleaned(each.node, each.gpu_id, each.fencing_token, now) for each in dirty]
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]

@@ -12,10 +12,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
     Cancelled,
     Change,
     Drained,
     Expired,
+    GpuCleaned,
+    GpuClosed,
+    GpuOpened,
     Granted,
     InventoryChanged,
     Quarantined,
@@ -35,6 +40,7 @@ from resource_manager.storage.codec import (
     snapshot_from_dict,
     snapshot_to_dict,
 )
+from resource_manager.storage.redis import gpu_layout
 
 OPERATIONS: dict[type, str] = {
     Granted: "grant",
@@ -47,6 +53,11 @@ OPERATIONS: dict[type, str] = {
     Drained: "drain",
     Restored: "restore",
     TeamsChanged: "rule",
+    AgentSeen: "set gpu",
+    AgentLost: "unset gpu",
+    GpuClosed: "set gpu",
+    GpuOpened: "set gpu",
+    GpuCleaned: "unset gpu",
     InventoryChanged: "inventory",
 }
 """The operation of commit.lua for each kind of change."""
@@ -80,6 +91,8 @@ def _field(change: Change) -> str:
         return ""
     if isinstance(change, TeamsChanged):
         return TEAMS
+    if isinstance(change, AgentSeen | AgentLost | GpuClosed | GpuOpened | GpuCleaned):
+        return gpu_layout.field_of(change)
     return change.lease_id
 
 
@@ -95,6 +108,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("drained", drained.node, change_to_json(drained))
     if snapshot.teams:
         parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
+    for field, text in gpu_layout.fields_of(snapshot).items():
+        parts += ("gpu", field, text)
     return parts
 
 
@@ -113,13 +128,13 @@ def inventory_from_json(version: bytes, text: bytes) -> Inventory:
 
 
 def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:
-    """Return the state in refresh.lua's answer: fencing, sequence, last node, then the six hashes.
+    """Return the state in refresh.lua's answer: fencing, sequence, last node, then the seven hashes.
 
     Raises `CorruptStateError`.
     """
     fencing, sequence, last_node = answer[:3]
-    leases, renewals, quarantined, pending, drained, rules = (
-        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:9]
+    leases, renewals, quarantined, pending, drained, rules, gpus = (
+        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:10]
     )
     held = [
         _lease(text, renewals.get(lease_id), lease_id in quarantined) for lease_id, text in leases.items()
@@ -130,6 +145,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     nodes = tuple(node for node in inventory.nodes if node.name not in gone)
     names = {node.name for node in nodes}
     closed = (change for change in map(change_from_json, drained.values()) if isinstance(change, Drained))
+    known_gpus = gpu_layout.read(gpus, names)
     return ClusterState.from_snapshot(
         Snapshot(
             version=version,
@@ -142,6 +158,10 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             retired=tuple(name for name in inventory.retired if name in in_use),
             last_node=last_node.decode(errors="replace") or None,
             teams=_teams(rules.get(TEAMS.encode())),
+            watched=tuple(known_gpus.watched),
+            closed_gpus=tuple(known_gpus.closed),
+            opened_gpus=tuple(known_gpus.opened),
+            cleaning=tuple(known_gpus.cleaning),
         )
     )
 

@@ -2,9 +2,9 @@
 
 Keys, all under one hash tag: `meta` (format, epoch, version, counters, the server that holds the data),
 `inventory` (the nodes), hashes with the changes that are in effect for every lease, pending request and
-closed node and with the rules of the teams, the stream `changes`, whose entry `<version>-0` is the change
-that led to that version, and `kinds`, the kinds of all changes so far: a reader that does not know one of
-them must not trust the hashes.
+closed node, with the rules of the teams, and (`gpus`) with what is known of agents and single GPUs, the
+stream `changes`, whose entry `<version>-0` is the change that led to that version, and `kinds`, the kinds of
+all changes so far: a reader that does not know one of them must not trust the hashes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from resource_manager.errors import (
 from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format, check_kinds
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
-from resource_manager.storage.redis import layout
+from resource_manager.storage.redis import gpu_layout, layout
 from resource_manager.storage.redis.client import MEMORY_FULL, RedisClient, load_script
 from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.redis.lock import Lock, RedisLock
@@ -48,6 +48,7 @@ PARTS = (
     "kinds",
     "lock",
     "rules",
+    "gpus",
 )
 
 
@@ -117,8 +118,7 @@ class RedisStore:
                 sequence = max(sequence, change.sequence)
             elif isinstance(change, InventoryChanged) and not inventory:
                 inventory, forgotten = self._inventory_after(version, changes)
-                for node in forgotten:
-                    operations += ("forget", node, "")
+                operations += forgotten
             operations += layout.operation(change)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
@@ -212,13 +212,13 @@ class RedisStore:
             self._inventory = layout.inventory_from_json(inventory_version, inventory)
         self._incarnation = incarnation.decode()
         check_kinds(kind.decode(errors="replace") for kind in answer[17])
-        parts = (fencing, sequence, last_node, *answer[12:17], answer[18])
+        parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:20])
         return layout.read_state(answer[3], parts, self._inventory)
 
     # ---- writing ----
 
     def _inventory_after(self, version: int, changes: Sequence[Change]) -> tuple[str, list[str]]:
-        """Return the inventory after the changes, and the closed nodes that are no longer in it.
+        """Return the inventory after the changes, and the operations that forget what is no longer in it.
 
         Applying the changes to the whole state decides which nodes leave at once and which stay, retired;
         inventories change so rarely that reading the whole state is affordable.
@@ -230,9 +230,13 @@ class RedisStore:
         for change in changes:
             cluster.apply(change)
         snapshot = cluster.snapshot()
-        still_closed = {drained.node for drained in snapshot.drained}
-        closed = [name.decode() for name in answer[16][::2]]
-        return layout.inventory_to_json(snapshot), [name for name in closed if name not in still_closed]
+        kept = {drained.node for drained in snapshot.drained} | gpu_layout.fields_of(snapshot).keys()
+        forgotten: list[str] = []
+        for operation, fields in (("forget", answer[16][::2]), ("forget gpu", answer[19][::2])):
+            for field in fields:
+                if (name := field.decode()) not in kept:
+                    forgotten += (operation, name, "")
+        return layout.inventory_to_json(snapshot), forgotten
 
     def _once_keys(self, once: Sequence[tuple[Once, str]]) -> list[str]:
         """Return two keys for each: of what is kept, and of the names of all that is kept for the caller."""

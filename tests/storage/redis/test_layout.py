@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
     Cancelled,
     Change,
     Drained,
     Expired,
+    GpuCleaned,
+    GpuClosed,
+    GpuOpened,
     Granted,
     InventoryChanged,
     Quarantined,
@@ -23,6 +28,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease, PendingRequest, Placement, Request
+from resource_manager.core.node_state import Cleaning
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
@@ -49,7 +55,7 @@ def field(change: Change) -> bytes:
 
 
 def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, bytes]) -> Snapshot:
-    hashes = ("leases", "renewals", "quarantined", "pending", "drained", "rules")
+    hashes = ("leases", "renewals", "quarantined", "pending", "drained", "rules", "gpus")
     flat = [[x for k, v in parts.get(name, {}).items() for x in (k.encode(), v)] for name in hashes]
     return read_state(version, [b"12", b"5", b"b", *flat], inventory).snapshot()
 
@@ -67,6 +73,11 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (Drained("a", 1.0), "drain", "a"),
         (Restored("a", 1.0), "restore", "a"),
         (TeamsChanged(Teams(), 1.0), "rule", "teams"),
+        (AgentSeen("a b", 1.0), "set gpu", "watched a b"),
+        (AgentLost("a", 1.0), "unset gpu", "watched a"),
+        (GpuClosed("a", 3, "GPU-1", "xid 79", 1.0), "set gpu", "gpu 3 a"),
+        (GpuOpened("a", 3, 1.0), "set gpu", "gpu 3 a"),
+        (GpuCleaned("a", 3, 17, 1.0), "unset gpu", "cleaning 3 17 a"),
         (InventoryChanged(NODES, 1.0), "inventory", ""),
     ],
 )
@@ -147,6 +158,30 @@ def test_a_state_is_read_back_from_its_parts() -> None:
     assert granted.at == 1.0
 
 
+def test_what_is_known_of_gpus_is_read_back_without_nodes_that_left() -> None:
+    snapshot = Snapshot(
+        9,
+        12,
+        5,
+        NODES,
+        last_node="b",
+        watched=("b",),
+        closed_gpus=(GpuClosed("a", 1, "GPU-1", "xid 79", 2.5, stop=True),),
+        opened_gpus=(GpuOpened("b", 0, 3.5),),
+        cleaning=(Cleaning("b", 1, "GPU-7", 7, 400, "t", 1763814469.123457),),
+    )
+    parts = parts_of(replace(snapshot, watched=("b", "gone")))
+    gpus = dict(zip(parts[1::3], map(str.encode, parts[2::3]), strict=True))
+    assert read(gpus=gpus) == snapshot
+    for name, value in (
+        ("cleaning 1 7 b", b"x"),
+        ("cleaning 1 b", gpus["cleaning 1 7 b"]),
+        ("gpu 1 a", OTHER),
+    ):
+        with pytest.raises(CorruptStateError):
+            read(gpus={name: value})
+
+
 OTHER = field(Drained("x", 1.0))
 
 
@@ -176,9 +211,9 @@ def test_an_inventory_that_is_not_json_is_corrupt(text: bytes) -> None:
 def test_a_counter_that_is_not_a_number_is_corrupt(fencing: bytes, sequence: bytes) -> None:
     inventory = Inventory(1, (), ())
     with pytest.raises(CorruptStateError, match="not a whole number"):
-        read_state(1, [fencing, sequence, b"", [], [], [], [], [], []], inventory)
+        read_state(1, [fencing, sequence, b"", [], [], [], [], [], [], []], inventory)
 
 
 def test_an_unreadable_last_node_is_replaced() -> None:
-    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], [], []], Inventory(1, (), ()))
+    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], [], [], []], Inventory(1, (), ()))
     assert state.last_node == "\N{REPLACEMENT CHARACTER}"

@@ -2,11 +2,13 @@
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', 15 on:
---       idempotency keys as in once.lua, then for each change: operation, key, JSON ('forget' is no change).
+--       idempotency keys as in once.lua, then for each change: operation, key, JSON ('forget' and 'forget gpu'
+--       are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
-local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11],
+  KEYS[12]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local begin = 18 + tonumber(ARGV[17])
@@ -62,7 +64,7 @@ end
 
 local added, bytes = 0, 0
 for i = begin, #ARGV, 3 do
-  if ARGV[i] ~= 'forget' then
+  if string.sub(ARGV[i], 1, 6) ~= 'forget' then
     added = added + 1
     bytes = bytes + stream_bytes(ARGV[i + 2])
   end
@@ -89,12 +91,31 @@ if type(written) == 'table' then
   redis.call('HSET', meta, unpack(fields))
 end
 
+-- Keep what an ended lease held on watched nodes: it is free only once it is clean. The JSON of the lease and
+-- of its end are kept as they are, since Lua would round their numbers.
+local watching = redis.call('HLEN', gpus) > 0
+local function begin_cleaning(key, ending)
+  local text = redis.call('HGET', leases, key)
+  local lease = text and cjson.decode(text).lease
+  for _, member in ipairs(lease and lease.members or {}) do
+    if redis.call('HEXISTS', gpus, 'watched ' .. member.node) == 1 then
+      for _, gpu_id in ipairs(member.gpu_ids or {}) do
+        local field = string.format('cleaning %d %.0f %s', gpu_id, lease.fencing_token, member.node)
+        redis.call('HSET', gpus, field, text .. '\n' .. ending)
+      end
+    end
+  end
+end
+
 for i = begin, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if operation == 'grant' then
     redis.call('HSET', leases, key, json)
     redis.call('HDEL', pending, key)
   elseif operation == 'end' then
+    if watching then
+      begin_cleaning(key, json)
+    end
     redis.call('HDEL', leases, key)
     redis.call('HDEL', renewals, key)
     redis.call('HDEL', quarantined, key)
@@ -113,8 +134,13 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', drained, key, json)
   elseif operation == 'restore' or operation == 'forget' then
     redis.call('HDEL', drained, key)
+  elseif operation == 'set gpu' then
+    redis.call('HSET', gpus, key, json)
+    watching = true
+  elseif operation == 'unset gpu' or operation == 'forget gpu' then
+    redis.call('HDEL', gpus, key)
   end
-  if operation ~= 'forget' then
+  if string.sub(operation, 1, 6) ~= 'forget' then
     version = version + 1
     redis.call('XADD', changes, version .. '-0', 'c', json, 'i', ARGV[7])
     redis.call('SADD', kinds, string.match(json, '"change":"(%w+)"'))

@@ -3,9 +3,9 @@
 --       5 version of the inventory that the reader has, 6 nodes in it.
 -- Returns: status, seconds, microseconds, stored version, detail, then 'changes' and a list of JSON, or
 -- 'state' and incarnation, fencing, sequence, last node, inventory version, inventory ('' if the reader has it),
--- leases, renewals, quarantined, pending, drained, the kinds of changes that led to the state, and rules.
-local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, rules =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11]
+-- leases, renewals, quarantined, pending, drained, the kinds of changes that led to the state, rules, and gpus.
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, rules, gpus =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11], KEYS[12]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local status, version, detail = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[3]))
@@ -38,5 +38,5 @@ return {
   found[1], found[2], found[3], found[4], found[5], nodes,
   redis.call('HGETALL', leases), redis.call('HGETALL', renewals), redis.call('HGETALL', quarantined),
   redis.call('HGETALL', pending), redis.call('HGETALL', drained), redis.call('SMEMBERS', kinds),
-  redis.call('HGETALL', rules),
+  redis.call('HGETALL', rules), redis.call('HGETALL', gpus),
 }

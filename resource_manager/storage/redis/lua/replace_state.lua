@@ -3,7 +3,7 @@
 --       6 sequence, 7 last node, 8 inventory, 9 on: idempotency keys as in once.lua, then: part, key, JSON.
 -- Returns: status, seconds, microseconds, stored version, detail, incarnation.
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
-local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7], rule = KEYS[11]}
+local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7], rule = KEYS[11], gpu = KEYS[12]}
 local time = redis.call('TIME')
 local found = redis.call('HMGET', meta, 'format', 'version', 'last_fencing_token', 'sequence', 'incarnation', 'history_bytes')
 local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -29,7 +29,8 @@ else
   fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)
   sequence = math.max(sequence, tonumber(found[4] or 0))
 end
-redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[9], KEYS[11])
+redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[9], KEYS[11],
+  KEYS[12])
 if not found[1] then
   redis.call('DEL', changes)
 end

@@ -1,0 +1,168 @@
+"""State of a node's GPUs beyond their leases: watched or not, closed, and being cleaned after a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+
+from resource_manager.core.changes import AgentLost, AgentSeen, GpuCleaned, GpuClosed, GpuOpened
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement
+from resource_manager.core.node_state import Cleaning, NodeState
+
+MAX_SHOWN = 3
+"""Maximum number of GPUs named in a sentence."""
+
+GpuChange = AgentSeen | AgentLost | GpuClosed | GpuOpened | GpuCleaned
+"""The changes that are about one node's GPUs or its agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What `restore` needs to undo a change to a node's GPUs."""
+
+    watched: bool
+    closed: dict[int, GpuClosed]
+    opened: dict[int, GpuOpened]
+    cleaning: dict[tuple[int, int], Cleaning]
+
+
+def change_gpus(state: NodeState, change: GpuChange) -> Callable[[], None]:
+    """Apply the change to the node and return the function that undoes it.
+
+    Opening an open GPU, or cleaning one of which nothing is being cleaned, changes nothing.
+    """
+    before = _Before(state.watched, dict(state.closed_gpus), dict(state.opened_gpus), dict(state.cleaning))
+    match change:
+        case AgentSeen() | AgentLost():
+            state.watched = isinstance(change, AgentSeen)
+            return partial(_restore, state, before, ())
+        case GpuClosed():
+            state.closed_gpus[change.gpu_id] = change
+            state.opened_gpus.pop(change.gpu_id, None)
+        case GpuOpened():
+            state.closed_gpus.pop(change.gpu_id, None)
+            state.opened_gpus[change.gpu_id] = change
+        case GpuCleaned():
+            state.cleaning.pop((change.gpu_id, change.fencing_token), None)
+            recount(state, state.gpu_free)  # the device may have another id now
+            return partial(_restore, state, before, tuple(state.gpu_free))
+    recount(state, (change.gpu_id,))
+    return partial(_restore, state, before, (change.gpu_id,))
+
+
+def _restore(state: NodeState, before: _Before, gpu_ids: Iterable[int]) -> None:
+    state.watched = before.watched
+    state.closed_gpus, state.opened_gpus = before.closed, before.opened
+    state.cleaning = before.cleaning
+    recount(state, gpu_ids)
+
+
+def begin_cleaning(state: NodeState, lease: Lease, at: float) -> Callable[[], None]:
+    """Take what an ended lease held on the node's GPUs out of the free capacity; return the undo function."""
+    before = dict(state.cleaning)
+    gpu_ids: list[int] = []
+    for member in lease.members:
+        if member.node == state.name:
+            gpu_ids += state.gpu_ids_of(member)
+            for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids or repeat(""), strict=False):
+                state.cleaning[gpu_id, lease.fencing_token] = Cleaning(
+                    state.name, gpu_id, uuid, lease.fencing_token, lease.request.gpu_milli, lease.lease_id, at
+                )
+    recount(state, gpu_ids)
+    return partial(_end_cleaning, state, before, gpu_ids)
+
+
+def _end_cleaning(state: NodeState, before: dict[tuple[int, int], Cleaning], gpu_ids: list[int]) -> None:
+    state.cleaning = before
+    recount(state, gpu_ids)
+
+
+def carry_over(old: NodeState, new: NodeState) -> None:
+    """Give the node's state under a new inventory what is known of its agent and of the GPUs that stayed.
+
+    A closure stays if both inventories have the GPU's number with the same UUID; what is being cleaned
+    follows its UUID, as leases do. `new` must have its leases already.
+    """
+    new.watched = old.watched
+    identities = {gpu.gpu_id: gpu.uuid for gpu in new.node.gpus}
+    stayed = {gpu.gpu_id for gpu in old.node.gpus if identities.get(gpu.gpu_id) == gpu.uuid}
+    new.closed_gpus = {gpu_id: change for gpu_id, change in old.closed_gpus.items() if gpu_id in stayed}
+    new.opened_gpus = {gpu_id: change for gpu_id, change in old.opened_gpus.items() if gpu_id in stayed}
+    new.cleaning = dict(old.cleaning)
+    recount(new, new.gpu_free)
+
+
+def recount(state: NodeState, gpu_ids: Iterable[int]) -> None:
+    """Derive the free milli of these GPUs again; the caller updates the index."""
+    for gpu_id in tuple(gpu_ids):
+        before = state.gpu_free.get(gpu_id)
+        if before is None:
+            continue
+        after = 0 if gpu_id in state.closed_gpus else unused_milli(state, gpu_id)
+        state.gpu_free[gpu_id] = after
+        state.free_milli += after - before
+        state.whole_free += (after == MILLI_PER_GPU) - (before == MILLI_PER_GPU)
+
+
+def unused_milli(state: NodeState, gpu_id: int) -> int:
+    """Return the thousandths of a GPU, closed or not, that no lease holds and that are not being cleaned."""
+    return MILLI_PER_GPU - leased_milli(state, gpu_id) - cleaning_milli(state, gpu_id)
+
+
+def leased_milli(state: NodeState, gpu_id: int) -> int:
+    """Return the thousandths of a GPU that leases hold."""
+    return sum(lease.request.gpu_milli for lease in leases_on(state, gpu_id))
+
+
+def cleaning_milli(state: NodeState, gpu_id: int) -> int:
+    """Return the thousandths of a GPU that are being cleaned."""
+    return sum(entry.milli for entry in cleaning_on(state, gpu_id))
+
+
+def cleaning_on(state: NodeState, gpu_id: int) -> list[Cleaning]:
+    """Return what is being cleaned on the GPU that has this id now."""
+    return [entry for entry in state.cleaning.values() if present_id(state, entry) == gpu_id]
+
+
+def present_id(state: NodeState, entry: Cleaning) -> int | None:
+    """Return the id that the device has now, None if it left the inventory."""
+    placed = Placement(entry.node, (entry.gpu_id,), (entry.uuid,) if entry.uuid else ())
+    return next(iter(state.gpu_ids_of(placed)), None)
+
+
+def leases_on(state: NodeState, gpu_id: int) -> Iterator[Lease]:
+    """Yield the leases that hold the GPU or a part of it."""
+    for lease in state.leases.values():
+        if any(member.node == state.name and gpu_id in state.gpu_ids_of(member) for member in lease.members):
+            yield lease
+
+
+def condition_of(change: GpuClosed) -> str:
+    """Return the name of the condition that closed a GPU, without its details."""
+    return change.reason.partition("; ")[0]
+
+
+def withheld_milli(state: NodeState) -> dict[int, int]:
+    """Return by GPU id the thousandths that are neither leased nor free: closed, or being cleaned."""
+    gpu_ids = state.closed_gpus.keys() | {present_id(state, entry) for entry in state.cleaning.values()}
+    return {
+        gpu_id: MILLI_PER_GPU - leased_milli(state, gpu_id) - state.gpu_free[gpu_id]
+        for gpu_id in sorted(state.gpu_free.keys() & gpu_ids)
+    }
+
+
+def withheld(state: NodeState, gpu_ids: Collection[int]) -> list[str]:
+    """Say of which of these GPUs nothing is granted, or not all: `GPU 3 is closed: xid 79`."""
+    found = [
+        f"GPU {gpu_id} is closed: {state.closed_gpus[gpu_id].reason}"
+        for gpu_id in sorted(gpu_ids)
+        if gpu_id in state.closed_gpus
+    ]
+    found += [
+        f"GPU {gpu_id} is being cleaned after its last lease"
+        for gpu_id in sorted(gpu_ids)
+        if gpu_id not in state.closed_gpus and cleaning_on(state, gpu_id)
+    ]
+    return found if len(found) <= MAX_SHOWN else [*found[:MAX_SHOWN], f"{len(found) - MAX_SHOWN} more"]

@@ -1,0 +1,111 @@
+"""The hash `gpus` in Redis: watched nodes, the last transition of each GPU, and what is being cleaned.
+
+The last is written by commit.lua at the end of a lease: the JSON of the lease and of its end in two lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
+    Expired,
+    GpuCleaned,
+    GpuClosed,
+    GpuOpened,
+    Granted,
+    Released,
+)
+from resource_manager.core.cluster import Snapshot
+from resource_manager.core.gpu_state import GpuChange
+from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.node_state import Cleaning
+from resource_manager.errors import CorruptStateError
+from resource_manager.storage.codec import change_from_json, change_to_json
+
+
+def field_of(change: GpuChange | Cleaning) -> str:
+    """Return the field of a change; a GPU's later transition replaces the earlier one."""
+    match change:
+        case AgentSeen() | AgentLost():
+            return f"watched {change.node}"
+        case GpuClosed() | GpuOpened():
+            return f"gpu {change.gpu_id} {change.node}"
+        case GpuCleaned() | Cleaning():
+            return f"cleaning {change.gpu_id} {change.fencing_token} {change.node}"
+
+
+def fields_of(snapshot: Snapshot) -> dict[str, str]:
+    """Return the whole hash of a state."""
+    transitions: list[GpuChange] = [AgentSeen(node, 0.0) for node in snapshot.watched]
+    transitions += [*snapshot.closed_gpus, *snapshot.opened_gpus]
+    return {
+        **{field_of(change): change_to_json(change) for change in transitions},
+        **{field_of(entry): _ended_lease(entry) for entry in snapshot.cleaning},
+    }
+
+
+def _ended_lease(entry: Cleaning) -> str:
+    """Return a lease and its end, as commit.lua keeps them, from which `_cleaning` reads the entry."""
+    request = Request(entry.lease_id, 1, gpu_milli=entry.milli)
+    placement = Placement(entry.node, (entry.gpu_id,), (entry.uuid,) if entry.uuid else ())
+    lease = Lease(request, (placement,), entry.fencing_token, entry.since)
+    ended = Released(entry.lease_id, entry.fencing_token, entry.since)
+    return f"{change_to_json(Granted(lease, entry.since))}\n{change_to_json(ended)}"
+
+
+@dataclass(slots=True)
+class KnownGpus:
+    """What the hash says of nodes in the inventory."""
+
+    watched: list[str] = field(default_factory=list)
+    closed: list[GpuClosed] = field(default_factory=list)
+    opened: list[GpuOpened] = field(default_factory=list)
+    cleaning: list[Cleaning] = field(default_factory=list)
+
+
+def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
+    """Parse the hash; entries of nodes that are not among `names` have left the inventory.
+
+    Raises `CorruptStateError`.
+    """
+    known = KnownGpus()
+    for key, value in stored.items():
+        name, text = key.decode(errors="replace"), value.decode(errors="replace")
+        change = _cleaning(name, text) if name.startswith("cleaning ") else change_from_json(text)
+        match change:
+            case AgentSeen() | GpuClosed() | GpuOpened() | Cleaning() if change.node not in names:
+                pass
+            case AgentSeen():
+                known.watched.append(change.node)
+            case GpuClosed():
+                known.closed.append(change)
+            case GpuOpened():
+                known.opened.append(change)
+            case Cleaning():
+                known.cleaning.append(change)
+            case _:
+                raise CorruptStateError(f"not the state of a GPU: {text[:120]!r}")
+    return known
+
+
+def _cleaning(name: str, text: str) -> Cleaning:
+    granted, _, ending = text.partition("\n")
+    lease, end = change_from_json(granted), change_from_json(ending)
+    try:
+        _, number, token, node = name.split(" ", 3)
+        gpu_id, fencing_token = int(number), int(token)
+        if isinstance(lease, Granted) and isinstance(end, Released | Expired):
+            uuids = [
+                uuid
+                for member in lease.lease.members
+                for held, uuid in zip(member.gpu_ids, member.gpu_uuids, strict=False)
+                if member.node == node and held == gpu_id
+            ]
+            request, uuid = lease.lease.request, uuids[0] if uuids else ""
+            return Cleaning(node, gpu_id, uuid, fencing_token, request.gpu_milli, request.lease_id, end.at)
+    except ValueError:
+        pass
+    raise CorruptStateError(f"not an ended lease on a GPU: {name[:120]!r}")
