@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
@@ -13,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
+from resource_manager.airflow.member_watch import MemberWatch
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted, note, noted
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describe_waiting
@@ -25,8 +28,9 @@ from resource_manager.errors import (
 )
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
-from resource_manager.jobs.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
-from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen, GangJob
+from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 
 POLL_S = 1.0
@@ -35,8 +39,14 @@ MIN_DEFERRAL_S = 5.0
 """Shortest time before a trigger fires: Airflow's scheduler fails a task that resumes before the scheduler
 has read that the task was deferred (apache/airflow issues 71580 and 72716)."""
 
-READ_S = 5.0
-"""Longest time that a job's output is read before its lease, timeout and state are checked again."""
+LOOK_S = 5.0
+"""Longest time that the members' answers are waited for before lease, timeout and states are checked."""
+
+TAIL_LINES = 20
+"""Last lines of a member's output in the task's log, if the job failed."""
+
+MAX_TAILS = 8
+"""Most members whose last lines are in the task's log."""
 
 LOG_PLACE = "job_log_place"
 """XCom with a `log_place`: the part of the job's output that is in the task's log."""
@@ -189,92 +199,171 @@ class LeaseEndTrigger(_Trigger):
             await asyncio.sleep(OUTAGE_POLL_S)
 
 
+class PauseTrigger(_Trigger):
+    """Fire after a pause."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__(pause_s=pause_s)
+        self.pause_s = pause_s
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await asyncio.sleep(self.pause_s)
+        yield await self._event()
+
+
 class JobTrigger(_Trigger):
-    """Watch a job: write its output to the task's log, renew its lease, fire when it has ended."""
+    """Watch the jobs of a lease: write the output of rank 0 to the task's log, renew, fire at the end.
+
+    The end is that of all members, or with `done_when="rank0"` that of rank 0. If a member fails, or its
+    server is unreachable for `unreachable_s`, the others are ended first: SIGTERM, after `stale_grace_s`
+    SIGKILL.
+    """
 
     def __init__(
         self,
         identity: Mapping[str, Any],
-        job: Mapping[str, Any],
+        jobs: Sequence[Mapping[str, Any]],
         ttl_s: float,
         gpu_conn_id: str = DEFAULT_CONNECTION,
         unreachable_s: float = 600.0,
         timeout_s: float | None = None,
         started_at: float | None = None,
+        done_when: str = DoneWhen.ALL.value,
+        stale_grace_s: float = 60.0,
     ) -> None:
         if started_at is None:  # serialized, so that a triggerer restart does not restart the timeout
             started_at = time.time()
         super().__init__(
             identity=dict(identity),
-            job=dict(job),
+            jobs=[dict(job) for job in jobs],
             ttl_s=ttl_s,
             gpu_conn_id=gpu_conn_id,
             unreachable_s=unreachable_s,
             timeout_s=timeout_s,
             started_at=started_at,
+            done_when=done_when,
+            stale_grace_s=stale_grace_s,
         )
         self.identity = TaskIdentity(**identity)
-        self.job = RunningJob(**job)
+        self.jobs = tuple(RunningJob(**job) for job in jobs)
         self.ttl_s = ttl_s
         self.gpu_conn_id = gpu_conn_id
         self.unreachable_s = unreachable_s
         self.timeout_s = timeout_s
         self.started_at = started_at
-        self._offset = 0
+        self.done_when = DoneWhen(done_when)
+        self.stale_grace_s = stale_grace_s
         self._noted_offset = 0
-        self._last_line = ""
-        self._launcher: Launcher | None = None
+        self._renewed_at = 0.0
+        self._watches: list[MemberWatch] = []
+        self._threads: ThreadPoolExecutor | None = None
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         clock = asyncio.get_running_loop().time
-        renewed_at = reached_at = clock()
+        self._renewed_at = clock()
+        if len(self.jobs) > 1:  # a server that is cut off must not occupy the threads of all triggers
+            self._threads = ThreadPoolExecutor(min(len(self.jobs), MAX_AT_ONCE), "gpu-gang")
+        self._watches = [
+            MemberWatch(job, self.log, self._threads, copies_log=job.rank == 0) for job in self.jobs
+        ]
         await self._recall()
         while True:
+            await self._look()
             try:
-                status = await self._look()
-                reached_at = clock()
-                if status.state is not JobState.RUNNING:
-                    yield await self._state_event(
-                        TriggerState.JOB_ENDED, exit_code=status.exit_code, last_line=self._last_line
-                    )
-                    return
-            except LauncherUnreachableError as error:
-                self.log.warning("the job's state is unknown, it may still run: %s", error)
-                if clock() - reached_at > self.unreachable_s:
-                    yield await self._state_event(TriggerState.JOB_UNREACHABLE, detail=str(error))
-                    return
-            if clock() - renewed_at > self.ttl_s / 3:
-                renewed_at = clock()
-                if not await self._renew():
-                    yield await self._state_event(TriggerState.LEASE_LOST)
-                    return
-                await self._note()
-            if self.timeout_s is not None and time.time() - self.started_at > self.timeout_s:
-                yield await self._state_event(TriggerState.TIMED_OUT)
+                event = await self._ended() or await self._out_of_reach()
+                if event is None:
+                    await self._renew_if_due()
+                    event = self._over_time()
+            except LeaseNotFoundError:
+                event = {"state": TriggerState.LEASE_LOST.value}
+            if event is not None:
+                yield await self._event(**event)
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _look(self) -> JobStatus:
-        """Copy the job's new output to the log and return its state: RUNNING until all output is copied.
+    def _over_time(self) -> dict[str, Any] | None:
+        if self.timeout_s is None or time.time() - self.started_at <= self.timeout_s:
+            return None
+        return {"state": TriggerState.TIMED_OUT.value}
 
-        Returns after `READ_S` in any case, so that a job that prints faster than this reads has its lease
-        renewed.
-        """
-        if self._launcher is None:
-            self._launcher = await asyncio.to_thread(self.job.open)
-        status = await asyncio.to_thread(self._launcher.status, self.job.key)
-        clock = asyncio.get_running_loop().time
-        until = clock() + READ_S
-        while clock() < until:
-            text, offset = await asyncio.to_thread(self._launcher.logs, self.job.key, self._offset)
-            if offset == self._offset:
-                return status
-            self._offset = offset
-            for line in text.splitlines():
-                self.log.info("%s", line)
-                self._last_line = line if line.strip() else self._last_line
-                await asyncio.sleep(0)  # lets other triggers run between the lines of a long output
-        return JobStatus(JobState.RUNNING)
+    async def _look(self) -> None:
+        """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""
+        for watch in self._watches:
+            watch.begin_look()
+        if looks := [watch.look for watch in self._watches if watch.look is not None]:
+            await asyncio.wait(looks, timeout=LOOK_S)
+        for watch in self._watches:
+            watch.end_look()
+
+    async def _ended(self) -> dict[str, Any] | None:
+        """Return the event of the job's end, once it has ended; the other members are ended before."""
+        first = self._watches[0]
+        succeeded = [watch for watch in self._watches if watch.has_ended and not watch.has_failed]
+        is_done = first in succeeded and self.done_when is DoneWhen.RANK0
+        if is_done or len(succeeded) == len(self._watches):
+            await self._terminate_others()
+            return {
+                "state": TriggerState.JOB_ENDED.value,
+                "exit_code": first.status.exit_code,
+                "last_line": first.last_line,
+            }
+        if not any(watch.has_failed for watch in self._watches):
+            return None
+        if len(self._watches) == 1:
+            return {
+                "state": TriggerState.JOB_ENDED.value,
+                "exit_code": first.status.exit_code,
+                "last_line": first.last_line,
+            }
+        await self._look()  # another member may have failed before this one
+        failed = [watch for watch in self._watches if watch.has_failed]
+        cause = min(failed, key=_order_of_failure)
+        self.log.error("rank %s on %s failed; ending the others", cause.job.rank, cause.job.server)
+        await self._terminate_others()
+        lines = await cause.tail(TAIL_LINES)
+        others = [watch for watch in self._watches if watch is not cause and watch.job.rank != 0]
+        shown = [cause, *others[: MAX_TAILS - 1]]
+        return {
+            "state": TriggerState.JOB_ENDED.value,
+            "exit_code": cause.status.exit_code,
+            "last_line": lines[-1] if lines else "",
+            "rank": cause.job.rank,
+            "server": cause.job.server,
+            "tails": {str(watch.job.rank): await watch.tail(TAIL_LINES) for watch in shown},
+        }
+
+    async def _out_of_reach(self) -> dict[str, Any] | None:
+        """Return the event of members out of reach for too long; those within reach are ended before."""
+        now = asyncio.get_running_loop().time()
+        lost = [
+            watch
+            for watch in self._watches
+            if not watch.has_ended and watch.problem and now - watch.reached_at > self.unreachable_s
+        ]
+        if not lost:
+            return None
+        event = {"state": TriggerState.JOB_UNREACHABLE.value, "detail": lost[0].problem}
+        if len(self._watches) == 1:
+            return event
+        await self._terminate_others()
+        return {**event, "rank": lost[0].job.rank, "server": lost[0].job.server}
+
+    async def _terminate_others(self) -> None:
+        """End the members that run, and renew the lease until they have ended or cannot be reached."""
+        running = [watch for watch in self._watches if not watch.has_ended]
+        tasks = [asyncio.create_task(self._terminate(watch)) for watch in running]
+        while tasks:
+            done, _ = await asyncio.wait(tasks, timeout=POLL_S)
+            tasks = [task for task in tasks if task not in done]
+            await self._renew_if_due()
+
+    async def _terminate(self, watch: MemberWatch) -> None:
+        if watch.look is not None:
+            await asyncio.wait([watch.look])
+        try:
+            await watch.terminate(self.stale_grace_s)
+        except LauncherError as error:
+            self.log.warning("rank %s on %s may still run: %s", watch.job.rank, watch.job.server, str(error))
 
     async def _recall(self) -> None:
         """Resume the log where an earlier triggerer stopped; repeats at most `ttl_s` / 3 of output."""
@@ -283,42 +372,50 @@ class JobTrigger(_Trigger):
         except Exception as error:  # only the log depends on it
             self.log.warning("the job's output may appear twice in this log: %s", error)
             return
-        if place is not None and place["job"] == self.job.key:
-            self._offset = self._noted_offset = place["offset"]
-            self._last_line = place["last_line"]
+        first = self._watches[0]
+        if place is not None and place["job"] == first.job.key:
+            first.offset = self._noted_offset = place["offset"]
+            first.last_line = place["last_line"]
 
     async def _note(self) -> None:
-        if self._offset == self._noted_offset:
+        first = self._watches[0]
+        if first.offset == self._noted_offset:
             return
         try:
-            await note(self.identity, LOG_PLACE, log_place(self.job, self._offset, self._last_line))
+            await note(self.identity, LOG_PLACE, log_place(first.job, first.offset, first.last_line))
         except Exception as error:
             self.log.warning("log position not saved; a triggerer restart will repeat output: %s", error)
         else:
-            self._noted_offset = self._offset
+            self._noted_offset = first.offset
 
     async def cleanup(self) -> None:
-        if self._launcher is not None:
-            await asyncio.to_thread(self._launcher.close)
+        for watch in self._watches:
+            await watch.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
 
-    async def _renew(self) -> bool:
-        """Renew the lease; if it is gone, stop the job, whose GPUs may be allocated to another task.
+    async def _renew_if_due(self) -> None:
+        """Renew the lease every third of its life; if it is gone, stop the jobs and raise.
 
-        Returns False if the lease is gone.
+        Its GPUs may be allocated to another task then: raises `LeaseNotFoundError`.
         """
-        job = self.job
+        now, job = asyncio.get_running_loop().time(), self.jobs[0]
+        if now - self._renewed_at <= self.ttl_s / 3:
+            return
+        self._renewed_at = now
         try:
             await SharedManager.of(self.gpu_conn_id).call(
                 lambda manager: manager.renew(job.task_id, fencing_token=job.fencing_token)
             )
         except LeaseNotFoundError:
             self.log.error("the lease was ended by another client; stopping the job")
-            if self._launcher is not None:
-                await asyncio.to_thread(self._launcher.stop, job.key)
-            return False
+            stopped = await asyncio.to_thread(GangJob(self.jobs).stop)
+            for problem in stopped.left.values():
+                self.log.error("a job without a lease may still run: %s", problem)
+            raise
         except (ResourceManagerError, AirflowException) as error:
             self.log.warning("the lease could not be renewed, trying again: %s", error)
-        return True
+        await self._note()
 
     async def on_kill(self) -> None:
         await end_unless_wanted(self)
@@ -338,6 +435,16 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
         manager = await watch.call(lambda manager: manager)
         done = await asyncio.to_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
         trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)
+
+
+def _order_of_failure(watch: MemberWatch) -> tuple[bool, float, int]:
+    """Return a key by which the cause of a gang's failure comes first.
+
+    A job that vanished without an exit code, as with its server, has no time of its end.
+    """
+    status = watch.status
+    ended_at = math.inf if status.ended_at is None else status.ended_at
+    return status.exit_code is not None, ended_at, watch.job.rank
 
 
 def log_place(job: RunningJob, offset: int = 0, last_line: str = "") -> dict[str, Any]:

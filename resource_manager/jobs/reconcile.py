@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.jobs.launchers import JobState, Launcher, LauncherError, job_key, open_launcher
+from resource_manager.jobs.gang_job import GangJob, Stopped
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
 
@@ -36,6 +35,9 @@ class Manager(Protocol):
     def release_resources(
         self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
     ) -> bool: ...
+    def release_members(
+        self, lease_id: str, ranks: Iterable[int], *, fencing_token: int, outcome: str = ""
+    ) -> bool: ...
     def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation: ...
 
 
@@ -49,38 +51,6 @@ class TaskStates(Protocol):
         """Return whether the DAG run exists and has not ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """Place of a lease's job, derived from the lease alone, so that any process can find the job."""
-
-    key: str
-    task_id: str
-    fencing_token: int
-    launcher: str
-    address: str = ""
-    conn_id: str | None = None
-
-    @classmethod
-    def of(cls, allocation: Mapping[str, Any]) -> RunningJob | None:
-        """Return the job of an allocation, or None for a lease without a launcher."""
-        labels = allocation["labels"]
-        launcher = labels.get("launcher")
-        if launcher is None:
-            return None
-        return cls(
-            key=job_key(allocation["task_id"], allocation["fencing_token"]),
-            task_id=allocation["task_id"],
-            fencing_token=allocation["fencing_token"],
-            launcher=launcher,
-            address=labels.get("host", "") if launcher == "local" else allocation["address"],
-            conn_id=labels.get("launcher_conn_id"),
-        )
-
-    def open(self) -> Launcher:
-        """Open the job's launcher; raises `LauncherError`."""
-        return open_launcher(self.launcher, self.address, self.conn_id)
-
-
 class ActionKind(StrEnum):
     """Kind of an `Action`: what happened to the lease or pending request."""
 
@@ -88,6 +58,7 @@ class ActionKind(StrEnum):
     CANCELLED = "cancelled"
     RENEWED = "renewed"
     KEPT = "kept"
+    PARTLY_RELEASED = "partly released"
     GONE_BEFORE = "gone before"
 
 
@@ -106,7 +77,7 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
     Whose it is comes first: the owner never changes within a fencing token or a sequence, so the job
     stopped, the lease released and the entry cancelled are those that were asked about, or gone. Raises
     `ResourceManagerError` for those of others. The lease is kept if the job cannot be stopped: GPUs that a
-    job may still use must not become free.
+    job may still use must not become free. Of a gang the members that could be stopped are released.
     """
     task_id = entry["task_id"]
     manager.require_owner(entry)
@@ -118,17 +89,29 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
         entry["labels"].get("scope") == PROCESS_SCOPE
     ):  # the process may outlive the end of its task in Airflow
         return Action(task_id, ActionKind.KEPT, "its process may still run; the lease expires after it")
-    job, detail = RunningJob.of(entry), "it had no job"
+    job, detail, token = GangJob.of(entry), "it had no job", entry["fencing_token"]
     if job is not None:
-        try:
-            with closing(job.open()) as launcher:
-                was = launcher.status(job.key).state
-                launcher.stop(job.key)
-        except LauncherError as error:
-            return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
-        detail = "its job was stopped" if was is JobState.RUNNING else "its job was gone"
-    released = manager.release_resources(task_id, fencing_token=entry["fencing_token"], outcome=outcome or "")
+        stopped = job.stop()
+        if stopped.left:
+            return _end_those_stopped(manager, entry, stopped, outcome)
+        detail = "its job was stopped" if stopped.ran else "its job was gone"
+    released = manager.release_resources(task_id, fencing_token=token, outcome=outcome or "")
     return Action(task_id, ActionKind.RELEASED if released else ActionKind.GONE_BEFORE, detail)
+
+
+def _end_those_stopped(
+    manager: Manager, entry: Mapping[str, Any], stopped: Stopped, outcome: Outcome | None
+) -> Action:
+    """Release the members whose jobs are gone; the rest, if not all, becomes a quarantined remainder."""
+    task_id, (error, *_) = entry["task_id"], stopped.left.values()
+    if not stopped.ranks:
+        return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
+    done = manager.release_members(
+        task_id, stopped.ranks, fencing_token=entry["fencing_token"], outcome=outcome or ""
+    )
+    if not done:
+        return Action(task_id, ActionKind.GONE_BEFORE, f"its job may still run: {error}")
+    return Action(task_id, ActionKind.PARTLY_RELEASED, f"its job may still run: {error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,6 @@ def manager(gpu_manager):
 @pytest.fixture
 def fast_triggers(manager, monkeypatch):
     """Triggers that read the state and the job's output without pauses."""
-    monkeypatch.setattr("resource_manager.airflow.triggers.READ_S", 0.2)
+    monkeypatch.setattr("resource_manager.airflow.member_watch.READ_S", 0.2)
     monkeypatch.setattr("resource_manager.airflow.shared_manager.MAX_AGE_S", 0.0)
     monkeypatch.setattr("resource_manager.airflow.shared_manager.EXPIRE_EVERY_S", 0.0)

@@ -41,7 +41,8 @@ from resource_manager.jobs import airflow_instance
 from resource_manager.jobs.airflow_instance import VARIABLE, instance_id, publish_instance
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.reconcile import RunningJob, reconcile
+from resource_manager.jobs.reconcile import reconcile
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
@@ -136,7 +137,8 @@ def start_job(manager, identity):
     """Start a job of `sleep` under its own lease; return its key."""
     labels = {**identity.labels, "launcher": "local", "host": socket.gethostname()}
     lease = manager.submit(identity.lease_id, 2, 1, ttl=60, labels=labels, quarantine=True)
-    key = RunningJob.of(lease).key
+    [job] = RunningJob.all_of(lease)
+    key = job.key
     LocalLauncher().start(Job(key, ("sleep", "60")))
     return key
 

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
 
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState
-from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.running_job import RunningJob
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, fire
 
@@ -43,10 +43,10 @@ def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
 
     def start(command, **arguments):
         allocation = ask(manager, TASK, 2, labels=launcher_labels("local", None))
-        job = RunningJob.of(allocation)
+        [job] = RunningJob.all_of(allocation)
         with closing(job.open()) as launcher:
             launcher.start(Job(job.key, ("/bin/sh", "-c", command)))
-        return JobTrigger(asdict(TASK), asdict(job), **{"ttl_s": 60.0, **arguments})
+        return JobTrigger(asdict(TASK), [asdict(job)], **{"ttl_s": 60.0, **arguments})
 
     yield start
     entry = manager.status_of(TASK.lease_id)
@@ -140,14 +140,14 @@ def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(trained, manag
     trigger = trained("sleep 60", ttl_s=0.1)
     event = fire(trigger, lambda: manager.release_resources(TASK.lease_id))
     assert event == {"state": TriggerState.LEASE_LOST}
-    with closing(trigger.job.open()) as launcher:
-        assert launcher.status(trigger.job.key).state is JobState.ABSENT
+    with closing(trigger.jobs[0].open()) as launcher:
+        assert launcher.status(trigger.jobs[0].key).state is JobState.ABSENT
 
 
 def test_the_job_trigger_fires_after_timeout_or_if_unreachable(trained):
     assert fire(trained("sleep 60", timeout_s=0.05)) == {"state": TriggerState.TIMED_OUT}
     lost = trained("sleep 60", unreachable_s=0.05)
-    lost.job = replace(lost.job, address="elsewhere")
+    lost.jobs = (replace(lost.jobs[0], address="elsewhere"),)
     assert fire(lost)["state"] == TriggerState.JOB_UNREACHABLE
 
 
@@ -157,6 +157,6 @@ def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(trained, manager,
     monkeypatch.setattr(triggers, "is_wanted", lambda identity: wanted)
     asyncio.run(trigger.on_kill())
     assert bool(manager.leases()) is wanted
-    with closing(trigger.job.open()) as launcher:
+    with closing(trigger.jobs[0].open()) as launcher:
         expected = JobState.RUNNING if wanted else JobState.ABSENT
-        assert launcher.status(trigger.job.key).state is expected
+        assert launcher.status(trigger.jobs[0].key).state is expected

@@ -101,7 +101,7 @@ def test_triggers_survive_serialization():
         GrantTrigger(asdict(TASK), "c", 5.0),
         FreeCapacityTrigger({"task_id": "x", "gpus": 2, "cpus": 1}),
         LeaseEndTrigger(asdict(TASK), 3),
-        JobTrigger(asdict(TASK), job, 60.0),
+        JobTrigger(asdict(TASK), [job], 60.0),
     ):
         path, arguments = trigger.serialize()
         assert json.loads(json.dumps(arguments)) == arguments

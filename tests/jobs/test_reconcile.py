@@ -7,8 +7,8 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.reconcile import RunningJob
 from resource_manager.jobs.reconcile import reconcile as reconcile_instance
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 
 
@@ -49,7 +49,8 @@ def submit(manager, task, gpus=8, **labels):
 
 def start_job(manager, task, command):
     allocation = submit(manager, task, launcher="local", host=socket.gethostname())
-    key = RunningJob.of(allocation).key
+    [job] = RunningJob.all_of(allocation)
+    key = job.key
     LocalLauncher().start(Job(key, ("/bin/sh", "-c", command)))
     return key
 

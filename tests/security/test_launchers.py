@@ -22,7 +22,7 @@ from resource_manager.jobs.launchers import (
     open_launcher,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.running_job import RunningJob
 from tests.eventually import wait_until_ended
 from tests.security import hostile
 
@@ -203,7 +203,8 @@ def test_an_invalid_address_is_an_error_in_one_line(address: str) -> None:
 def test_a_lease_cannot_make_a_job_key_that_is_a_path(tmp_path: Path) -> None:
     """Only `job_key` makes the key of a lease's job; labels of the lease cannot name another job."""
     labels = {"launcher": "local", "host": socket.gethostname(), "key": "../..", "address": "evil"}
-    job = RunningJob.of({"task_id": "../..", "fencing_token": 1, "labels": labels, "address": "real"})
-    assert job is not None
+    member = {"rank": 0, "server_name": "a", "address": "real"}
+    lease = {"task_id": "../..", "fencing_token": 1, "labels": labels, "members": [member]}
+    [job] = RunningJob.all_of(lease)
     assert job.key == job_key("../..", 1)
     assert directory_job.status(str(tmp_path), job.key)["state"] == "absent"

@@ -31,7 +31,8 @@ from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.reconcile import ActionKind, RunningJob, end, reconcile
+from resource_manager.jobs.reconcile import ActionKind, end, reconcile
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import Demand
 from resource_manager.rest import tokens
@@ -83,8 +84,7 @@ def start_job() -> Iterator[Callable[[dict[str, Any]], str]]:
     started: list[str] = []
 
     def start(lease: dict[str, Any]) -> str:
-        job = RunningJob.of(lease)
-        assert job is not None
+        [job] = RunningJob.all_of(lease)
         LocalLauncher().start(Job(job.key, ("sleep", "600")))
         started.append(job.key)
         return job.key

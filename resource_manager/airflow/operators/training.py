@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, ClassVar, NoReturn
+from enum import StrEnum
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
 
@@ -16,18 +17,34 @@ from resource_manager.airflow.demand import end_lease, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.task_state import is_wanted
-from resource_manager.airflow.triggers import LOG_PLACE, JobTrigger, TriggerState, identity_of, log_place
+from resource_manager.airflow.triggers import (
+    LOG_PLACE,
+    JobTrigger,
+    PauseTrigger,
+    TriggerState,
+    identity_of,
+    log_place,
+)
 from resource_manager.core.changes import Outcome
-from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
-from resource_manager.jobs.reconcile import RunningJob
+from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
+from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
+from resource_manager.jobs.launchers import Job, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation
+
+ATTEMPT_LABEL = "start_attempt"
+"""Label of a gang's lease with the number of the attempt to start it, from the second on."""
+
+START_PAUSE_S = 10.0
+"""Pause before the second attempt to start a gang; it doubles before each further one."""
 
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
 
 
 class GPUTrainingOperator(GPUOperator):
-    """Run a job on GPUs of one server, without a worker slot while it waits or trains.
+    """Run a job on GPUs, of one server or `nodes` servers, without a worker slot while it waits or trains.
 
     Every execution (first try, retry, cleared or resumed) takes the same steps: request the lease of this
     task, which returns the one it already holds; start the lease's job unless it runs; defer to a trigger.
@@ -40,6 +57,10 @@ class GPUTrainingOperator(GPUOperator):
     :param launcher_conn_id: connection of the launcher: of type ssh, or docker (for the registry).
     :param container: further options for the container, as Docker's `create_host_config` names them.
     :param unreachable_timeout: longest time that the job's server may be unreachable before this try fails.
+    :param startup_order: of a gang (`nodes` above 1): `together`, or `workers_first`, rank 0 last.
+    :param done_when: success of a gang: `all` members ended with exit code 0, or `rank0` did.
+    :param start_attempts: most attempts to start a gang, each on a new lease, before this try fails.
+    :param stale_grace_s: seconds from SIGTERM to SIGKILL for the other members when one has failed.
 
     Further parameters as for `GPUOperator`. The trigger that watches the job renews its lease.
 
@@ -63,6 +84,10 @@ class GPUTrainingOperator(GPUOperator):
         container: Mapping[str, Any] | None = None,
         ttl: float | str | timedelta = default_ttl,
         unreachable_timeout: timedelta = timedelta(minutes=10),
+        startup_order: str = StartupOrder.TOGETHER.value,
+        done_when: str = DoneWhen.ALL.value,
+        start_attempts: int = 3,
+        stale_grace_s: float = 60.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(ttl=ttl, **kwargs)
@@ -73,98 +98,160 @@ class GPUTrainingOperator(GPUOperator):
         self.launcher_conn_id = launcher_conn_id
         self.container = container
         self.unreachable_timeout = unreachable_timeout
+        self.startup_order = _one_of(StartupOrder, "startup_order", startup_order)
+        self.done_when = _one_of(DoneWhen, "done_when", done_when)
+        if start_attempts < 1:
+            raise ValueError(f"start_attempts must be 1 or more, got {start_attempts}")
+        if not 0 <= stale_grace_s < math.inf:
+            raise ValueError(f"stale_grace_s must be a number of seconds from 0 on, got {stale_grace_s}")
+        self.start_attempts = start_attempts
+        self.stale_grace_s = stale_grace_s
         self._identity: TaskIdentity | None = None
 
     def execute(self, context: Any) -> Any:
         """Request the lease; run the job if it is granted, else wait in the triggerer."""
+        self._request(context)
+
+    def _request(self, context: Any, attempt: int = 1) -> NoReturn:
         self._identity, _ = identity_of(context)
         launcher = self.launcher or ("docker" if self.image else "local")
         manager = self.manager
         labels = launcher_labels(launcher, self.launcher_conn_id)
+        if self.startup_order is not StartupOrder.TOGETHER:
+            labels[ORDER_LABEL] = self.startup_order.value
+        if attempt > 1:
+            labels[ATTEMPT_LABEL] = str(attempt)
         self._run_job(context, manager, self.lease(context, manager, labels=labels))
 
     def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> NoReturn:
-        identity, plain_identity = identity_of(context)
-        job = RunningJob.of(allocation)
-        if job is None:
+        _, plain_identity = identity_of(context)
+        gang = GangJob.of(allocation)
+        if gang is None:
             raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
-        self.log.info(
-            "allocated GPUs %s and %s CPUs of %s; job %s",
-            allocation["gpu_devices"],
-            allocation["cpu_count"],
-            allocation["server_name"],
-            job.key,
-        )
+        for member, job in zip(allocation["members"], gang.jobs, strict=True):
+            self.log.info(
+                "%sallocated GPUs %s and %s CPUs of %s; job %s",
+                f"rank {job.rank}: " if is_gang(allocation) else "",
+                ",".join(map(str, member["gpu_ids"])),
+                member["cpu_count"],
+                member["server_name"],
+                job.key,
+            )
         context["ti"].xcom_push(key="allocation", value=allocation)
-        context["ti"].xcom_push(key=LOG_PLACE, value=log_place(job))
+        context["ti"].xcom_push(key=LOG_PLACE, value=log_place(gang.jobs[0]))
         started_at = time.time()
         try:
-            with closing(job.open()) as launcher:
-                if launcher.status(job.key).state is JobState.ABSENT:
-                    launcher.start(self._job(job.key, allocation))
-                else:
-                    self.log.info("the job was started by an earlier execution; watching it")
-                    started_at = allocation["granted_at"]
-        except LauncherUnreachableError as error:
-            raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
+            if not gang.start([self._job(job, allocation) for job in gang.jobs]):
+                self.log.info("the job was started by an earlier execution; watching it")
+                started_at = allocation["granted_at"]
         except LauncherError as error:
-            end_lease(manager, identity, self.owner, Outcome.FAILED)
-            raise AirflowException(str(error)) from error
+            self._not_started(context, manager, allocation, error)
         timeout = self.execution_timeout
         self.defer(
             trigger=JobTrigger(
                 plain_identity,
-                asdict(job),
+                [asdict(job) for job in gang.jobs],
                 seconds(self._ttl),
                 self.gpu_conn_id,
                 self.unreachable_timeout.total_seconds(),
                 None if timeout is None else timeout.total_seconds(),
                 started_at,
+                self.done_when.value,
+                self.stale_grace_s,
             ),
             method_name="execute_ended",
         )
 
-    def _job(self, key: str, allocation: Allocation) -> Job:
+    def _not_started(
+        self, context: Any, manager: Manager, allocation: Allocation, error: LauncherError
+    ) -> NoReturn:
+        """Fail the try; a gang that can be stopped and released starts again after a pause instead.
+
+        What a server out of reach may still run stays quarantined.
+        """
+        if not is_gang(allocation) and isinstance(error, LauncherUnreachableError):
+            raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
+        identity, _ = identity_of(context)
+        self._end(manager, identity, Outcome.FAILED)
+        if not is_gang(allocation):
+            raise AirflowException(str(error)) from error
+        attempt = int(allocation["labels"].get(ATTEMPT_LABEL, 1))
+        if attempt >= self.start_attempts:
+            raise AirflowException(
+                f"the gang did not start in {attempt} attempts (start_attempts): {error}"
+            ) from error
+        pause_s = START_PAUSE_S * 2 ** (attempt - 1)
+        self.log.warning(
+            "start %s of %s failed, queueing again in %g s: %s", attempt, self.start_attempts, pause_s, error
+        )
+        self.defer(
+            trigger=PauseTrigger(pause_s), method_name="execute_again", kwargs={"attempt": attempt + 1}
+        )
+
+    def execute_again(self, context: Any, event: dict[str, Any], attempt: int) -> Any:
+        """Request a lease again after a start that failed."""
+        self._request(context, attempt)
+
+    def _end(self, manager: Manager, identity: TaskIdentity, outcome: Outcome) -> None:
+        """End job and lease, and log what of it may still run."""
+        done = end_lease(manager, identity, self.owner, outcome)
+        if done is not None and done.action is ActionKind.PARTLY_RELEASED:
+            self.log.warning("%s; the GPUs of that member stay allocated until it is gone", done.detail)
+
+    def _job(self, running: RunningJob, allocation: Allocation) -> Job:
         # Native rendering turns arguments into numbers, and an empty text into None.
         given = self.command or ()
         command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))
+        member = allocation["members"][running.rank]
+        gang = is_gang(allocation)
         return Job(
-            key=key,
+            key=running.key,
             command=command,
             environment={
                 **{name: str(value) for name, value in (self.env or {}).items()},
+                **gang_environment(allocation, running.rank),
                 "GPU_LEASE_ID": allocation["task_id"],
                 "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),
-                "GPU_SERVER": allocation["server_name"],
+                "GPU_SERVER": member["server_name"],
             },
             image=self.image,
-            gpu_ids=tuple(allocation["gpu_ids"]),
-            gpu_uuids=tuple(allocation["gpu_uuids"]),
+            gpu_ids=tuple(member["gpu_ids"]),
+            gpu_uuids=tuple(member["gpu_uuids"]),
             gpu_milli=allocation["gpu_milli"],
             gpu_memory_mib=allocation["gpu_memory_mib"],
             vendor=allocation["vendor"] or "nvidia",
-            cpus=allocation["cpu_count"],
+            cpus=member["cpu_count"],
             labels={**allocation["labels"], "lease": str(allocation["fencing_token"])},
-            container=self.container or {},
+            # Members meet at their servers' addresses, which a container has only in their network.
+            container={**({"network_mode": "host"} if gang else {}), **(self.container or {})},
+            files={HOSTFILE: hostfile(allocation)} if gang else {},
+            port=member["port"],
         )
 
     def execute_ended(self, context: Any, event: dict[str, Any]) -> Any:
         """Stop what is left of the job, release its GPUs, and return its result or raise its failure."""
+        identity, _ = identity_of(context)
         if event["state"] == TriggerState.JOB_UNREACHABLE:
+            if "rank" in event:
+                self._end(self.manager, identity, Outcome.FAILED)
+                raise AirflowException(f"rank {event['rank']} is out of reach: {event['detail']}")
             raise AirflowException(f"{event['detail']}; {GPUS_STAY_ALLOCATED}")
         if event["state"] == TriggerState.LEASE_LOST:
             raise AirflowException("the lease was ended by another client, so the job was stopped")
         succeeded = event.get("exit_code") == 0
-        identity, _ = identity_of(context)
-        end_lease(self.manager, identity, self.owner, Outcome.SUCCESS if succeeded else Outcome.FAILED)
+        for rank, lines in event.get("tails", {}).items():
+            for line in lines:
+                self.log.info("[rank %s] %s", rank, line)
+        self._end(self.manager, identity, Outcome.SUCCESS if succeeded else Outcome.FAILED)
         if event["state"] == TriggerState.TIMED_OUT:
             raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
+        job = f"rank {event['rank']} on {event['server']}" if "rank" in event else "the job"
         if event["exit_code"] is None:
             raise AirflowException(
-                "the job vanished without an exit code: it was killed, or its server restarted"
+                f"{job} vanished without an exit code: it was killed, or its server restarted"
             )
         if not succeeded:
-            raise AirflowException(f"the job ended with exit code {event['exit_code']}: {event['last_line']}")
+            raise AirflowException(f"{job} ended with exit code {event['exit_code']}: {event['last_line']}")
         return _value(event["last_line"])
 
     def on_kill(self) -> None:
@@ -176,6 +263,17 @@ class GPUTrainingOperator(GPUOperator):
         if self._identity is not None and not is_wanted(self._identity):
             end_lease(self.manager, self._identity, self.owner)
             raise AirflowTaskTerminated("the task was ended in Airflow")
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _one_of(choices: type[Choice], name: str, value: str) -> Choice:
+    """Return the choice of that value; raises `ValueError`."""
+    try:
+        return choices(value)
+    except ValueError:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}") from None
 
 
 def _value(line: str) -> Any:

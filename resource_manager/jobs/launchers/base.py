@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -32,10 +32,14 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """State of a job; `exit_code` is None unless finished, and for a job that vanished without one."""
+    """State of a job; `exit_code` is None unless finished, and for a job that vanished without one.
+
+    `ended_at` is when it wrote its exit code, by its server's clock, None if unknown.
+    """
 
     state: JobState
     exit_code: int | None = None
+    ended_at: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class Job:
     `environment` is the caller's; the launcher adds the variables that make its GPUs visible to the job, by
     `gpu_uuids` where they are known, else by `gpu_ids`. `gpu_memory_mib` is the memory it may use of each
     GPU, 0 if unknown. `container` has further options for a container, by the names of Docker's
-    `create_host_config`.
+    `create_host_config`. `files` are texts by the variable that gets the path of a file with the
+    text; `port` is one that the job will listen on, 0 if none.
     """
 
     key: str
@@ -60,10 +65,18 @@ class Job:
     cpus: float = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     container: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
 
 
 class Launcher(Protocol):
     """Runner of jobs on one machine; every method is idempotent by the job's key, from any process."""
+
+    def prepare(self, job: Job) -> None:
+        """Make ready what a start needs, and start nothing; raises `LauncherError` if it would fail.
+
+        It also fails while a job of an earlier lease of the same id runs there, or if `port` is taken.
+        """
 
     def start(self, job: Job) -> None:
         """Start the job detached from this process, unless it was started before."""
@@ -74,12 +87,21 @@ class Launcher(Protocol):
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
         """Return the job's output from `offset` on, and the offset of the next call."""
 
+    def tail(self, key: str) -> str:
+        """Return the end of the job's output, at most `TAIL_BYTES`."""
+
+    def terminate(self, key: str, grace_s: float = 10.0) -> None:
+        """End the job, with SIGTERM until `grace_s` is over; return once it has ended. Its log stays."""
+
     def stop(self, key: str, grace_s: float = 10.0) -> None:
-        """End the job, with SIGTERM until `grace_s` is over, and remove it; return once it is gone."""
+        """End the job as `terminate` does, and remove it; return once it is gone."""
 
     def close(self) -> None:
         """Close the connection; the jobs continue."""
 
+
+TAIL_BYTES = 16 * 1024
+"""Most bytes of output that `tail` returns."""
 
 ALLOWED_CONNECTIONS = "GPU_MANAGER_LAUNCHER_CONNECTIONS"
 """Environment variable with the comma-separated ids of the connections for launchers; any if not set."""
@@ -114,8 +136,23 @@ def check_image(launcher: str, job: Job) -> None:
         raise LauncherError(f"the {launcher} launcher runs no images; use launcher='docker'")
 
 
-def job_key(lease_id: str, fencing_token: int) -> str:
-    """Return the name of a lease's job: readable, safe as a file or container name, unique per lease."""
+def job_key(lease_id: str, fencing_token: int, rank: int | None = None) -> str:
+    """Return the name of a lease's job: readable, safe as a file or container name, unique per lease.
+
+    `rank` is that of a member of a gang, None for the job of a lease on one server.
+    """
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", lease_id).strip("-.")[-60:].lstrip("-.")
     digest = hashlib.sha256(lease_id.encode()).hexdigest()[:8]
-    return f"gpu-{readable}-{digest}-{fencing_token}"
+    return f"gpu-{readable}-{digest}-{fencing_token}{'' if rank is None else f'.{rank}'}"
+
+
+_KEY = re.compile(r"((.*-[0-9a-f]{8}-)\d+)(\.\d+)?")
+
+
+def check_no_other_lease(key: str, running: Iterable[str]) -> None:
+    """Raise `LauncherError` if a job of the same lease id but another fencing token is among these."""
+    own = _KEY.fullmatch(key)
+    for name in running:
+        other = _KEY.fullmatch(name)
+        if own is not None and other is not None and own[2] == other[2] and own[1] != other[1]:
+            raise LauncherError(f"job {name} of an earlier lease of this task still runs there")

@@ -14,10 +14,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 DEFAULT_ROOT = "~/.gpu-manager/jobs"
@@ -38,22 +39,55 @@ echo $$ > group.new && mv group.new group || exit
 """
 
 
-def start(
-    root: str, key: str, command: Sequence[str], environment: Mapping[str, str], working_dir: str = "."
-) -> None:
-    """Start `command` in a new session, unless this job was started before; raises `RuntimeError`."""
+def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
+    """Make the job's directory and test that a start can write there and that `port`, if any, is free.
+
+    Returns {"running": the other jobs of this root that run}. Raises `OSError`.
+    """
     directory = _directory(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
+    with open(os.path.join(directory, "prepared"), "w") as file:
+        file.write("1\n")
+    if port:
+        with closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections take no port
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                raise OSError(f"port {port} cannot be bound: {error.strerror}") from error
+    others = [name for name in os.listdir(os.path.dirname(directory)) if name != key]
+    return {"running": [name for name in others if status(root, name)["state"] == "running"]}
+
+
+def start(
+    root: str,
+    key: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    working_dir: str = ".",
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Start `command` in a new session, unless this job was started before; raises `RuntimeError`.
+
+    Each of the variables in `files` has the path of a file with the text given there.
+    """
+    directory = _directory(root, key)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    paths = {variable: os.path.join(directory, variable.lower()) for variable in files or {}}
     deadline = time.monotonic() + STARTER_PATIENCE_S
     while not os.path.exists(os.path.join(directory, "group")):
         with _locked(directory, fcntl.LOCK_EX) as lock:
             if lock is not None:
+                for variable, path in paths.items():
+                    with open(path, "w") as file:
+                        file.write((files or {})[variable])
                 started = subprocess.run(
                     ["/bin/sh", "-c", WRAPPER, "sh", *command],
                     cwd=directory,
                     env={
                         **os.environ,
                         **environment,
+                        **paths,
                         "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
                         "GPU_JOB_LOCK": os.path.join(directory, "lock"),
                     },
@@ -72,17 +106,23 @@ def start(
 
 
 def status(root: str, key: str) -> dict[str, Any]:
-    """Return {"state": absent | running | finished, "exit_code": number or None}."""
+    """Return {"state": absent | running | finished, "exit_code": number, "ended_at": time}, or None for both.
+
+    `ended_at` is in seconds since the epoch, by the server's clock.
+    """
     directory = _directory(root, key)
     if not os.path.isdir(directory):
-        return {"state": "absent", "exit_code": None}
+        return {"state": "absent", "exit_code": None, "ended_at": None}
     gone = _is_free(directory)
     exit_code = _number(directory, "exit_code")
     if exit_code is None and not gone:
-        return {"state": "running", "exit_code": None}
+        return {"state": "running", "exit_code": None, "ended_at": None}
     if exit_code is None and _number(directory, "group") is None:
-        return {"state": "absent", "exit_code": None}
-    return {"state": "finished", "exit_code": exit_code}
+        return {"state": "absent", "exit_code": None, "ended_at": None}
+    ended_at = None
+    with suppress(FileNotFoundError):  # a killed job writes none
+        ended_at = os.stat(os.path.join(directory, "exit_code")).st_mtime
+    return {"state": "finished", "exit_code": exit_code, "ended_at": ended_at}
 
 
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
@@ -103,8 +143,18 @@ def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
     return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
 
 
-def stop(root: str, key: str, grace_s: float = 10.0) -> None:
-    """End every process of the job and remove its directory.
+def tail(root: str, key: str, size: int) -> dict[str, Any]:
+    """Return the last `size` bytes of the output."""
+    try:
+        with open(os.path.join(_directory(root, key), "log"), "rb") as log:
+            log.seek(max(os.fstat(log.fileno()).st_size - size, 0))
+            return {"text": log.read(size).decode("utf-8", "replace")}
+    except FileNotFoundError:
+        return {"text": ""}
+
+
+def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
+    """End every process of the job; its directory stays.
 
     SIGTERM comes first, SIGKILL after `grace_s`. Raises `RuntimeError` if a process survives SIGKILL.
     """
@@ -123,9 +173,14 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
                 break
             time.sleep(0.1)
         else:
-            shutil.rmtree(directory, ignore_errors=True)
             return
     raise RuntimeError(f"the processes of job {key} survive SIGKILL")
+
+
+def stop(root: str, key: str, grace_s: float = 10.0) -> None:
+    """End the job as `terminate` does, and remove its directory; raises `RuntimeError`."""
+    terminate(root, key, grace_s)
+    shutil.rmtree(_directory(root, key), ignore_errors=True)
 
 
 def _directory(root: str, key: str) -> str:
@@ -208,5 +263,6 @@ def _number(directory: str, name: str) -> int | None:
 
 def answer(call: dict[str, Any]) -> None:
     """Execute a remote call {"do": name, ...arguments} and print the answer as a line of JSON."""
-    acts: dict[str, Any] = {"start": start, "status": status, "logs": logs, "stop": stop}
-    print("\n" + json.dumps(acts[call.pop("do")](**call) or {}))
+    acts = (prepare, start, status, logs, tail, terminate, stop)
+    by_name: dict[str, Any] = {act.__name__: act for act in acts}
+    print("\n" + json.dumps(by_name[call.pop("do")](**call) or {}))

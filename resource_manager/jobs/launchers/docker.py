@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
+import socket
+import tarfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers.base import (
+    TAIL_BYTES,
     Job,
     JobState,
     JobStatus,
@@ -18,12 +22,14 @@ from resource_manager.jobs.launchers.base import (
     LauncherUnreachableError,
     check_connection,
     check_image,
+    check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import device_files, device_names, job_environment
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 TIMEOUT_S = 30
 STARTER_PATIENCE_S = 5.0
+TAIL_LINES = 100
 LOG_CHUNK_BYTES = 4 * 1024 * 1024
 """Most bytes of a log read at once; large, since the engine searches every position from the start."""
 
@@ -58,6 +64,25 @@ class DockerLauncher:
                 f"the Docker engine {self._engine} does not answer: {error}"
             ) from error
 
+    def prepare(self, job: Job) -> None:
+        """Pull a missing image; the port is tested only if the engine is this machine's."""
+        check_image("docker", job)
+        job_environment(job)
+        with self._reporting(f"job {job.key} cannot be started"):
+            try:
+                self._api.inspect_image(job.image)
+            except self._docker.errors.ImageNotFound:
+                self._pull(job.image)
+            running = self._api.containers(filters={"label": "gpu-manager.lease"})
+        check_no_other_lease(job.key, [name.lstrip("/") for each in running for name in each["Names"]])
+        if job.port and self._engine.startswith("unix://"):
+            with closing(socket.socket()) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("", job.port))
+                except OSError as error:
+                    raise LauncherError(f"port {job.port} cannot be bound: {error.strerror}") from error
+
     def start(self, job: Job) -> None:
         check_image("docker", job)
         failed = f"job {job.key} could not be started"
@@ -69,6 +94,8 @@ class DockerLauncher:
                     self._pull(job.image)
                     created = self._create(job)
                 if created or self._is_left_unstarted(job.key):
+                    if job.files:
+                        self._api.put_archive(job.key, "/", _archive(job.files))
                     self._api.start(job.key)
         except (TypeError, ValueError, self._docker.errors.DockerException) as error:  # a wrong `container`
             raise LauncherError(f"{failed} on {self._engine}: {error}") from error
@@ -96,6 +123,7 @@ class DockerLauncher:
         environment = job_environment(job, renumbered=job.vendor != "amd")
         if job.vendor == "ascend":
             environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))
+        environment.update({variable: f"/{_path(variable)}" for variable in job.files})
         options = {**self._host_options(job), **job.container}
         try:
             self._api.create_container(
@@ -147,7 +175,8 @@ class DockerLauncher:
         if state["Status"] == "created" and not state["Error"]:
             return JobStatus(JobState.ABSENT)
         if state["Status"] in ("created", "exited", "dead"):
-            return JobStatus(JobState.FINISHED, state["ExitCode"])
+            ended_at = _nanoseconds(state["FinishedAt"]) / 1e9
+            return JobStatus(JobState.FINISHED, state["ExitCode"], ended_at if ended_at > 0 else None)
         return JobStatus(JobState.RUNNING)
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
@@ -202,6 +231,18 @@ class DockerLauncher:
                     if at > offset:
                         yield at, text
 
+    def tail(self, key: str) -> str:
+        try:
+            with self._reporting(f"the log of job {key} cannot be read", LauncherUnreachableError):
+                text: bytes = self._api.logs(key, tail=TAIL_LINES)
+        except self._docker.errors.NotFound:
+            return ""
+        return text[-TAIL_BYTES:].decode("utf-8", "replace")
+
+    def terminate(self, key: str, grace_s: float = 10.0) -> None:
+        with suppress(self._docker.errors.NotFound), self._reporting(f"job {key} could not be ended"):
+            self._api.stop(key, timeout=int(grace_s))
+
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         try:
             with self._reporting(f"job {key} could not be stopped"):
@@ -231,6 +272,22 @@ class DockerLauncher:
             raise refused(f"{what} on {self._engine}: {error.explanation}") from error
         except (requests.RequestException, OSError) as error:
             raise LauncherUnreachableError(f"{what}: {self._engine} does not answer: {error}") from error
+
+
+def _path(variable: str) -> str:
+    """Return the path in a container, without its first slash, of the file that a variable names."""
+    return f"var/lib/gpu-manager/{variable.lower()}"
+
+
+def _archive(files: Mapping[str, str]) -> bytes:
+    """Return a tar archive of the job's files, with the folders above them."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for variable, text in files.items():
+            entry = tarfile.TarInfo(_path(variable))
+            entry.size, entry.mode = len(data := text.encode()), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
 
 
 def _split_tag(image: str) -> tuple[str, str, str]:

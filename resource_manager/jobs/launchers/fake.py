@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 
-from resource_manager.jobs.launchers.base import Job, JobState, JobStatus, check_image
+from resource_manager.jobs.launchers.base import TAIL_BYTES, Job, JobState, JobStatus, check_image
 from resource_manager.jobs.launchers.devices import job_environment
 
 ENDED = JobStatus(JobState.FINISHED, 0)
@@ -43,6 +44,9 @@ class FakeLauncher:
         """Let the jobs whose command line contains `command` write `output` and run until stopped."""
         self._answers.append(_Answer(command, JobStatus(JobState.RUNNING), output))
 
+    def prepare(self, job: Job) -> None:
+        check_image(job.labels.get("launcher", ""), job)
+
     def start(self, job: Job) -> None:
         check_image(job.labels.get("launcher", ""), job)
         job = replace(job, environment=job_environment(job))
@@ -61,10 +65,18 @@ class FakeLauncher:
         output = b"" if answer is None else answer.output.encode()
         return output[offset:].decode(), max(offset, len(output))
 
-    def stop(self, key: str, grace_s: float = 10.0) -> None:
-        answer = self._present.pop(key, None)
+    def tail(self, key: str) -> str:
+        return self.logs(key)[0][-TAIL_BYTES:]
+
+    def terminate(self, key: str, grace_s: float = 10.0) -> None:
+        answer = self._present.get(key)
         if answer is not None and answer.status.state is JobState.RUNNING:
             self.stopped.append(next(job for job in reversed(self.jobs) if job.key == key))
+            self._present[key] = replace(answer, status=JobStatus(JobState.FINISHED, 128 + signal.SIGTERM))
+
+    def stop(self, key: str, grace_s: float = 10.0) -> None:
+        self.terminate(key, grace_s)
+        self._present.pop(key, None)
 
     def close(self) -> None:
         """Do nothing: there is no connection."""

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
+    TAIL_BYTES,
     Job,
     JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
     check_image,
+    check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
 
@@ -34,27 +36,49 @@ class LocalLauncher:
             )
         self.root = root or os.environ.get("GPU_MANAGER_JOBS_DIR", directory_job.DEFAULT_ROOT)
 
+    def prepare(self, job: Job) -> None:
+        check_image("local", job)
+        job_environment(job)
+        try:
+            found = directory_job.prepare(self.root, job.key, job.port)
+        except OSError as error:
+            raise LauncherError(f"job {job.key} cannot be started here: {error}") from error
+        check_no_other_lease(job.key, found["running"])
+
     def start(self, job: Job) -> None:
         check_image("local", job)
         environment = job_environment(job)
         try:
-            directory_job.start(self.root, job.key, job.command, environment)
+            directory_job.start(self.root, job.key, job.command, environment, files=job.files)
         except (OSError, RuntimeError, ValueError) as error:
             raise LauncherError(f"job {job.key} could not be started here: {error}") from error
 
     def status(self, key: str) -> JobStatus:
         with self._seeing(key):
             found = directory_job.status(self.root, key)
-        return JobStatus(JobState(found["state"]), found["exit_code"])
+        return JobStatus(JobState(found["state"]), found["exit_code"], found["ended_at"])
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
         with self._seeing(key):
             found = directory_job.logs(self.root, key, offset)
         return found["text"], found["offset"]
 
+    def tail(self, key: str) -> str:
+        with self._seeing(key):
+            return str(directory_job.tail(self.root, key, TAIL_BYTES)["text"])
+
+    def terminate(self, key: str, grace_s: float = 10.0) -> None:
+        with self._ending():
+            directory_job.terminate(self.root, key, grace_s)
+
     def stop(self, key: str, grace_s: float = 10.0) -> None:
-        try:
+        with self._ending():
             directory_job.stop(self.root, key, grace_s)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, RuntimeError) as error:
             raise LauncherError(str(error)) from error
 

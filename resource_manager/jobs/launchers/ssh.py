@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
+    TAIL_BYTES,
     Job,
     JobState,
     JobStatus,
@@ -18,6 +19,7 @@ from resource_manager.jobs.launchers.base import (
     LauncherUnreachableError,
     check_connection,
     check_image,
+    check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
 
@@ -112,17 +114,30 @@ class SSHLauncher:
         self.root = directory_job.DEFAULT_ROOT
         self._server = SSHPython(address, ssh_conn_id)
 
+    def prepare(self, job: Job) -> None:
+        check_image("ssh", job)
+        job_environment(job)
+        found = self._ask("prepare", key=job.key, port=job.port)
+        check_no_other_lease(job.key, found["running"])
+
     def start(self, job: Job) -> None:
         check_image("ssh", job)
-        self._ask("start", key=job.key, command=list(job.command), environment=job_environment(job))
+        call = {"command": list(job.command), "environment": job_environment(job), "files": dict(job.files)}
+        self._ask("start", key=job.key, **call)
 
     def status(self, key: str) -> JobStatus:
         found = self._ask("status", key=key)
-        return JobStatus(JobState(found["state"]), found["exit_code"])
+        return JobStatus(JobState(found["state"]), found["exit_code"], found["ended_at"])
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
         found = self._ask("logs", key=key, offset=offset)
         return found["text"], found["offset"]
+
+    def tail(self, key: str) -> str:
+        return str(self._ask("tail", key=key, size=TAIL_BYTES)["text"])
+
+    def terminate(self, key: str, grace_s: float = 10.0) -> None:
+        self._ask("terminate", key=key, grace_s=grace_s)
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         self._ask("stop", key=key, grace_s=grace_s)
@@ -142,7 +157,11 @@ class SSHLauncher:
         )
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
-            unseen = act in ("status", "logs")  # such as on a server out of memory; the job may still run
+            unseen = act in (
+                "status",
+                "logs",
+                "tail",
+            )  # such as on a server out of memory; the job may still run
             raise (LauncherUnreachableError if unseen else LauncherError)(
                 f"server {self._server.host} could not {act} job {arguments['key']}: {last}"
             )

@@ -3,11 +3,13 @@
 import gc
 import os
 import shutil
+import socket
 import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -17,11 +19,13 @@ from resource_manager.jobs.launchers import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    job_key,
     open_launcher,
 )
+from resource_manager.jobs.launchers.base import TAIL_BYTES
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.e2e.servers import SSHServer, ssh_server
-from tests.eventually import wait_until_ended
+from tests.eventually import wait_for, wait_until_ended
 
 __all__ = ["ssh_server"]
 
@@ -143,6 +147,68 @@ def test_stop_ends_and_removes_a_job_and_may_be_repeated(launcher, job):
     launcher.stop(started.key, grace_s=1)
     assert launcher.status(started.key) == JobStatus(JobState.ABSENT)
     launcher.stop(started.key)
+
+
+def test_a_prepared_job_is_absent_until_it_is_started(launcher, job):
+    wanted = job("echo begun")
+    launcher.prepare(wanted)
+    launcher.prepare(wanted)
+    assert launcher.status(wanted.key) == JobStatus(JobState.ABSENT)
+    launcher.start(wanted)
+    assert wait_until_ended(launcher, wanted.key) == JobStatus(JobState.FINISHED, 0)
+    assert launcher.logs(wanted.key)[0] == "begun\n"
+
+
+def test_a_job_is_not_prepared_where_its_port_is_taken(launcher, job):
+    with closing(socket.socket()) as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LauncherError, match=f"port {port} cannot be bound: Address already in use"):
+            launcher.prepare(job("true", port=port))
+    launcher.prepare(job("true", port=port))
+
+
+def test_a_job_is_not_prepared_beside_one_of_an_earlier_lease(launcher, job):
+    def of(token, rank):
+        return replace(job("sleep 60"), key=job_key("gang", token, rank), labels={"lease": str(token)})
+
+    earlier, next_rank, later = of(1, 0), of(1, 1), of(2, 0)
+    try:
+        launcher.start(earlier)
+        launcher.prepare(next_rank)
+        with pytest.raises(LauncherError, match=f"job {earlier.key} of an earlier lease .* still runs there"):
+            launcher.prepare(later)
+        launcher.terminate(earlier.key, grace_s=1)
+        launcher.prepare(later)
+    finally:
+        for each in (earlier, next_rank, later):
+            launcher.stop(each.key, grace_s=0)
+
+
+def test_a_job_finds_its_files(launcher, job):
+    started = job("cat $GPU_HOSTFILE", files={"GPU_HOSTFILE": "10.0.0.1 slots=2\né\n"})
+    launcher.start(started)
+    wait_until_ended(launcher, started.key)
+    assert launcher.logs(started.key)[0] == "10.0.0.1 slots=2\né\n"
+
+
+def test_a_terminated_job_keeps_its_end_and_the_last_of_its_output(launcher, job):
+    began = time.time()
+    started = job("echo first; yes $(seq 100) | head -n 300; echo last; exec sleep 60")
+    assert launcher.tail(started.key) == ""
+    launcher.terminate(started.key)
+    launcher.start(started)
+    wait_for(lambda: "last" in launcher.tail(started.key))
+    launcher.terminate(started.key, grace_s=5)
+    ended = launcher.status(started.key)
+    assert ended == JobStatus(JobState.FINISHED, 143)
+    assert began - 5 < ended.ended_at < time.time() + 5
+    text = launcher.tail(started.key)
+    assert "\nlast\n" in text
+    assert len(text) <= TAIL_BYTES
+    launcher.start(started)
+    assert launcher.status(started.key).state is JobState.FINISHED
 
 
 def test_concurrent_starts_start_one_job(launcher, job):

@@ -1,0 +1,112 @@
+"""Watch over the job of one member of a lease, for the trigger that watches them all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from resource_manager.jobs.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
+from resource_manager.jobs.running_job import RunningJob
+
+T = TypeVar("T")
+
+READ_S = 5.0
+"""Longest time that a job's output is read before its lease, timeout and state are checked again."""
+
+
+class MemberWatch:
+    """State of a member's job when it was last reached; with `copies_log` its output goes to the trigger's.
+
+    Its launcher is used by one thread at a time. `executor` runs the calls, None the event loop's own.
+    """
+
+    def __init__(self, job: RunningJob, log: Any, executor: Executor | None, *, copies_log: bool) -> None:
+        self.job = job
+        self.status = JobStatus(JobState.RUNNING)
+        self.reached_at = asyncio.get_running_loop().time()
+        self.problem = ""
+        self.offset = 0
+        self.last_line = ""
+        self.look: asyncio.Task[None] | None = None
+        self._log = log
+        self._executor = executor
+        self._copies_log = copies_log
+        self._launcher: Launcher | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status.state is not JobState.RUNNING
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the job ended with another exit code than 0, or vanished without one."""
+        return self.has_ended and self.status.exit_code != 0
+
+    def begin_look(self) -> None:
+        """Look at the job in a task of its own, unless it has ended or is being looked at."""
+        if self.look is None and not self.has_ended:
+            self.look = asyncio.create_task(self._look_once())
+
+    def end_look(self) -> None:
+        """Take the end of the look, if it is over; raises what is not an unreachable server."""
+        if self.look is not None and self.look.done():
+            look, self.look = self.look, None
+            look.result()
+
+    async def _look_once(self) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            status = await self._call(lambda launcher: launcher.status(self.job.key))
+            if self._copies_log and not await self._copy_log():
+                status = JobStatus(JobState.RUNNING)
+        except LauncherUnreachableError as error:
+            self.problem = str(error)
+            self._log.warning("the job's state is unknown, it may still run: %s", error)
+            return
+        self.status, self.problem, self.reached_at = status, "", clock()
+
+    async def _copy_log(self) -> bool:
+        """Copy the job's new output to the log; return False if more is left after `READ_S`.
+
+        A job that prints faster than this reads has its lease renewed all the same.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + READ_S
+        while clock() < until:
+            text, offset = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
+            if offset == self.offset:
+                return True
+            self.offset = offset
+            for line in text.splitlines():
+                self._log.info("%s", line)
+                self.last_line = line if line.strip() else self.last_line
+                await asyncio.sleep(0)  # lets other triggers run between the lines of a long output
+        return False
+
+    async def tail(self, lines: int, width: int = 500) -> list[str]:
+        """Return the last lines of the output, each cut to `width` characters; none if it cannot be read."""
+        try:
+            text = await self._call(lambda launcher: launcher.tail(self.job.key))
+        except LauncherUnreachableError:
+            return []
+        return [line[:width] for line in text.splitlines() if line.strip()][-lines:]
+
+    async def terminate(self, grace_s: float) -> None:
+        """End the job, whose log stays; raises `LauncherError`."""
+        await self._call(lambda launcher: launcher.terminate(self.job.key, grace_s))
+
+    async def close(self) -> None:
+        if self.look is not None:
+            self.look.cancel()
+        if self._launcher is not None:
+            await asyncio.to_thread(self._launcher.close)
+
+    async def _call(self, act: Callable[[Launcher], T]) -> T:
+        def call() -> T:
+            if self._launcher is None:
+                self._launcher = self.job.open()
+            return act(self._launcher)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)

@@ -1,0 +1,159 @@
+"""Jobs of all members of a lease: prepared on all, then started on all, and ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from resource_manager.jobs.launchers import (
+    Job,
+    JobState,
+    JobStatus,
+    Launcher,
+    LauncherError,
+    LauncherUnreachableError,
+)
+from resource_manager.jobs.running_job import RunningJob
+
+MAX_AT_ONCE = 16
+"""Servers that are asked at the same time."""
+
+ORDER_LABEL = "startup_order"
+"""Label of a lease with its `StartupOrder`, if it is not the default."""
+
+T = TypeVar("T")
+
+
+class StartupOrder(StrEnum):
+    """Order of the starts: rank 0 and then the others, or all others before rank 0, which needs them."""
+
+    TOGETHER = "together"
+    WORKERS_FIRST = "workers_first"
+
+
+class DoneWhen(StrEnum):
+    """Condition of success: all members ended with exit code 0, or rank 0 did; then the others are ended."""
+
+    ALL = "all"
+    RANK0 = "rank0"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Ranks whose jobs are gone, how many of them ran, and why the others may still run, by rank."""
+
+    ranks: tuple[int, ...]
+    ran: int
+    left: Mapping[int, LauncherError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GangJob:
+    """Jobs of the members of a lease, in the order of their ranks; one for a lease of one server."""
+
+    jobs: tuple[RunningJob, ...]
+    order: StartupOrder = StartupOrder.TOGETHER
+
+    @classmethod
+    def of(cls, allocation: Mapping[str, Any]) -> GangJob | None:
+        """Return the jobs of an allocation, or None for a lease without a launcher."""
+        jobs = RunningJob.all_of(allocation)
+        workers_first = allocation["labels"].get(ORDER_LABEL) == StartupOrder.WORKERS_FIRST
+        order = StartupOrder.WORKERS_FIRST if workers_first else StartupOrder.TOGETHER
+        return cls(jobs, order) if jobs else None
+
+    def start(self, wanted: Sequence[Job]) -> bool:
+        """Start the members that do not run yet, in two phases if there are several; return if any began.
+
+        None is started if one failed before, or if not all can be prepared. Raises `LauncherError`, which
+        names the server, `LauncherUnreachableError` where a member may run.
+        """
+        statuses = self._each(self.jobs, lambda launcher, job: launcher.status(job.key))
+        if len(self.jobs) > 1 and self._is_partly_removed(statuses):
+            if left := self.stop().left:
+                raise next(iter(left.values()))
+            statuses = {rank: JobStatus(JobState.ABSENT) for rank in statuses}
+        if any(status.state is JobState.FINISHED and status.exit_code != 0 for status in statuses.values()):
+            return False
+        absent = [job for job in self.jobs if statuses[job.rank].state is JobState.ABSENT]
+        by_key = {job.key: job for job in wanted}
+        if len(self.jobs) > 1:
+            self._each(absent, lambda launcher, job: launcher.prepare(by_key[job.key]))
+        for phase in self._in_order(absent):
+            self._each(phase, lambda launcher, job: launcher.start(by_key[job.key]))
+        return bool(absent)
+
+    def stop(self, grace_s: float = 10.0) -> Stopped:
+        """End all members at once and then remove them, those first that are started first."""
+        ran: list[int] = []
+
+        def end(launcher: Launcher, job: RunningJob) -> None:
+            if launcher.status(job.key).state is JobState.RUNNING:
+                ran.append(job.rank)
+            launcher.terminate(job.key, grace_s)
+
+        _, left = self._try_each(self.jobs, end)
+        stopped = [job for job in self.jobs if job.rank not in left]
+        for phase in self._in_order(stopped):
+            left |= self._try_each(phase, lambda launcher, job: launcher.stop(job.key))[1]
+        gone = tuple(job.rank for job in self.jobs if job.rank not in left)
+        return Stopped(gone, len(ran), dict(sorted(left.items())))
+
+    def _is_partly_removed(self, statuses: Mapping[int, JobStatus]) -> bool:
+        """Return whether some members were removed already, by a process that ended before the others were.
+
+        Members are removed in the order in which they are started, so a start leaves other ones absent.
+        """
+        first, *others = (job.rank for job in self.jobs)
+        absent = {rank for rank, status in statuses.items() if status.state is JobState.ABSENT}
+        if self.order is StartupOrder.TOGETHER:
+            return first in absent and not absent.issuperset(others)
+        return first not in absent and bool(absent)
+
+    def _in_order(self, jobs: Sequence[RunningJob]) -> list[list[RunningJob]]:
+        first = [job for job in jobs if job.rank == 0]
+        others = [job for job in jobs if job.rank != 0]
+        return [first, others] if self.order is StartupOrder.TOGETHER else [others, first]
+
+    def _each(self, jobs: Sequence[RunningJob], act: Callable[[Launcher, RunningJob], T]) -> dict[int, T]:
+        """Return the answer for each of the jobs by rank; raises the first error, the worst kind first."""
+        answers, errors = self._try_each(jobs, act)
+        for kind in (LauncherUnreachableError, LauncherError):
+            for error in errors.values():
+                if isinstance(error, kind):
+                    raise error
+        return answers
+
+    def _try_each(
+        self, jobs: Sequence[RunningJob], act: Callable[[Launcher, RunningJob], T]
+    ) -> tuple[dict[int, T], dict[int, LauncherError]]:
+        """Return the answers and the errors by rank; each job has a connection of its own."""
+
+        def one(job: RunningJob) -> T | LauncherError:
+            try:
+                with closing(job.open()) as launcher:
+                    return act(launcher, job)
+            except LauncherError as error:
+                if len(self.jobs) == 1:
+                    return error
+                named = type(error)(f"rank {job.rank} on {job.server}: {error}")
+                named.__cause__ = error
+                return named
+
+        answers: dict[int, T] = {}
+        errors: dict[int, LauncherError] = {}
+        if len(jobs) == 1:  # no thread for the job of one server
+            found = [one(jobs[0])]
+        else:
+            with ThreadPoolExecutor(max(1, min(len(jobs), MAX_AT_ONCE))) as pool:
+                found = list(pool.map(one, jobs))
+        for job, answer in zip(jobs, found, strict=True):
+            if isinstance(answer, LauncherError):
+                errors[job.rank] = answer
+            else:
+                answers[job.rank] = answer
+        return answers, errors

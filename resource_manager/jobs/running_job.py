@@ -1,0 +1,53 @@
+"""Places of a lease's jobs, derived from the lease alone, so that any process finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from resource_manager.jobs.launchers import Launcher, job_key, open_launcher
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """Place of the job of a lease's member on one server; `rank` is the member's, 0 for the only one."""
+
+    key: str
+    task_id: str
+    fencing_token: int
+    launcher: str
+    address: str = ""
+    conn_id: str | None = None
+    rank: int = 0
+    server: str = ""
+
+    @classmethod
+    def all_of(cls, allocation: Mapping[str, Any]) -> tuple[RunningJob, ...]:
+        """Return the jobs of an allocation in the order of their ranks; none for a lease without a launcher.
+
+        A lease of one server has one job, whose key has no rank.
+        """
+        labels = allocation["labels"]
+        launcher = labels.get("launcher")
+        if launcher is None:
+            return ()
+        lease_id, token = allocation["task_id"], allocation["fencing_token"]
+        is_gang = allocation.get("nodes", 1) > 1
+        return tuple(
+            cls(
+                key=job_key(lease_id, token, member["rank"] if is_gang else None),
+                task_id=lease_id,
+                fencing_token=token,
+                launcher=launcher,
+                address=labels.get("host", "") if launcher == "local" else member["address"],
+                conn_id=labels.get("launcher_conn_id"),
+                rank=member["rank"],
+                server=member["server_name"],
+            )
+            for member in allocation["members"]
+        )
+
+    def open(self) -> Launcher:
+        """Open the job's launcher; raises `LauncherError`."""
+        return open_launcher(self.launcher, self.address, self.conn_id)
