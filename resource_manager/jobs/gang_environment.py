@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from resource_manager.jobs.launchers import job_key
+
 HOSTFILE = "GPU_HOSTFILE"
 """Variable with the path of a file that `mpirun --hostfile` reads."""
 
@@ -36,7 +38,8 @@ def gang_environment(allocation: Mapping[str, Any], rank: int) -> dict[str, str]
         "PET_NODE_RANK": str(rank),
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": port,
-        "PET_RDZV_ID": str(allocation["task_id"]),
+        # A name for files, as torchrun uses it, so not the lease id with its slashes.
+        "PET_RDZV_ID": job_key(allocation["task_id"], allocation["fencing_token"]),
         **_interface(members[rank]),
     }
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.jobs.gang_job import GangJob, Stopped
+from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
 
@@ -35,9 +35,6 @@ class Manager(Protocol):
     def release_resources(
         self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
     ) -> bool: ...
-    def release_members(
-        self, lease_id: str, ranks: Iterable[int], *, fencing_token: int, outcome: str = ""
-    ) -> bool: ...
     def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation: ...
 
 
@@ -58,7 +55,6 @@ class ActionKind(StrEnum):
     CANCELLED = "cancelled"
     RENEWED = "renewed"
     KEPT = "kept"
-    PARTLY_RELEASED = "partly released"
     GONE_BEFORE = "gone before"
 
 
@@ -77,7 +73,7 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
     Whose it is comes first: the owner never changes within a fencing token or a sequence, so the job
     stopped, the lease released and the entry cancelled are those that were asked about, or gone. Raises
     `ResourceManagerError` for those of others. The lease is kept if the job cannot be stopped: GPUs that a
-    job may still use must not become free. Of a gang the members that could be stopped are released.
+    job may still use must not become free.
     """
     task_id = entry["task_id"]
     manager.require_owner(entry)
@@ -93,25 +89,11 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
     if job is not None:
         stopped = job.stop()
         if stopped.left:
-            return _end_those_stopped(manager, entry, stopped, outcome)
+            error = next(iter(stopped.left.values()))
+            return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
         detail = "its job was stopped" if stopped.ran else "its job was gone"
     released = manager.release_resources(task_id, fencing_token=token, outcome=outcome or "")
     return Action(task_id, ActionKind.RELEASED if released else ActionKind.GONE_BEFORE, detail)
-
-
-def _end_those_stopped(
-    manager: Manager, entry: Mapping[str, Any], stopped: Stopped, outcome: Outcome | None
-) -> Action:
-    """Release the members whose jobs are gone; the rest, if not all, becomes a quarantined remainder."""
-    task_id, (error, *_) = entry["task_id"], stopped.left.values()
-    if not stopped.ranks:
-        return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
-    done = manager.release_members(
-        task_id, stopped.ranks, fencing_token=entry["fencing_token"], outcome=outcome or ""
-    )
-    if not done:
-        return Action(task_id, ActionKind.GONE_BEFORE, f"its job may still run: {error}")
-    return Action(task_id, ActionKind.PARTLY_RELEASED, f"its job may still run: {error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,11 @@ POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 class SSHServer:
     """Debian's sshd on loopback, which accepts root with one key and sets `variables` for its sessions."""
 
-    def __init__(self, home, address="127.0.0.1", variables=MappingProxyType({})):
+    def __init__(self, home, address="127.0.0.1", variables=MappingProxyType({}), port=None):
         self.home = home
         self.address = address
-        [self.port] = free_ports(1)
+        self.port = port or free_ports(1)[0]
+        self.prefix = ()
         self.key = home / "key"
         for name in ("key", "host_key"):
             subprocess.run(
@@ -48,7 +49,7 @@ class SSHServer:
 
     def start(self):
         Path("/run/sshd").mkdir(exist_ok=True)
-        command = [SSHD, "-D", "-e", "-f", str(self.home / "config")]
+        command = [*self.prefix, SSHD, "-D", "-e", "-f", str(self.home / "config")]
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
         wait_for(lambda: answers(self.port, self.address), 60.0, "sshd")
