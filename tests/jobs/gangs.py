@@ -30,7 +30,7 @@ def gang_allocation(nodes=3, gpus=2, token=1, lease_id="d/r/gang", **labels):
 
 
 def gang_of(allocation, command, **more):
-    """Return the jobs of the allocation and what they run: the shell command with its rank as RANK."""
+    """Return the jobs of the allocation and what they run: the shell command with its rank as MY_RANK."""
     gang = GangJob.of(allocation)
     wanted = [
         Job(job.key, ("/bin/sh", "-c", command), {"MY_RANK": str(job.rank)}, **more) for job in gang.jobs

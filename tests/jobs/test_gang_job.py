@@ -116,7 +116,7 @@ def test_an_end_that_broke_off_between_two_members_is_finished_before_a_start(ga
 def test_a_start_that_fails_names_the_server_and_leaves_those_before_it_to_be_stopped(gang, order):
     all_of_it, wanted = gang(SLEEP, gang_allocation(startup_order=order.value))
     wanted[0] = replace(wanted[0], command=("no\0command",))
-    with pytest.raises(LauncherError, match="^rank 0 on gpu-0: .*could not be started"):
+    with pytest.raises(LauncherError, match=r"^rank 0 on gpu-0: .*could not be started"):
         all_of_it.start(wanted)
     others = "absent" if order is StartupOrder.TOGETHER else "running"
     assert states(all_of_it.jobs) == ["absent", others, others]
