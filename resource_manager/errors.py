@@ -194,6 +194,14 @@ class StateLostError(StoreError):
     """The store went back in time or was emptied; nothing is granted until an operator has checked it."""
 
 
+class StoreMovedError(StoreError):
+    """The state was exported to another store, where all clients must go; this one takes no commit."""
+
+    def __init__(self, where: str, moved_to: str) -> None:
+        super().__init__(f"{where}: the state was moved to {moved_to}: set GPU_MANAGER_STORE to that store")
+        self.moved_to = moved_to
+
+
 class StateUnconfirmedError(StoreError):
     """The store restarted or failed over: nothing is granted until owners could renew their leases."""
 

@@ -36,7 +36,7 @@ class Settings(BaseModel):
     store: str = Field(
         default="airflow://",
         description="Store of the state: airflow:// (an Airflow Variable), redis://…, rediss://…, "
-        "redis+sentinel://…, unix://… or memory://.",
+        "redis+sentinel://…, unix://…, postgresql://…, mysql://…, sqlite:///… or memory://.",
     )
     redis_url: str = Field(
         default="redis://localhost:6379/0",

@@ -1,4 +1,4 @@
-"""Stores of the state: in memory, in an Airflow Variable or in Redis."""
+"""Stores of the state: in memory, in an Airflow Variable, in Redis or in a database."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from resource_manager.storage.memory import MemoryStore
 from resource_manager.storage.redis.client import SCHEMES, RedisClient
 from resource_manager.storage.redis.store import RedisStore
 
+SQL_SCHEMES = ("postgresql", "mysql", "sqlite")
+
 
 def open_store(
     url: str,
@@ -26,8 +28,10 @@ def open_store(
     """Return the store of that URL; it connects when it is first used. Raises `SettingsError`.
 
     memory:// · airflow:// (or airflow://<name of the Variable>) · redis://host:6379/0 · rediss://… ·
-    unix:///path/to/socket · redis+sentinel://host:26379,host:26379/service/0.
-    Redis URLs take `?namespace=`. `variable` is the Variable of `airflow://`, `lock` its lock in Redis.
+    unix:///path/to/socket · redis+sentinel://host:26379,host:26379/service/0 ·
+    postgresql://user@host/database · mysql://user@host/database · sqlite:////path/to/file.
+    All but the first two take `?namespace=`. `variable` is the Variable of `airflow://`, `lock` its lock in
+    Redis.
     """
     settings = Settings() if settings is None else settings
     scheme = url.partition("://")[0]
@@ -48,7 +52,16 @@ def open_store(
             history_bytes=settings.history_bytes,
             lease_confirmation_window_s=settings.lease_confirmation_window_s,
         )
-    known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES))
+    if scheme in SQL_SCHEMES:
+        from resource_manager.storage.sql.database import Database  # the driver is an extra
+        from resource_manager.storage.sql.store import SqlStore
+
+        return SqlStore(
+            Database(url),
+            history_length=settings.history_length,
+            lease_confirmation_window_s=settings.lease_confirmation_window_s,
+        )
+    known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES, *SQL_SCHEMES))
     raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL must begin with one of {known}")
 
 

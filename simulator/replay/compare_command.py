@@ -17,7 +17,7 @@ from simulator.io.files import write_json, write_text
 from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
 from simulator.replay import comparison
-from simulator.replay.history import REDIS_SCHEMES, read_history
+from simulator.replay.history import STORE_SCHEMES, read_history
 from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
 from simulator.replay.report import page_of, table_of
 from simulator.replay.verdict import cautions, findings, rows, verdict
@@ -119,7 +119,7 @@ def command(
 @contextmanager
 def history_as_file(history: str | None, output_dir: Path | None) -> Iterator[str | None]:
     """Yield the history as a file: a store may keep changing, and all runs must read the same history."""
-    if history is None or not history.startswith(REDIS_SCHEMES):
+    if history is None or not history.startswith(STORE_SCHEMES):
         yield history
         return
     with tempfile.TemporaryDirectory(prefix="history-") as folder:

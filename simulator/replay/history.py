@@ -25,21 +25,22 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
-from resource_manager.storage import open_store
+from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
+from resource_manager.storage.redis.client import SCHEMES
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, read_json_lines
 from simulator.replay.workload import EventBatch, Job, RecordedEnd, Workload
 
-REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "unix://")
+STORE_SCHEMES = tuple(f"{scheme}://" for scheme in (*SCHEMES, *SQL_SCHEMES))
 
 
 def read_history(source: str) -> History:
-    """Return the history in a file of `gpu-manager history --export`, or in the Redis at a URL.
+    """Return the history in a file of `gpu-manager history --export`, or in the Redis or database at a URL.
 
     Raises `InputError` with file, line and reason, or `StoreError`.
     """
-    if source.startswith(REDIS_SCHEMES):
+    if source.startswith(STORE_SCHEMES):
         with closing(open_store(source)) as store:
             return collect(StoreHistory(store))
     path = Path(source)

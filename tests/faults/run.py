@@ -37,6 +37,7 @@ from tests.faults.processes import Process, of_other_version
 from tests.faults.schedule import Schedule
 from tests.faults.setups import SETTINGS, Namespaces, Tasks, Variables, remove, setting_of
 from tests.faults.worker import SERVERS, TTL_S, Assignment, main
+from tests.sql_servers import Postgres
 
 HEAL_S = 30.0
 """Within the time to live and this, everything is free or held by a live owner once the faults are over."""
@@ -252,7 +253,7 @@ def servers_of(setting: str) -> Iterator[None]:
     if setting not in {Variables.name, Tasks.name}:
         yield
         return
-    Variables.postgres = airflow_on_postgres.Postgres()
+    Variables.postgres = Postgres()
     try:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory()))

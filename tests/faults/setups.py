@@ -15,12 +15,12 @@ from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.airflow_variable import store
 from tests.faults import namespaces
-from tests.faults.airflow_on_postgres import Postgres
 from tests.faults.airflow_tasks import Airflow, AirflowTask
 from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
 from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, SERVERS, TTL_S, Assignment
+from tests.sql_servers import Postgres
 
 DISK = ("appendonly yes", "appendfsync always")
 PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")

@@ -17,7 +17,8 @@ OpenStore = Callable[[], Store]
 
 STORES = os.environ.get(
     "STORES_UNDER_TEST",
-    "memory embedded_redis system_redis limited_embedded_redis limited_system_redis variable",
+    "memory embedded_redis system_redis limited_embedded_redis limited_system_redis variable "
+    "sqlite postgresql mariadb",
 ).split()
 """`limited_…`: as a Redis user with the rights that docs/stores.md recommends, like the Variable's lock.
 `airflow` needs a process of its own, with a migrated database: see test_in_airflow."""
@@ -51,6 +52,9 @@ def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
             yield lambda: stack.enter_context(
                 closing(VariableStore(variables, RedisClient.from_url(url)))  # type: ignore[type-var]
             )
+        elif request.param == "sqlite":
+            path = request.getfixturevalue("tmp_path") / "state.db"
+            yield lambda: stack.enter_context(closing(open_store(f"sqlite:///{path}")))
         elif request.param == "airflow":
             settings = Settings(redis_url=request.getfixturevalue("embedded_redis").fresh_url())
             url = f"airflow://contract_{uuid.uuid4().hex}"

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from resource_manager.errors import LockError
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import Lock, RedisLock, ThreadLock, ThreadMutex
+from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.lock import SqlLock
 from tests.eventually import wait_for
 
 MakeLock = Callable[[], Lock]
@@ -26,15 +29,29 @@ class Claims:
     pending: Callable[[], int]
 
 
-@pytest.fixture(params=["thread", "embedded_redis", "system_redis"])
+SQL = ("sqlite", "postgresql", "mariadb")
+
+
+@pytest.fixture(params=["thread", "embedded_redis", "system_redis", *SQL])
 def claims(request: pytest.FixtureRequest) -> Iterator[Claims]:
     if request.param == "thread":
         mutex = ThreadMutex()
         yield Claims(lambda: ThreadLock(mutex), lambda: len(mutex.waiters))
+    elif request.param in SQL:
+        file = request.getfixturevalue("tmp_path") / "lock.db"
+        is_file = request.param == "sqlite"
+        url = f"sqlite:///{file}" if is_file else request.getfixturevalue(request.param).fresh_url()
+        with closing(Database(url)) as database:
+            count = "SELECT count(*) FROM {lock} WHERE namespace = :namespace"
+            yield Claims(lambda: SqlLock(database), lambda: one(database.row(count)))
     else:
         with closing(RedisClient.from_url(request.getfixturevalue(request.param).fresh_url())) as client:
             line = client.key("lock:waiters")
             yield Claims(lambda: RedisLock(client), lambda: client.driver.llen(line))
+
+
+def one(row: Any) -> int:
+    return int(row[0])
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ class RedisLock:
                 self._step("leave", token)
             raise
         self._token, self._alive_since = token, since
-        _renewals.watch(self)
+        renewals.watch(self)
         return True
 
     def renew(self) -> None:
@@ -189,14 +189,14 @@ class RedisLock:
         token, self._token = self._token, None
         if token is None:
             raise LockError("released a lock that is not held")
-        _renewals.forget(self)
+        renewals.forget(self)
         if not self._step("release", token):
             raise LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
 
     def let_expire(self) -> None:
         """Let the lock expire by itself, because a write made under it may still arrive."""
         self._token = None
-        _renewals.forget(self)
+        renewals.forget(self)
 
     def _args(self, step: str, token: str) -> tuple[str | int, ...]:
         life_ms, alive_ms, claim_ms = (round(s * 1000) for s in (self._life_s, HEARTBEAT_S, HANDOFF_S))
@@ -222,18 +222,30 @@ class RedisLock:
         return answer
 
 
+class Renewable(Protocol):
+    """A held lock with a time to live of `_life_s` seconds, of which `remaining_s` are left."""
+
+    _life_s: float
+
+    @property
+    def remaining_s(self) -> float: ...
+
+    def renew(self) -> None:
+        """Restart the time to live; raises `LockError` if the lock was lost."""
+
+
 class _Renewals:
-    """A thread that renews the Redis locks this process holds for long; it ends when idle."""
+    """A thread that renews the locks this process holds for long; it ends when idle."""
 
     IDLE_ROUNDS = 50
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._held: set[RedisLock] = set()
+        self._held: set[Renewable] = set()
         self._thread: threading.Thread | None = None
         self._round_s = LOCK_TTL_S / 10
 
-    def watch(self, lock: RedisLock) -> None:
+    def watch(self, lock: Renewable) -> None:
         with self._changed:
             self._held.add(lock)
             if lock._life_s / 10 < self._round_s:
@@ -244,7 +256,7 @@ class _Renewals:
                 self._thread = threading.Thread(target=self._run, name="gpu-manager-renewals", daemon=True)
                 self._thread.start()
 
-    def forget(self, lock: RedisLock) -> None:
+    def forget(self, lock: Renewable) -> None:
         with self._changed:
             self._held.discard(lock)
 
@@ -266,4 +278,4 @@ class _Renewals:
                         lock.renew()
 
 
-_renewals = _Renewals()
+renewals = _Renewals()

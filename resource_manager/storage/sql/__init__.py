@@ -1,0 +1,1 @@
+"""The state in PostgreSQL, MySQL, MariaDB or SQLite, through SQLAlchemy Core."""

@@ -1,0 +1,249 @@
+"""Connections to a database from a URL, retries, and the driver's errors in plain words."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
+
+from resource_manager.errors import (
+    CorruptStateError,
+    SettingsError,
+    StoreError,
+    StoreFullError,
+    how_to_install,
+    redact,
+)
+from resource_manager.storage.outage import outage
+
+try:
+    from sqlalchemy import Connection, Engine, MetaData, text
+    from sqlalchemy.exc import DBAPIError, IntegrityError
+    from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+except ModuleNotFoundError as error:
+    raise SettingsError(f"SQL stores need {error.name}: {how_to_install('sql')}") from error
+
+from resource_manager.storage.sql import tables
+from resource_manager.storage.sql.dialect import Dialect, Fault, Poller, Waiter
+
+DEFAULT_NAMESPACE = "gpu_manager"
+
+MAX_RETRIES_AWAY = 2
+MAX_RETRIES_BUSY = 12
+"""How often a transaction is tried again while the server is away, or after others disturbed it."""
+
+T = TypeVar("T")
+
+
+class Database:
+    """A pool of connections, its address without the password, and the namespace; connects on first use.
+
+    Raises `SettingsError` for a wrong URL or a missing driver. Not shared with forked children: each gets
+    connections of its own.
+    """
+
+    def __init__(self, url: str) -> None:
+        base, _, query = url.partition("?")
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        self.namespace = options.pop("namespace", DEFAULT_NAMESPACE)
+        if not re.fullmatch(rf"[\w.:-]{{1,{tables.MAX_NAMESPACE}}}", self.namespace, re.ASCII):
+            raise SettingsError(
+                f"wrong store URL {redact(url)!r}: a namespace may have up to {tables.MAX_NAMESPACE} "
+                f"letters, digits and _.:- only, not {self.namespace!r}"
+            )
+        self.dialect = _dialect(f"{base}?{urlencode(options, quote_via=quote)}" if options else base)
+        self.address = f"{self.dialect.title} at {redact(url)}"
+        self._guard = threading.Lock()
+        self._engine: Engine | None = None
+        self._created = False
+
+    @property
+    def engine(self) -> Engine:
+        with self._guard:
+            if self._engine is None:
+                self._engine = self.dialect.engine()
+                _open.add(self)
+            return self._engine
+
+    @property
+    def tables(self) -> MetaData:
+        return tables.metadata(schema=self.dialect.schema, prefix=self.dialect.prefix)
+
+    def named(self, statement: str) -> str:
+        """Return the statement with the names of the tables in the place of `{state}`, `{now}` and so on."""
+        return _named(self.dialect, statement)
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Return the answer of `work` on a connection, where each statement commits by itself.
+
+        It is called again where the server was away or another transaction disturbed it, so it must lead to
+        the same result if it was done before. Raises `StoreUnavailableError`, `StoreFullError` and
+        `CorruptStateError`.
+        """
+        away = busy = 0
+        while True:
+            try:
+                with self.engine.connect() as connection:
+                    return work(connection)
+            except PoolTimeoutError as error:
+                raise outage(f"{self.address}: all connections of this process are in use") from error
+            except IntegrityError as error:
+                busy += 1  # another client wrote the same row first
+                if busy > MAX_RETRIES_BUSY:
+                    raise outage(f"{self.address}: {_words(error)}") from error
+            except DBAPIError as error:
+                fault = self._fault(error)
+                if fault.kind == "missing" and not self._created:
+                    self.create()
+                    continue
+                if fault.kind == "busy" and busy < MAX_RETRIES_BUSY:
+                    busy += 1
+                elif fault.kind == "away" and away < MAX_RETRIES_AWAY:
+                    away += 1
+                else:
+                    raise self._error(fault) from error
+            time.sleep(random.uniform(0.2, 1.0) * min(0.02 * 2 ** (4 * away + busy), 0.25))
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Return the answer of `work` in one transaction of several statements; else as `run`."""
+
+        def transaction(connection: Connection) -> T:
+            connection.execute(text(self.dialect.begin))
+            try:
+                answer = work(connection)
+                connection.execute(text("COMMIT"))
+            except BaseException as error:
+                self._roll_back(connection, error)
+                raise
+            return answer
+
+        return self.run(transaction)
+
+    def execute(self, connection: Connection, statement: str, **values: Any) -> Any:
+        """Execute a statement with the names of `named` and the parameters `:namespace` and `values`."""
+        return connection.execute(text(self.named(statement)), {"namespace": self.namespace, **values})
+
+    def row(self, statement: str, **values: Any) -> tuple[Any, ...] | None:
+        """Return the first row of an answer."""
+        row = self.run(lambda connection: self.execute(connection, statement, **values).first())
+        return None if row is None else tuple(row)
+
+    def create(self) -> None:
+        """Create the tables and views that are missing; raises `StoreUnavailableError` without the right."""
+        for left in reversed(range(MAX_RETRIES_AWAY + 1)):
+            try:
+                with self.engine.connect() as connection:
+                    if self.dialect.schema:
+                        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {self.dialect.schema}"))
+                    self.tables.create_all(connection)
+                break
+            except DBAPIError as error:
+                fault = self._fault(error)
+                if left and fault.kind not in {"rights", "corrupt"}:
+                    continue  # another client creates them at the same time, and has created more by now
+                if fault.kind in {"rights", "missing"}:
+                    fault = Fault(
+                        fault.kind,
+                        "its tables are missing and this user may not create them: run gpu-manager store "
+                        f"create as one who may ({_words(error)})",
+                    )
+                raise self._error(fault) from error
+        self._created = True
+
+    def waiter(self, token: str) -> Waiter:
+        """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
+        try:
+            return self.dialect.waiter(token)
+        except Exception:
+            return Poller()
+
+    def time(self) -> tuple[int, int]:
+        """Return the time by the server's clock: seconds since the epoch, microseconds."""
+        now = self.run(lambda connection: self.execute(connection, "SELECT {now}").scalar_one())
+        return split_time(now)
+
+    def close(self) -> None:
+        with self._guard:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    def forked(self) -> None:
+        """Leave the parent's connections alone in a forked child."""
+        self._guard = threading.Lock()
+        if self._engine is not None:
+            self._engine.dispose(close=False)
+
+    def _roll_back(self, connection: Connection, error: BaseException) -> None:
+        try:
+            if not isinstance(error, Exception):  # an interrupt, perhaps in the middle of an answer
+                connection.invalidate()
+            elif not connection.invalidated:
+                connection.execute(text("ROLLBACK"))
+        except DBAPIError:
+            connection.invalidate()
+
+    def _fault(self, error: DBAPIError) -> Fault:
+        assert error.orig is not None
+        return self.dialect.explain(error.orig)
+
+    def _error(self, fault: Fault) -> StoreError:
+        message = f"{self.address}: {fault.text}"
+        if fault.kind == "corrupt":
+            return CorruptStateError(message)
+        return outage(message, StoreFullError) if fault.kind == "full" else outage(message)
+
+
+_open: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for database in list(_open):
+        database.forked()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+_NAMES: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def _named(dialect: Dialect, statement: str) -> str:
+    known: dict[str, str] = _NAMES.setdefault(dialect, {})
+    found = known.get(statement)
+    if found is None:
+        names: Mapping[str, str] = {name: dialect.quoted(name) for name in tables.TABLES}
+        found = known[statement] = statement.format(**names, now=dialect.now, server=dialect.server)
+    return found
+
+
+def split_time(now: float) -> tuple[int, int]:
+    """Return whole seconds and microseconds."""
+    return int(now), round(now % 1 * 1e6)
+
+
+def _dialect(url: str) -> Dialect:
+    scheme = url.partition("://")[0]
+    try:
+        if scheme == "postgresql":
+            from resource_manager.storage.sql.postgresql import PostgreSQL
+
+            return PostgreSQL(url)
+        if scheme == "mysql":
+            from resource_manager.storage.sql.mysql import MySQL
+
+            return MySQL(url)
+        from resource_manager.storage.sql.sqlite import SQLite
+
+        return SQLite(url)
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"{scheme}:// stores need {error.name}: {how_to_install('sql')}") from error
+
+
+def _words(error: DBAPIError) -> str:
+    return " ".join(str(error.orig).split())

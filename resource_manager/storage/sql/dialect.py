@@ -1,0 +1,167 @@
+"""The parts of SQL in which the databases differ, and the statements of a commit that they share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+from sqlalchemy import Connection, Engine
+
+FaultKind = Literal["missing", "busy", "away", "full", "corrupt", "rights", "refused"]
+"""Kinds of a driver's error: `missing` tables, a transaction to be tried again (`busy`), a server that is
+`away`, a `full` disk, data that is not a database (`corrupt`), lacking `rights`, anything else."""
+
+
+POLL_S = 0.5
+"""Longest sleep of a waiter for the lock before it looks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A driver's error in plain words."""
+
+    kind: FaultKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit: each change as (time in s, JSON), each idempotency key as (caller, key, text to keep)."""
+
+    namespace: str
+    version: int
+    commit_id: str
+    changes: Sequence[tuple[float, str]]
+    decided_at: float
+    format: int
+    tolerance_s: float
+    lock_token: str
+    incarnation: str
+    fencing_token: int | None
+    sequence: int | None
+    once: Sequence[tuple[str, str, str]]
+    keep_s: float
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters of `update` and `once_known`."""
+        values: dict[str, Any] = {
+            "namespace": self.namespace,
+            "version": self.version,
+            "new_version": self.version + len(self.changes),
+            "commit_id": self.commit_id,
+            "decided_at": self.decided_at,
+            "format": self.format,
+            "tolerance_s": self.tolerance_s,
+            "lock_token": self.lock_token,
+        }
+        if self.incarnation:
+            values["incarnation"] = self.incarnation
+        if self.fencing_token is not None:
+            values["fencing_token"] = self.fencing_token
+        if self.sequence is not None:
+            values["sequence"] = self.sequence
+        for number, (caller, name, _) in enumerate(self.once):
+            values |= {f"caller_{number}": caller, f"name_{number}": name}
+        return values
+
+
+class Waiter(Protocol):
+    """A place to sleep until the lock is released, perhaps."""
+
+    def wait(self, seconds: float, ahead: int) -> None:
+        """Sleep for at most `seconds`; `ahead` other waiters come first."""
+
+    def close(self) -> None: ...
+
+
+class Poller:
+    """A waiter that nothing wakes: it asks again soon if it is the next, later if others come first."""
+
+    def wait(self, seconds: float, ahead: int) -> None:
+        time.sleep(min(seconds, POLL_S, 0.004 + 0.012 * ahead))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing open."""
+
+
+class Dialect(Protocol):
+    """One kind of database, with its own SQL: `now` is its clock in seconds since 1970, `server` names who
+    holds the data, `lock_row` ends a SELECT that reserves its row, `wake` wakes a waiter for the lock (empty
+    where nothing can).
+
+    All connections commit each statement by itself, except between `begin` and COMMIT.
+    """
+
+    title: str
+    now: str
+    server: str
+    begin: str
+    schema: str | None
+    prefix: str
+    wake: str
+    lock_row: str
+
+    def engine(self) -> Engine:
+        """Return an engine that has not connected yet; raises `SettingsError`."""
+
+    def quoted(self, table: str) -> str:
+        """Return the full name of a table as it stands in a statement."""
+
+    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
+        """Write all of the commit if nothing speaks against it, else nothing; return the time, too."""
+
+    def waiter(self, token: str) -> Waiter:
+        """Return a place to sleep until `wake` is executed with that token as `:token`."""
+
+    def explain(self, error: BaseException) -> Fault:
+        """Return the driver's error in plain words."""
+
+
+@lru_cache(maxsize=64)
+def update_of(state: str, once: str, now: str, server: str, has: frozenset[str], keys: int) -> str:
+    """Return the compare-and-set of a commit; `has` names the optional values that this one has."""
+    sets = ["version = :new_version", "commit_id = :commit_id"]
+    if "fencing_token" in has:
+        sets.append("last_fencing_token = :fencing_token")
+    if "sequence" in has:
+        sets.append("sequence = :sequence")
+    guards = [
+        "namespace = :namespace",
+        "version = :version",
+        "format <= :format",
+        "moved_to = ''",
+        f"server = {server}",
+        f"(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
+        f"abs({now} - :decided_at) <= :tolerance_s",
+    ]
+    if "incarnation" in has:
+        guards.append("(incarnation = :incarnation OR operator_reset)")
+    if "fencing_token" in has:
+        guards.append(f"suspended_until <= {now}")
+    guards += [
+        f"NOT EXISTS (SELECT 1 FROM {once} o WHERE o.namespace = :namespace AND o.caller = :caller_{number} "
+        f"AND o.name = :name_{number} AND o.expires_at > {now})"
+        for number in range(keys)
+    ]
+    return f"UPDATE {state} SET {', '.join(sets)} WHERE {' AND '.join(guards)}"
+
+
+def update(dialect: Dialect, commit: Commit) -> str:
+    """Return the compare-and-set of this commit, with named parameters as in `commit.values`."""
+    optional = {"fencing_token": commit.fencing_token, "sequence": commit.sequence}
+    has = {name for name, value in optional.items() if value is not None}
+    if commit.incarnation:
+        has.add("incarnation")
+    names = dialect.quoted("state"), dialect.quoted("once")
+    return update_of(*names, dialect.now, dialect.server, frozenset(has), len(commit.once))
+
+
+@lru_cache(maxsize=256)
+def in_driver_style(statement: str) -> str:
+    """Return the statement with `%(name)s` in the place of `:name`."""
+    return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("%", "%%"))

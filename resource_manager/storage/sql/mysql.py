@@ -1,0 +1,164 @@
+"""MySQL and MariaDB through PyMySQL: the statements of a commit travel in one packet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.sql.dialect import Commit, Fault, FaultKind, Poller, in_driver_style, update
+
+TIMEOUT_S = 5
+
+_DISTURBED: tuple[FaultKind, str] = ("busy", "its transactions disturbed each other")
+_LOGIN: tuple[FaultKind, str] = ("rights", "it refused the login: check user and password in the URL")
+_RIGHTS: tuple[FaultKind, str] = (
+    "rights",
+    "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check",
+)
+_FULL: tuple[FaultKind, str] = ("full", "its disk is full")
+_READ_ONLY: tuple[FaultKind, str] = ("refused", "it is read-only, as a replica is: connect to the primary")
+_MISSING: tuple[FaultKind, str] = ("missing", "its tables are missing: run gpu-manager store create")
+_CODES: dict[int, tuple[FaultKind, str]] = {
+    1045: _LOGIN,
+    1698: _LOGIN,
+    1049: ("refused", "there is no such database: create it, or check its name in the URL"),
+    1044: _RIGHTS,
+    1142: _RIGHTS,
+    1143: _RIGHTS,
+    1227: _RIGHTS,
+    1370: _RIGHTS,
+    1146: _MISSING,
+    1054: ("corrupt", "its tables are of another version of this software"),
+    1021: _FULL,
+    1114: _FULL,
+    1026: _FULL,
+    3: _FULL,
+    28: _FULL,
+    1040: ("away", "it has no connection left: raise max_connections"),
+    1203: ("away", "its user has no connection left: raise max_user_connections"),
+    1053: ("away", "it is shutting down"),
+    1205: _DISTURBED,
+    1213: _DISTURBED,
+    1020: _DISTURBED,
+    1290: _READ_ONLY,
+    1792: _READ_ONLY,
+    1836: _READ_ONLY,
+}
+
+
+class MySQL:
+    """MySQL 8.0 or MariaDB 10.6, or newer; the database in the URL holds nothing else."""
+
+    title = "MySQL"
+    now = "(UNIX_TIMESTAMP(NOW(6)) + 0e0)"
+    server = "''"
+    wake = ""
+    begin = "START TRANSACTION"
+    lock_row = " FOR UPDATE"
+    schema: str | None = None
+    prefix = ""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._url = make_url(url).set(drivername="mysql+pymysql")
+        except (ArgumentError, ValueError):
+            raise SettingsError(
+                f"wrong MySQL URL {redact(url)!r}: not mysql://user:password@host:port/database"
+            ) from None
+        if not self._url.database:
+            raise SettingsError(
+                f"wrong MySQL URL {redact(url)!r}: it names no database, as in mysql://user@host/gpu_manager"
+            )
+        self.database = self._url.database
+
+    def engine(self) -> Engine:
+        return create_engine(
+            self._url,
+            isolation_level="AUTOCOMMIT",
+            pool_size=4,
+            max_overflow=28,
+            pool_timeout=TIMEOUT_S,
+            pool_reset_on_return=None,
+            connect_args={
+                "connect_timeout": TIMEOUT_S,
+                "read_timeout": TIMEOUT_S,
+                "write_timeout": TIMEOUT_S,
+                "charset": "utf8mb4",
+                "client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+                "init_command": "SET time_zone = '+00:00'; "
+                "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+            },
+        )
+
+    def quoted(self, table: str) -> str:
+        return f"`{table}`"
+
+    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
+        # One packet: a client that sleeps in the middle of a commit holds nobody up.
+        values = commit.values
+        statements = [self.begin, update(self, commit)]
+        if commit.changes:
+            statements.append(self._insert(commit, values))
+        if commit.once:
+            statements.append(self._keep(commit, values))
+        statements += ["COMMIT", f"SELECT {self.now}"]
+        driver: Any = connection.connection.driver_connection
+        with driver.cursor() as cursor:
+            try:
+                cursor.execute(in_driver_style("; ".join(statements)), values)
+                counts = [cursor.rowcount]
+                while cursor.nextset():
+                    counts.append(cursor.rowcount)
+                return counts[1] == 1, float(cursor.fetchone()[0])
+            except pymysql.Error:
+                if driver.open:
+                    driver.rollback()
+                raise
+
+    def _insert(self, commit: Commit, values: dict[str, Any]) -> str:
+        """Return the statement that writes the changes if the compare-and-set before it was made."""
+        rows = []
+        for number, (at, body) in enumerate(commit.changes, 1):
+            values |= {f"at_{number}": at, f"body_{number}": body}
+            rows.append(f"SELECT {number} AS number, :at_{number} AS at, :body_{number} AS body")
+        entries = " UNION ALL ".join(rows)
+        return (
+            f"INSERT INTO {self.quoted('change')} (namespace, version, at, commit_id, body) "
+            f"SELECT s.namespace, :version + e.number, e.at, :commit_id, e.body FROM ({entries}) AS e "
+            f"JOIN {self.quoted('state')} AS s ON s.namespace = :namespace AND s.commit_id = :commit_id"
+        )
+
+    def _keep(self, commit: Commit, values: dict[str, Any]) -> str:
+        rows = []
+        for number, (_, _, stored) in enumerate(commit.once):
+            values[f"text_{number}"] = stored
+            rows.append(
+                f"SELECT :caller_{number} AS caller, :name_{number} AS name, :text_{number} AS stored"
+            )
+        values["keep_s"] = commit.keep_s
+        return (
+            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, stored, expires_at) "
+            f"SELECT s.namespace, e.caller, e.name, e.stored, {self.now} + :keep_s "
+            f"FROM ({' UNION ALL '.join(rows)}) AS e "
+            f"JOIN {self.quoted('state')} AS s ON s.namespace = :namespace AND s.commit_id = :commit_id"
+        )
+
+    def waiter(self, token: str) -> Poller:
+        return Poller()
+
+    def explain(self, error: BaseException) -> Fault:
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        words = " ".join(str(error.args[-1] if error.args else error).split())
+        if "No space left" in words or "Disk full" in words or "Errcode: 28" in words:
+            return Fault(*_FULL)
+        if code in _CODES:
+            return Fault(*_CODES[code])
+        if 2000 <= code < 3000 or isinstance(error, pymysql.InterfaceError) or code == 0:
+            return Fault("away", f"cannot be reached ({words})")
+        return Fault("refused", f"it refused the operation ({code}: {words})")

@@ -1,0 +1,199 @@
+"""PostgreSQL through psycopg: a commit is one statement, also behind a pooler."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg import Connection as DriverConnection
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.sql.dialect import POLL_S, Commit, Fault, FaultKind, Poller, update
+from resource_manager.storage.sql.tables import SCHEMA
+
+TIMEOUT_S = 5.0
+
+_STATES: dict[str, tuple[FaultKind, str]] = {
+    "28P01": ("rights", "it refused the login: check user and password in the URL"),
+    "28000": ("rights", "it refused the login: check user and password in the URL, and its pg_hba.conf"),
+    "3D000": ("refused", "there is no such database: create it, or check its name in the URL"),
+    "42501": (
+        "rights",
+        "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check",
+    ),
+    "25006": ("refused", "it is a read-only standby: connect to the primary"),
+    "42P01": ("missing", "its tables are missing: run gpu-manager store create"),
+    "3F000": ("missing", "its tables are missing: run gpu-manager store create"),
+    "42703": ("corrupt", "its tables are of another version of this software"),
+    "53100": ("full", "its disk is full"),
+    "53200": ("full", "it is out of memory"),
+    "53300": ("away", "it has no connection left: raise max_connections, or put a pooler in front"),
+    "40001": ("busy", "its transactions disturbed each other"),
+    "40P01": ("busy", "its transactions disturbed each other"),
+    "55P03": ("busy", "its transactions disturbed each other"),
+    "57P01": ("away", "it is shutting down"),
+    "57P02": ("away", "it has crashed"),
+    "57P03": ("away", "it is starting: try again shortly"),
+}
+_WORDS: tuple[tuple[str, str], ...] = (
+    ("password authentication failed", "28P01"),
+    ("no password supplied", "28P01"),
+    ("no pg_hba.conf entry", "28000"),
+    ('role "', "28000"),
+    ('database "', "3D000"),
+    ("recovery is in progress", "25006"),
+    ("session is read-only", "25006"),
+    ("too many clients", "53300"),
+    ("remaining connection slots", "53300"),
+    ("the database system is starting up", "57P03"),
+    ("No space left on device", "53100"),
+)
+"""States by words in errors of connecting, which carry none."""
+
+
+class TimedConnection(DriverConnection[Any]):
+    """A connection that gives up a server that does not answer within `TIMEOUT_S`."""
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
+        begin = time.monotonic()
+        try:
+            return super().wait(gen, interval, TIMEOUT_S)
+        except psycopg.Error:
+            if time.monotonic() - begin < TIMEOUT_S:
+                raise
+            self.close()  # what was asked may still be answered: nothing else may be asked here
+            raise psycopg.OperationalError(f"no answer within {TIMEOUT_S:g} s") from None
+
+
+class PostgreSQL:
+    """PostgreSQL 13 or newer; `url` is libpq's, so that it may name several hosts."""
+
+    title = "PostgreSQL"
+    now = "EXTRACT(EPOCH FROM clock_timestamp())::float8"
+    # A promoted standby continues on another timeline, a dump is restored under another identifier.
+    server = (
+        "(SELECT system_identifier FROM pg_control_system()) || '/' "
+        "|| substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
+    )
+    begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    wake = "SELECT pg_notify('gpu_manager_' || :token, '')"
+    lock_row = " FOR UPDATE"
+    schema: str | None = SCHEMA
+    prefix = ""
+
+    def __init__(self, url: str) -> None:
+        try:
+            options = conninfo_to_dict(url)
+        except psycopg.Error as error:
+            reason = re.sub(r'"[^"]*"', "…", " ".join(str(error).split()))  # it may quote the password
+            raise SettingsError(f"wrong PostgreSQL URL {redact(url)!r}: {reason}") from None
+        options.setdefault("connect_timeout", str(round(TIMEOUT_S)))
+        options.setdefault("application_name", "gpu-manager")
+        if "," in str(options.get("host", "")):
+            options.setdefault("target_session_attrs", "read-write")
+        self._conninfo = make_conninfo("", **options)
+
+    def engine(self) -> Engine:
+        return create_engine(
+            "postgresql+psycopg://",
+            creator=self.connect,
+            isolation_level="AUTOCOMMIT",
+            pool_size=4,
+            max_overflow=28,
+            pool_timeout=TIMEOUT_S,
+            pool_reset_on_return=None,
+        )
+
+    def connect(self) -> TimedConnection:
+        """Return a connection of the driver."""
+        connection = TimedConnection.connect(self._conninfo, autocommit=True)
+        if is_pooled(connection):
+            connection.prepare_threshold = None
+        return connection
+
+    def quoted(self, table: str) -> str:
+        return f'{SCHEMA}."{table}"'
+
+    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
+        statement = _statement(
+            update(self, commit), self.quoted("change"), self.quoted("once"), self.now, bool(commit.once)
+        )
+        values = commit.values
+        values["times"] = [at for at, _ in commit.changes]
+        values["bodies"] = [body for _, body in commit.changes]
+        if commit.once:
+            values["callers"], values["names"], values["texts"] = map(list, zip(*commit.once, strict=True))
+            values["keep_s"] = commit.keep_s
+        done, now = connection.execute(text(statement), values).one()
+        return bool(done), now
+
+    def waiter(self, token: str) -> Poller | Listener:
+        connection = self.connect()
+        if is_pooled(connection):
+            connection.close()
+            return Poller()
+        return Listener(connection, token)
+
+    def explain(self, error: BaseException) -> Fault:
+        words = " ".join(str(error).split())
+        state = getattr(error, "sqlstate", None)
+        if state in {None, "55000"}:  # the latter of a standby, asked who holds the data
+            state = next((known for phrase, known in _WORDS if phrase in words), "")
+        if state in _STATES:
+            return Fault(*_STATES[state])
+        if not state and isinstance(error, psycopg.OperationalError):
+            return Fault("away", f"cannot be reached ({words})")
+        if state.startswith("08"):
+            return Fault("away", f"cannot be reached ({words})")
+        return Fault("refused", f"it refused the operation ({words})")
+
+
+class Listener:
+    """A waiter on a connection of its own, which the release of the lock wakes."""
+
+    def __init__(self, connection: TimedConnection, token: str) -> None:
+        self._connection = connection
+        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"gpu_manager_{token}")))
+
+    def wait(self, seconds: float, ahead: int) -> None:
+        try:
+            for _ in self._connection.notifies(timeout=min(seconds, POLL_S), stop_after=1):
+                pass
+        except psycopg.Error:  # the server is away: the waiter's next look says so
+            time.sleep(min(seconds, POLL_S))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def is_pooled(connection: DriverConnection[Any]) -> bool:
+    """Return whether a pooler is in between, which gives every connection a process id of its own making."""
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    assert row is not None
+    return bool(row[0] != connection.info.backend_pid)
+
+
+@lru_cache(maxsize=64)
+def _statement(update: str, change: str, once: str, now: str, with_keys: bool) -> str:
+    """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time."""
+    keys = f""", kept AS (
+        INSERT INTO {once} (namespace, caller, name, stored, expires_at)
+        SELECT :namespace, caller, name, stored, {now} + :keep_s
+        FROM done, unnest(CAST(:callers AS text[]), CAST(:names AS text[]), CAST(:texts AS text[]))
+          AS key (caller, name, stored)
+        ON CONFLICT (namespace, caller, name)
+        DO UPDATE SET stored = excluded.stored, expires_at = excluded.expires_at)"""
+    return f"""WITH done AS ({update} RETURNING version), written AS (
+        INSERT INTO {change} (namespace, version, at, commit_id, body)
+        SELECT :namespace, CAST(:version AS bigint) + entry.number, entry.at, :commit_id, entry.body
+        FROM done, unnest(CAST(:times AS float8[]), CAST(:bodies AS text[]))
+          WITH ORDINALITY AS entry (at, body, number)){keys if with_keys else ""}
+        SELECT (SELECT count(*) FROM done), {now}"""

@@ -1,0 +1,149 @@
+"""SQLite: one file of one machine, for a service and its commands without any server."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.sql.dialect import Commit, Fault, Poller, update
+from resource_manager.storage.sql.tables import SCHEMA
+
+BUSY_S = 5.0
+
+NETWORK_FILE_SYSTEMS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
+    "ocfs2", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone",
+    "fuse.gcsfuse", "fuse.nfs", "orangefs", "virtiofs",
+}  # fmt: skip
+"""File systems on which a write-ahead log is not safe: other machines do not share its memory and locks."""
+
+
+class SQLite:
+    """SQLite with a write-ahead log, each commit forced to the disk."""
+
+    title = "SQLite"
+    now = "now_s()"
+    server = "''"
+    wake = ""
+    begin = "BEGIN IMMEDIATE"
+    lock_row = ""
+    schema: str | None = None
+    prefix = f"{SCHEMA}_"
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._url = make_url(url)
+        except (ArgumentError, ValueError):
+            raise SettingsError(f"wrong SQLite URL {redact(url)!r}: not sqlite:////path/to/file") from None
+        name = self._url.database
+        if self._url.host or not name or name == ":memory:" or self._url.query:
+            raise SettingsError(
+                f"wrong SQLite URL {redact(url)!r}: it names a file, as in sqlite:////var/lib/gpu-manager/state.db"
+            )
+        self.path = Path(name)
+
+    def engine(self) -> Engine:
+        refuse_network(self.path)
+        engine = create_engine(
+            self._url,
+            isolation_level="AUTOCOMMIT",
+            pool_size=4,
+            max_overflow=28,
+            pool_timeout=BUSY_S,
+            pool_reset_on_return=None,
+            connect_args={"timeout": BUSY_S, "check_same_thread": False},
+        )
+        event.listen(engine, "connect", _prepare)
+        return engine
+
+    def quoted(self, table: str) -> str:
+        return f'"{self.prefix}{table}"'
+
+    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
+        connection.execute(text(self.begin))
+        try:
+            done = connection.execute(text(update(self, commit)), commit.values).rowcount == 1
+            if done:
+                self._write(connection, commit)
+            connection.execute(text("COMMIT"))
+        except BaseException:
+            driver: Any = connection.connection.driver_connection
+            if driver.in_transaction:
+                driver.rollback()
+            raise
+        return done, time.time()
+
+    def _write(self, connection: Connection, commit: Commit) -> None:
+        insert = text(
+            f"INSERT INTO {self.quoted('change')} (namespace, version, at, commit_id, body) "
+            "VALUES (:namespace, :version, :at, :commit_id, :body)"
+        )
+        for version, (at, body) in enumerate(commit.changes, commit.version + 1):
+            entry = {"version": version, "at": at, "body": body, "commit_id": commit.commit_id}
+            connection.execute(insert, {"namespace": commit.namespace, **entry})
+        keep = text(
+            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, stored, expires_at) "
+            f"VALUES (:namespace, :caller, :name, :stored, {self.now} + :keep_s)"
+        )
+        for caller, name, stored in commit.once:
+            key = {"caller": caller, "name": name, "stored": stored, "keep_s": commit.keep_s}
+            connection.execute(keep, {"namespace": commit.namespace, **key})
+
+    def waiter(self, token: str) -> Poller:
+        return Poller()
+
+    def explain(self, error: BaseException) -> Fault:
+        words = " ".join(str(error).split())
+        if "no such table" in words:
+            return Fault("missing", "its tables are missing: run gpu-manager store create")
+        if "no such column" in words or "has no column" in words:
+            return Fault("corrupt", "its tables are of another version of this software")
+        if "database is locked" in words or "table is locked" in words:
+            return Fault("busy", f"another process held its lock for {BUSY_S:g} s")
+        if "disk is full" in words:
+            return Fault("full", "its disk is full")
+        if "readonly" in words:
+            return Fault("rights", "the file or its folder is read-only for this user")
+        if "unable to open" in words:
+            folder = self.path.parent
+            reason = (
+                "this user may not read and write it" if folder.is_dir() else f"there is no folder {folder}"
+            )
+            return Fault("rights", f"cannot be opened: {reason}")
+        if "not a database" in words or "malformed" in words:
+            return Fault("corrupt", "the file is not an SQLite database, or damaged")
+        return Fault("away", f"it refused the operation ({words})")
+
+
+def _prepare(connection: sqlite3.Connection, record: object) -> None:
+    connection.create_function("now_s", 0, time.time)
+    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def refuse_network(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
+    """Raise `SettingsError` if the file is on a network file system."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return  # only Linux tells
+    place = path.absolute().parent.resolve()
+    found: tuple[int, str] = (-1, "")
+    for line in lines:
+        _, point, kind, *_ = line.split(" ")
+        folder = Path(point.encode().decode("unicode_escape"))
+        if (place == folder or folder in place.parents) and len(folder.parts) >= found[0]:
+            # The last mount at a point hides those before it.
+            found = len(folder.parts), kind
+    if found[1] in NETWORK_FILE_SYSTEMS:
+        raise SettingsError(
+            f"{path} is on a network file system ({found[1]}), where SQLite loses data: "
+            "choose a local file, or a postgresql:// or mysql:// store"
+        )

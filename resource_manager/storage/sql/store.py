@@ -1,0 +1,595 @@
+"""The state in a database: each commit compares and sets the version of one row, in one transaction.
+
+A whole state is a snapshot with the changes after it, all as the codec's JSON. The client whose commit passes
+a multiple of `SNAPSHOT_EVERY` versions writes the next snapshot and drops the oldest changes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace as with_values
+from typing import Any, NamedTuple, NoReturn
+
+from sqlalchemy import Connection
+
+from resource_manager.core.changes import Change, Granted, Queued
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Node
+from resource_manager.core.refusal import RecoveryWindow, recovering
+from resource_manager.errors import (
+    CorruptStateError,
+    LockedError,
+    NewerFormatError,
+    RepeatedError,
+    StaleStateError,
+    StateLostError,
+    StateUnconfirmedError,
+    StoreError,
+    StoreMovedError,
+)
+from resource_manager.storage.codec import (
+    FORMAT_VERSION,
+    change_from_json,
+    change_to_json,
+    check_format,
+    snapshot_from_dict,
+    snapshot_to_dict,
+)
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
+from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.redis.lock import Lock
+from resource_manager.storage.sql.database import Database, split_time
+from resource_manager.storage.sql.dialect import Commit
+from resource_manager.storage.sql.lock import SqlLock, make_room
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_EVERY = 1000
+MAX_CATCH_UP = 2 * SNAPSHOT_EVERY
+"""Changes that a replica lacks beyond which the whole state is read instead."""
+
+MAX_MISSED = 64
+"""Changes that a refused commit brings along."""
+
+MAX_DROPPED = 5 * SNAPSHOT_EVERY
+"""Changes dropped from the history at a time, as other clients may wait."""
+
+JUMP = 2**20
+"""Distance by which version and fencing token jump after a fail-over, beyond all that may have been lost."""
+
+
+class StateRow(NamedTuple):
+    """The row of `state`, whether the server still is the one that wrote it, and the time there."""
+
+    format: int
+    incarnation: str
+    version: int | None
+    last_fencing_token: int
+    sequence: int
+    server: str
+    this_server: str
+    suspended_until: float
+    operator_reset: bool
+    moved_to: str
+    lock_token: str
+    lock_expires_at: float
+    now: float
+
+
+_STATE = (
+    "SELECT format, incarnation, version, last_fencing_token, sequence, server, {server}, suspended_until, "
+    "operator_reset, moved_to, lock_token, lock_expires_at, {now} FROM {state} WHERE namespace = :namespace"
+)
+_CHANGES = (
+    "SELECT version, body FROM {change} WHERE namespace = :namespace AND version > :after "
+    "ORDER BY version LIMIT :limit"
+)
+
+
+class SqlStore:
+    """A store that keeps about the last `history_length` changes; thread-safe.
+
+    After a fail-over of PostgreSQL the last commits may be lost. The store detects that the server is on
+    another timeline than the one that wrote the state. For the next `lease_confirmation_window_s` seconds,
+    the recovery window, it refuses commits that grant.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        history_length: int = 100_000,
+        lease_confirmation_window_s: float = 60.0,
+    ) -> None:
+        self.database = database
+        self._history_length = history_length
+        self._lease_confirmation_window_s = lease_confirmation_window_s
+        self._incarnation = ""
+        self._inventory: tuple[int, tuple[Node, ...]] = (-1, ())
+        self._clock = ServerClock(database.time)
+        self._suspended_until = -math.inf
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def refresh(self, replica: ClusterState | None) -> ClusterState | None:
+        row = self._state()
+        if row is None:
+            return None
+        assert row.version is not None
+        try:
+            if replica is not None:
+                if replica.version == row.version:
+                    return replica
+                if replica.version > row.version:
+                    raise self._lost(replica.version, str(row.version))
+                if self._catch_up(replica, row.version):
+                    return replica
+            return self._whole_state()
+        except CorruptStateError as error:
+            raise self._unreadable(error) from error
+
+    def commit(
+        self,
+        version: int,
+        changes: Sequence[Change],
+        *,
+        now: float,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
+    ) -> None:
+        tokens = [change.lease.fencing_token for change in changes if isinstance(change, Granted)]
+        queued = [change.sequence for change in changes if isinstance(change, Queued)]
+        # The id distinguishes a commit sent again, after its answer was lost, from another client's.
+        commit = Commit(
+            namespace=self.database.namespace,
+            version=version,
+            commit_id=_name(),
+            changes=[(change.at, change_to_json(change)) for change in changes],
+            decided_at=now,
+            format=FORMAT_VERSION,
+            tolerance_s=CLOCK_TOLERANCE_S,
+            lock_token=lock_token or "-",
+            incarnation=self._incarnation,
+            fencing_token=max(tokens, default=None),
+            sequence=max(queued, default=None),
+            once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
+            keep_s=KEEP_S,
+        )
+        while True:
+            begin = time.monotonic()
+            done, told = self.database.run(
+                lambda connection: self.database.dialect.commit(connection, commit)
+            )
+            self._clock.learn(*split_time(told), begin)
+            if done or self._was_made(commit, once):
+                break
+        after = version + len(changes)
+        if after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY:
+            try:
+                self._tidy_up()
+            except StoreError as error:  # the commit is made; who passes the next multiple tries again
+                logger.warning("no snapshot was written: %s", error)
+
+    def initialise(self, snapshot: Snapshot) -> bool:
+        incarnation = _name()
+
+        def work(connection: Connection) -> str:
+            make_room(self.database, connection)
+            done = self.database.execute(
+                connection,
+                "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
+                "last_fencing_token = :fencing, sequence = :sequence, server = {server} "
+                "WHERE namespace = :namespace AND version IS NULL",
+                format=FORMAT_VERSION,
+                incarnation=incarnation,
+                version=snapshot.version,
+                fencing=snapshot.last_fencing_token,
+                sequence=snapshot.sequence,
+            )
+            if done.rowcount == 1:
+                self._forget_history(connection)
+                self._write_snapshot(connection, snapshot)
+                return incarnation
+            row = self._row(connection)
+            assert row is not None
+            return row.incarnation
+
+        stored = self.database.write(work)
+        if stored == incarnation:  # written now, or by an earlier try whose answer was lost
+            self._incarnation = stored
+        return stored == incarnation
+
+    def recall(self, once: Once) -> str | None:
+        row = self.database.row(
+            "SELECT stored FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
+            "AND expires_at > {now}",
+            caller=once.caller,
+            name=once.key,
+        )
+        return None if row is None else once.reference_in(row[0])
+
+    def replace(
+        self,
+        snapshot: Snapshot,
+        *,
+        lock_token: str | None = None,
+        once: Sequence[tuple[Once, str]] = (),
+    ) -> None:
+        incarnation = _name()
+
+        def work(connection: Connection) -> tuple[str, int]:
+            make_room(self.database, connection)
+            lock_row = self.database.dialect.lock_row
+            row = self._row(connection, lock_row)
+            assert row is not None
+            if row.version is not None and row.format > FORMAT_VERSION:
+                check_format(row.format, f"the state in {self.database.address}")
+            self._refuse_moved(row)
+            for key, _ in once:
+                if (text := self._kept(connection, key)) is not None:
+                    raise RepeatedError(key, text)
+            # The earlier state may be lost, and with it the numbers it had reached: the time in ms is above
+            # them. With `operator_reset` set, clients that saw another state before accept this one.
+            beyond = int(row.now) * 1000
+            new = with_values(
+                snapshot,
+                version=max(snapshot.version, (row.version or 0) + 1, beyond),
+                last_fencing_token=max(snapshot.last_fencing_token, row.last_fencing_token, beyond),
+                sequence=max(snapshot.sequence, row.sequence),
+            )
+            kept = row.incarnation or incarnation
+            self.database.execute(
+                connection,
+                "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
+                "last_fencing_token = :fencing, sequence = :sequence, server = {server}, "
+                "commit_id = :commit_id, suspended_until = 0, operator_reset = :yes "
+                "WHERE namespace = :namespace",
+                format=FORMAT_VERSION,
+                incarnation=kept,
+                version=new.version,
+                fencing=new.last_fencing_token,
+                sequence=new.sequence,
+                commit_id=incarnation,
+                yes=True,
+            )
+            if row.version is None:
+                self._forget_history(connection)
+            self._write_snapshot(connection, new)
+            for key, reference in once:
+                self._keep(connection, key, reference)
+            return kept, new.version
+
+        self._incarnation, _ = self.database.write(work)
+
+    def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
+        def work(connection: Connection) -> Sequence[Any]:
+            found: Sequence[Any] = self.database.execute(
+                connection, _CHANGES, after=max(after, 0), limit=limit
+            ).all()
+            return found
+
+        try:
+            return [(version, change_from_json(body)) for version, body in self.database.run(work)]
+        except CorruptStateError as error:
+            raise self._unreadable(error) from error
+
+    @property
+    def suspended_until(self) -> float:
+        return self._suspended_until
+
+    def lock(self) -> Lock:
+        return SqlLock(self.database)
+
+    def close(self) -> None:
+        self.database.close()
+
+    # ---- reading ----
+
+    def _row(self, connection: Connection, suffix: str = "") -> StateRow | None:
+        begin = time.monotonic()
+        row = self.database.execute(connection, _STATE + suffix).first()
+        if row is None:
+            return None
+        state = StateRow(*row)
+        self._clock.learn(*split_time(state.now), begin)
+        return state
+
+    def _state(self, version: int = -1) -> StateRow | None:
+        """Return the checked row, None if there was no state yet; `version` is one read from it before."""
+        row = self.database.run(self._row)
+        if row is None or row.version is None:
+            if self._incarnation:
+                raise self._lost(version, "empty")
+            return None
+        if row.format > FORMAT_VERSION:
+            check_format(row.format, f"the state in {self.database.address}")
+        if self._incarnation and row.incarnation != self._incarnation and not row.operator_reset:
+            raise self._lost(version, "another state")
+        if row.server != row.this_server:
+            self._begin_recovery(row)
+            return self._state(version)
+        self._incarnation = row.incarnation
+        self._suspended_until = row.suspended_until if row.suspended_until > row.now else -math.inf
+        return row
+
+    def _catch_up(self, replica: ClusterState, version: int) -> bool:
+        """Apply what the replica lacks; return False if the history does not have all of it."""
+        if version - replica.version > MAX_CATCH_UP:
+            return False
+        missed = self._changes_after(replica.version, version)
+        if missed is None:
+            return False
+        for change in missed:
+            replica.apply(change)
+        return True
+
+    def _changes_after(self, after: int, least: int) -> list[Change] | None:
+        """Return the changes from `after` on without a gap, None if that does not reach `least`."""
+        changes = self.history(after, MAX_CATCH_UP + 1)
+        if len(changes) < least - after or (changes and changes[-1][0] != after + len(changes)):
+            return None
+        return [change for _, change in changes]
+
+    def _whole_state(self) -> ClusterState:
+        while True:
+            found = self._snapshot_and_changes()
+            if found is not None:
+                return found[0]
+
+    def _snapshot_and_changes(self) -> tuple[ClusterState, int] | None:
+        """Return the whole state and its snapshot's version; None if it was replaced in the meantime."""
+        cluster, snapshot_version = self._stored_snapshot()
+        while True:
+            page = self.history(cluster.version, MAX_CATCH_UP)
+            if not page:
+                return cluster, snapshot_version
+            if page[0][0] != cluster.version + 1 or page[-1][0] != cluster.version + len(page):
+                return None
+            for _, change in page:
+                cluster.apply(change)
+
+    def _stored_snapshot(self) -> tuple[ClusterState, int]:
+        known, nodes = self._inventory
+        row = self.database.row(
+            "SELECT version, inventory_version, "
+            "CASE WHEN inventory_version = :known THEN '' ELSE inventory END, body "
+            "FROM {snapshot} WHERE namespace = :namespace",
+            known=known,
+        )
+        if row is None:
+            raise CorruptStateError("the state has no snapshot")
+        version, inventory_version, inventory, body = row[0], row[1], row[2], row[3]
+        if inventory_version != known:
+            nodes = _snapshot(inventory).nodes
+            self._inventory = inventory_version, nodes
+        snapshot = with_values(_snapshot(body), nodes=nodes)
+        return ClusterState.from_snapshot(snapshot), version
+
+    # ---- writing ----
+
+    def _write_snapshot(self, connection: Connection, snapshot: Snapshot) -> None:
+        self.database.execute(connection, "DELETE FROM {snapshot} WHERE namespace = :namespace")
+        self.database.execute(
+            connection,
+            "INSERT INTO {snapshot} (namespace, version, inventory_version, inventory, body) "
+            "VALUES (:namespace, :version, :version, :inventory, :body)",
+            version=snapshot.version,
+            inventory=_inventory_json(snapshot),
+            body=_body_json(snapshot),
+        )
+
+    def _forget_history(self, connection: Connection) -> None:
+        self.database.execute(connection, "DELETE FROM {change} WHERE namespace = :namespace")
+
+    def _kept(self, connection: Connection, key: Once) -> str | None:
+        stored: str | None = self.database.execute(
+            connection,
+            "SELECT stored FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
+            "AND expires_at > {now}",
+            caller=key.caller,
+            name=key.key,
+        ).scalar()
+        return stored
+
+    def _keep(self, connection: Connection, key: Once, reference: str) -> None:
+        names = {"caller": key.caller, "name": key.key}
+        self.database.execute(
+            connection,
+            "DELETE FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name",
+            **names,
+        )
+        self.database.execute(
+            connection,
+            "INSERT INTO {once} (namespace, caller, name, stored, expires_at) "
+            "VALUES (:namespace, :caller, :name, :stored, {now} + :keep_s)",
+            stored=key.stored(reference),
+            keep_s=KEEP_S,
+            **names,
+        )
+
+    def _tidy_up(self) -> None:
+        """Write a snapshot, and drop what is beyond the limits of history and idempotency keys."""
+        found = self._snapshot_and_changes()
+        if found is None:
+            return  # it was replaced: the new state has a snapshot
+        cluster, before = found
+        snapshot = cluster.snapshot()
+        values: dict[str, Any] = {"version": snapshot.version, "before": before, "body": _body_json(snapshot)}
+        inventory = ""
+        if snapshot.nodes != self._inventory[1]:
+            inventory = ", inventory = :inventory, inventory_version = :version"
+            values["inventory"] = _inventory_json(snapshot)
+        oldest = self.database.row("SELECT min(version) FROM {change} WHERE namespace = :namespace")
+        limit = snapshot.version - self._history_length
+        if oldest is not None and oldest[0] is not None:
+            limit = min(limit, oldest[0] + MAX_DROPPED)
+
+        def work(connection: Connection) -> None:
+            execute = self.database.execute
+            execute(
+                connection,
+                f"UPDATE {{snapshot}} SET version = :version, body = :body{inventory} "
+                "WHERE namespace = :namespace AND version = :before",
+                **values,
+            )
+            execute(
+                connection,
+                "DELETE FROM {change} WHERE namespace = :namespace AND version <= :limit",
+                limit=limit,
+            )
+            for table in ("once", "lock", "session", "report"):
+                execute(
+                    connection,
+                    f"DELETE FROM {{{table}}} WHERE namespace = :namespace AND expires_at <= {{now}}",
+                )
+            self._drop_oldest_keys(connection)
+
+        self.database.write(work)
+
+    def _drop_oldest_keys(self, connection: Connection) -> None:
+        callers = self.database.execute(
+            connection,
+            "SELECT caller FROM {once} WHERE namespace = :namespace GROUP BY caller HAVING count(*) > :most",
+            most=MAX_KEYS,
+        )
+        for (caller,) in callers.all():
+            newest_dropped = self.database.execute(
+                connection,
+                "SELECT expires_at FROM {once} WHERE namespace = :namespace AND caller = :caller "
+                "ORDER BY expires_at DESC LIMIT 1 OFFSET :most",
+                caller=caller,
+                most=MAX_KEYS,
+            ).scalar_one()
+            self.database.execute(
+                connection,
+                "DELETE FROM {once} WHERE namespace = :namespace AND caller = :caller AND expires_at <= :end",
+                caller=caller,
+                end=newest_dropped,
+            )
+
+    def _begin_recovery(self, row: StateRow) -> None:
+        """Start the recovery window: the last commits before the fail-over may be lost.
+
+        Version and fencing token jump beyond all of them, so that no earlier replica passes as current and no
+        token is issued twice.
+        """
+        found = self._snapshot_and_changes()
+        if found is None or found[0].version != row.version:
+            return  # another client was first: look again
+        snapshot = found[0].snapshot()
+        new = with_values(
+            snapshot,
+            version=snapshot.version + JUMP,
+            last_fencing_token=max(snapshot.last_fencing_token, row.last_fencing_token) + JUMP,
+        )
+
+        def work(connection: Connection) -> None:
+            done = self.database.execute(
+                connection,
+                "UPDATE {state} SET version = :version, last_fencing_token = :fencing, server = {server}, "
+                "suspended_until = {now} + :window_s, commit_id = :commit_id "
+                "WHERE namespace = :namespace AND version = :before AND server = :server",
+                version=new.version,
+                fencing=new.last_fencing_token,
+                window_s=self._lease_confirmation_window_s,
+                commit_id=_name(),
+                before=row.version,
+                server=row.server,
+            )
+            if done.rowcount == 1:
+                self._write_snapshot(connection, new)
+
+        self.database.write(work)
+
+    # ---- refusals ----
+
+    def _was_made(self, commit: Commit, once: Sequence[tuple[Once, str]]) -> bool:
+        """Return whether a refused commit had been made by an earlier try; False: nothing speaks against it.
+
+        Raises the reason of the refusal.
+        """
+        row = self._state(commit.version)
+        where = self.database.address
+        if row is None:
+            raise StaleStateError(commit.version, None, f"{where} holds no state; write the first one")
+        self._refuse_moved(row)
+        if row.version != commit.version:
+            return self._stored_as(commit) or self._refuse_stale(commit.version, row)
+        if row.lock_token not in {"", commit.lock_token} and row.lock_expires_at > row.now:
+            raise LockedError(commit.version)
+        if abs(row.now - commit.decided_at) > CLOCK_TOLERANCE_S:
+            raise StaleStateError(
+                commit.version,
+                row.version,
+                f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry",
+            )
+        for key, _ in once:
+            kept = self.database.run(lambda connection, key=key: self._kept(connection, key))  # type: ignore[misc]
+            if kept is not None:
+                raise RepeatedError(key, kept)
+        left_s = row.suspended_until - row.now
+        if commit.fencing_token is not None and left_s > 0:
+            window = RecoveryWindow(max(self._lease_confirmation_window_s - left_s, 0.0), left_s)
+            raise StateUnconfirmedError(recovering(window).detail, remaining_s=left_s)
+        return False
+
+    def _stored_as(self, commit: Commit) -> bool:
+        row = self.database.row(
+            "SELECT commit_id FROM {change} WHERE namespace = :namespace AND version = :version",
+            version=commit.version + 1,
+        )
+        return row is not None and row[0] == commit.commit_id
+
+    def _refuse_stale(self, version: int, row: StateRow) -> NoReturn:
+        missed: list[Change] | None = None
+        assert row.version is not None
+        if 0 < row.version - version <= MAX_MISSED:
+            missed = self._changes_after(version, row.version)
+        raise StaleStateError(version, row.version, missed=tuple(missed or ()))
+
+    def _refuse_moved(self, row: StateRow) -> None:
+        if row.moved_to:
+            raise StoreMovedError(self.database.address, row.moved_to)
+
+    def _lost(self, version: int, found: str) -> StateLostError:
+        return StateLostError(
+            f"{self.database.address} has lost the state that was read from it before (version {version}; "
+            f"now: {found}); restore its data, or check which jobs still run and start over with a reset"
+        )
+
+    def _unreadable(self, error: CorruptStateError) -> CorruptStateError:
+        """Return the error with the place of the data and the remedy."""
+        if isinstance(error, NewerFormatError):
+            return NewerFormatError(f"{self.database.address}: {error}")
+        return CorruptStateError(
+            f"{self.database.address}: {error}; restore its data, or start over with a reset"
+        )
+
+
+def _name() -> str:
+    return os.urandom(12).hex()
+
+
+def _snapshot(text: str) -> Snapshot:
+    try:
+        return snapshot_from_dict(json.loads(text))
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise CorruptStateError(f"its snapshot is not JSON: {error}") from error
+
+
+def _body_json(snapshot: Snapshot) -> str:
+    return _to_json(with_values(snapshot, nodes=()))
+
+
+def _inventory_json(snapshot: Snapshot) -> str:
+    return _to_json(Snapshot(0, 0, 0, nodes=snapshot.nodes))
+
+
+def _to_json(snapshot: Snapshot) -> str:
+    return json.dumps(snapshot_to_dict(snapshot), separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,210 @@
+"""Real PostgreSQL and MariaDB servers for tests, each in a folder and on a port of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.faults.redis_servers import free_port
+
+
+def postgresql_programs() -> Path | None:
+    """Return the folder with initdb and postgres; None if there is no PostgreSQL."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    found = shutil.which("initdb")
+    folders += [Path(found).resolve().parent] if found else []
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
+
+
+class SqlServer:
+    """A server process that a test may kill and start again; run as `user` where this is root."""
+
+    user = ""
+    scheme = ""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sql-")) if folder is None else folder
+        self.folder.mkdir(exist_ok=True)
+        self.run_as = self.user if os.geteuid() == 0 else None
+        if self.run_as:
+            shutil.chown(self.folder, self.run_as)
+        self.port = free_port()
+        self.prepare()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """The URL of the database's superuser."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Create the data folder."""
+
+    def command(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        raise NotImplementedError
+
+    def fresh_url(self) -> str:
+        """Return the URL of an unused namespace."""
+        return f"{self.url}?namespace={uuid.uuid4().hex}"
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(self.command(), user=self.run_as, stdout=log, stderr=log, cwd="/")
+        deadline = time.monotonic() + 60
+        while not self.answers():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise RuntimeError(f"did not start: {(self.folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it without a word to anyone, as `kill -9` does."""
+        pids = self.pids() if self.process.poll() is None else []
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def restart(self, away_s: float) -> None:
+        """Crash it and start it again: connections are dropped and the log is replayed."""
+        self.kill()
+        time.sleep(away_s)
+        self.start()
+
+    def pids(self) -> list[int]:
+        """Return the server and all its children."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [self.process.pid, *map(int, children)]
+
+    def stop(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run(self, *command: str) -> None:
+        subprocess.run(command, user=self.run_as, check=True, capture_output=True, cwd="/")
+
+
+class Postgres(SqlServer):
+    """One cluster; without `fsync`, as no test pulls the plug of the machine."""
+
+    user = "postgres"
+
+    def __init__(self, folder: Path | None = None, *, options: str = "") -> None:
+        found = postgresql_programs()
+        assert found is not None
+        self.programs = found
+        self.options = options
+        super().__init__(folder)
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def prepare(self) -> None:
+        initdb = str(self.programs / "initdb")
+        self.run(initdb, "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-sync")
+
+    def command(self) -> Sequence[str]:
+        options = f"-k {self.folder} -h 127.0.0.1 -p {self.port} -c fsync=off -c max_connections=300"
+        return [
+            str(self.programs / "postgres"),
+            "-D",
+            str(self.data),
+            *options.split(),
+            *self.options.split(),
+        ]
+
+    def answers(self) -> bool:
+        ready = [str(self.programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(ready, check=False).returncode == 0
+
+    def psql(self, statement: str, database: str = "postgres") -> str:
+        """Return what a statement prints, run as the superuser."""
+        address = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-d", database]
+        options = [*address, "-qAt", "-v", "ON_ERROR_STOP=1", "-c", statement]
+        done = subprocess.run([str(self.programs / "psql"), *options], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+class MariaDB(SqlServer):
+    """One MariaDB with the database `gpu_manager`."""
+
+    user = "mysql"
+
+    @property
+    def url(self) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/gpu_manager"
+
+    def prepare(self) -> None:
+        self.run(
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={self.folder / 'data'}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+        )
+
+    def command(self) -> Sequence[str]:
+        return [
+            "mariadbd",
+            "--no-defaults",
+            f"--datadir={self.folder / 'data'}",
+            f"--socket={self.folder / 'socket'}",
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            "--skip-name-resolve",
+            "--max-connections=300",
+            "--innodb-buffer-pool-size=64M",
+            f"--pid-file={self.folder / 'pid'}",
+        ]
+
+    def answers(self) -> bool:
+        return self._client("CREATE DATABASE IF NOT EXISTS gpu_manager").returncode == 0
+
+    def sql(self, statement: str) -> str:
+        """Return what a statement prints, run as the superuser."""
+        done = self._client(statement)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def _client(self, statement: str) -> subprocess.CompletedProcess[str]:
+        address = ["--no-defaults", f"--socket={self.folder / 'socket'}", "-uroot", "-N", "-B"]
+        return subprocess.run(["mariadb", *address, "-e", statement], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Postgres]:
+    """A PostgreSQL shared by all tests: each needs its own namespace."""
+    if postgresql_programs() is None:
+        pytest.skip("needs PostgreSQL's initdb and postgres (Debian: postgresql)")
+    server = Postgres()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """A MariaDB shared by all tests: each needs its own namespace."""
+    if shutil.which("mariadbd") is None or shutil.which("mariadb-install-db") is None:
+        pytest.skip("needs mariadbd and mariadb-install-db (Debian: mariadb-server)")
+    server = MariaDB()
+    yield server
+    server.stop()
