@@ -60,6 +60,7 @@ class Database:
         self.dialect = _dialect(f"{base}?{urlencode(options, quote_via=quote)}" if options else base)
         self.address = f"{self.dialect.title} at {redact(url)}"
         self._guard = threading.Lock()
+        self._creating = threading.Lock()
         self._engine: Engine | None = None
         self._created = False
 
@@ -136,25 +137,36 @@ class Database:
 
     def create(self) -> None:
         """Create the tables and views that are missing; raises `StoreUnavailableError` without the right."""
-        for left in reversed(range(MAX_RETRIES_AWAY + 1)):
-            try:
-                with self.engine.connect() as connection:
-                    if self.dialect.schema:
-                        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {self.dialect.schema}"))
-                    self.tables.create_all(connection)
-                break
-            except DBAPIError as error:
-                fault = self._fault(error)
-                if left and fault.kind not in {"rights", "corrupt"}:
-                    continue  # another client creates them at the same time, and has created more by now
-                if fault.kind in {"rights", "missing"}:
-                    fault = Fault(
-                        fault.kind,
-                        "its tables are missing and this user may not create them: run gpu-manager store "
-                        f"create as one who may ({_words(error)})",
-                    )
-                raise self._error(fault) from error
-        self._created = True
+        with self._creating:
+            for left in reversed(range(MAX_RETRIES_BUSY)):
+                if self._created:
+                    return
+                try:
+                    with self.engine.connect() as connection:
+                        self._create_tables(connection)
+                except DBAPIError as error:
+                    fault = self._fault(error)
+                    if left and fault.kind not in {"rights", "corrupt"}:
+                        continue  # another client creates them at the same time, and has created more by now
+                    if fault.kind in {"rights", "missing"}:
+                        fault = Fault(
+                            fault.kind,
+                            "its tables are missing and this user may not create them: run gpu-manager store "
+                            f"create as one who may ({_words(error)})",
+                        )
+                    raise self._error(fault) from error
+                self._created = True
+
+    def _create_tables(self, connection: Connection) -> None:
+        connection.execute(text(self.dialect.begin))
+        try:
+            if self.dialect.schema:
+                connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {self.dialect.schema}"))
+            self.tables.create_all(connection)
+            connection.execute(text("COMMIT"))
+        except BaseException as error:
+            self._roll_back(connection, error)
+            raise
 
     def waiter(self, token: str) -> Waiter:
         """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
@@ -176,7 +188,7 @@ class Database:
 
     def forked(self) -> None:
         """Leave the parent's connections alone in a forked child."""
-        self._guard = threading.Lock()
+        self._guard, self._creating = threading.Lock(), threading.Lock()
         if self._engine is not None:
             self._engine.dispose(close=False)
 
