@@ -83,7 +83,7 @@ class Poller:
     """A waiter that nothing wakes: it asks again soon if it is the next, later if others come first."""
 
     def wait(self, seconds: float, ahead: int) -> None:
-        time.sleep(min(seconds, POLL_S, 0.004 + 0.012 * ahead))
+        time.sleep(min(seconds, POLL_S, 0.006 + 0.03 * ahead))
 
     def close(self) -> None:
         """Do nothing: there is nothing open."""

@@ -9,8 +9,12 @@ from contextlib import closing, suppress
 from sqlalchemy import Connection
 
 from resource_manager.errors import LockError, ResourceManagerError, StoreUnavailableError
-from resource_manager.storage.redis.lock import HEARTBEAT_S, LOCK_TTL_S, renewals
+from resource_manager.storage.redis.lock import LOCK_TTL_S, renewals
 from resource_manager.storage.sql.database import Database
+
+HEARTBEAT_S = 5.0
+BEAT_EVERY_S = 1.0
+"""Time to live of a waiter's heartbeat: those behind a dead one wait for as long."""
 
 BEFORE_ALL = -1
 """The position of a claim that does not wait: it counts only if nobody waits."""
@@ -121,7 +125,7 @@ class SqlLock:
                         token,
                     )
                     beat_at = since
-                elif since - beat_at > HEARTBEAT_S / 3:
+                elif since - beat_at > BEAT_EVERY_S:
                     self._change(
                         "UPDATE {lock} SET expires_at = {now} + :heartbeat_s WHERE token = :token", token
                     )
