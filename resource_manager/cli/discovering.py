@@ -14,7 +14,7 @@ import click
 
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, print_json
 from resource_manager.cli.commands import json_option, main
-from resource_manager.cli.target import exit_codes, in_airflow
+from resource_manager.cli.target import exit_codes
 from resource_manager.errors import ResourceManagerError
 
 if TYPE_CHECKING:  # pydantic takes most of the time that --help may take
@@ -69,7 +69,7 @@ def discover(
     names = server_names(hosts)
     table = load_health_table(health_path)
     found = []
-    answers = _ask_all(hosts, user, key) if hosts else [_ask_here()]
+    answers = _ask_all(hosts, user, key) if hosts else [ask_here()]
     for host, name, answer in zip(hosts or ("",), names or ("",), answers, strict=True):
         if isinstance(answer, ResourceManagerError):
             click.echo(f"Error: {printable(' '.join(str(answer).split()))}", err=True)
@@ -120,7 +120,8 @@ def server_names(hosts: Sequence[str]) -> list[str]:
     return names
 
 
-def _ask_here() -> Report | ResourceManagerError:
+def ask_here() -> Report | ResourceManagerError:
+    """Return the report of this machine, or the reason why there is none."""
     from resource_manager.agent.running import NoReportError, probe_here
 
     try:
@@ -131,22 +132,20 @@ def _ask_here() -> Report | ResourceManagerError:
 
 def _ask_all(hosts: Sequence[str], user: str | None, key: str | None) -> list[Report | ResourceManagerError]:
     """Return each server's report, or why there is none."""
-    import tempfile
     from concurrent.futures import ThreadPoolExecutor
 
-    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
-        if not in_airflow():
-            os.environ["AIRFLOW_HOME"] = home  # the provider would create one in the user's home
-        return list(threads.map(lambda host: _ask(host, user, key), hosts))
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+        return list(threads.map(lambda host: ask(host, user, key), hosts))
 
 
-def _ask(host: str, user: str | None, key: str | None) -> Report | ResourceManagerError:
+def ask(host: str, user: str | None, key: str | None) -> Report | ResourceManagerError:
+    """Return the report of a server by ssh, or the reason why there is none."""
     from resource_manager.agent.running import TIMEOUT_S, NoReportError, program, read_answer
     from resource_manager.jobs.launchers import LauncherError
     from resource_manager.jobs.launchers.ssh import SSHPython
 
     try:
-        server = SSHPython(host, user=user, key_file=key, attempts=1)
+        server = SSHPython(host, user=user, key_file=key)
         try:
             return read_answer(*server.run(program(), TIMEOUT_S))
         finally:

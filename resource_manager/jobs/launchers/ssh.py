@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
@@ -22,6 +21,7 @@ from resource_manager.jobs.launchers.base import (
     check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
+from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection, silence
 
 ANSWER_TIMEOUT_S = 60.0
 PYTHON = "python3 -I -S -"
@@ -31,45 +31,20 @@ PYTHON = "python3 -I -S -"
 class SSHPython:
     """Connection to a server by ssh that runs Python programs there; the server needs python3 and no more.
 
-    `address` is `[user@]host[:port]`; missing parts and the credentials come from the Airflow connection, or
-    from `user` and `key_file`. `attempts` is how often to try to connect.
+    `address` is `[user@]host[:port]`; `connect` returns a client of paramiko's, by default one that needs no
+    Airflow and logs in as `user` (unless the address names one) with `key_file`.
     """
 
     def __init__(
         self,
-        address: str = "",
-        ssh_conn_id: str | None = None,
+        address: str,
         *,
         user: str | None = None,
         key_file: str | None = None,
-        attempts: int = 3,
+        connect: Callable[[], Any] | None = None,
     ) -> None:
-        try:
-            from airflow.providers.ssh.hooks.ssh import SSHHook
-        except ImportError as error:
-            raise LauncherError(f"ssh needs Airflow's SSH provider: {how_to_install('ssh')}") from error
-        # Airflow would write it to standard output, where commands write JSON; its errors are raised anyway.
-        logging.getLogger("paramiko").setLevel(logging.CRITICAL)
-        try:
-            parts = urlsplit(address if "://" in address else f"ssh://{address}")
-            given: dict[str, Any] = {
-                "remote_host": parts.hostname,
-                "username": parts.username or user,
-                "port": parts.port,
-                "key_file": key_file,
-            }
-        except ValueError as error:
-            raise LauncherError(f"address {address!r} is not [user@]host[:port]: {error}") from error
-        check_connection(ssh_conn_id, "ssh")
-        try:
-            self._hook = SSHHook(
-                ssh_conn_id=ssh_conn_id,
-                conn_retry_attempts=attempts,
-                **{name: value for name, value in given.items() if value},
-            )
-        except Exception as error:
-            raise LauncherError(f"ssh connection {ssh_conn_id!r}: {error}") from error
-        self.host: str = address or self._hook.remote_host
+        self.host = address
+        self._connect = connect or plain_connection(address, user, key_file)
         self._client: Any = None
 
     def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
@@ -79,7 +54,7 @@ class SSHPython:
         """
         try:
             if self._client is None:
-                self._client = self._hook.get_conn()
+                self._client = self._connect()
             given, output, problems = self._client.exec_command(PYTHON, timeout=timeout_s)
             given.write(program.encode())
             given.channel.shutdown_write()
@@ -112,7 +87,8 @@ class SSHLauncher:
                 "launcher_conn_id"
             )
         self.root = directory_job.DEFAULT_ROOT
-        self._server = SSHPython(address, ssh_conn_id)
+        hook = _airflow_hook(address, ssh_conn_id)
+        self._server = SSHPython(address or hook.remote_host, connect=hook.get_conn)
 
     def prepare(self, job: Job) -> None:
         check_image("ssh", job)
@@ -167,3 +143,19 @@ class SSHLauncher:
             )
         found: dict[str, Any] = json.loads(answer.splitlines()[-1])  # the lines before it are a .bashrc's
         return found
+
+
+def _airflow_hook(address: str, ssh_conn_id: str | None) -> Any:
+    """Return Airflow's hook, which has the credentials of its connections; raises `LauncherError`."""
+    try:
+        from airflow.providers.ssh.hooks.ssh import SSHHook
+    except ImportError as error:
+        raise LauncherError(f"ssh needs Airflow's SSH provider: {how_to_install('ssh')}") from error
+    silence()
+    user, host, port = parts_of(address)
+    given: dict[str, Any] = {"remote_host": host, "username": user, "port": port}
+    check_connection(ssh_conn_id, "ssh")
+    try:
+        return SSHHook(ssh_conn_id=ssh_conn_id, **{name: value for name, value in given.items() if value})
+    except Exception as error:
+        raise LauncherError(f"ssh connection {ssh_conn_id!r}: {error}") from error
