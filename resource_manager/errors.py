@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resource_manager import __version__
@@ -12,6 +12,7 @@ NO_LEASE = "urn:gpu-manager:no-lease"
 TASK_TAKEN = "urn:gpu-manager:task-taken"
 ALREADY_DONE = "urn:gpu-manager:already-done"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
+SERVER_IN_USE = "urn:gpu-manager:server-in-use"
 STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
 
@@ -110,6 +111,18 @@ class OtherOwnerError(ResourceManagerError):
         )
         self.lease_id = lease_id
         self.owner = owner
+
+
+class ServerInUseError(ResourceManagerError):
+    """A server that has leases, of which it must have none for this change."""
+
+    def __init__(self, server: str, lease_ids: Sequence[str]) -> None:
+        shown = ", ".join(map(repr, lease_ids[:3])) + (", …" if len(lease_ids) > 3 else "")
+        many = "1 lease" if len(lease_ids) == 1 else f"{len(lease_ids)} leases"
+        super().__init__(
+            f"server {server!r} has {many} ({shown}): drain it, and repeat this once they have ended"
+        )
+        self.server = server
 
 
 class IdempotencyKeyError(ResourceManagerError):

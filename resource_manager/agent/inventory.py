@@ -9,6 +9,7 @@ from itertools import groupby
 
 from resource_manager.agent.probe import EMPTY_MIG
 from resource_manager.agent.reports import GpuReport, Report
+from resource_manager.core.models import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def _server(server: Discovered) -> Iterable[str]:
     yield f"cpus = {report.cpus or 0}"
     if report.memory_mib is not None:
         yield f"memory_mib = {report.memory_mib}"
-    present = [gpu for gpu in report.gpus if _why_left_out(gpu) is None]
+    present = usable(report)
     if present and present[0].vendor != "nvidia":
         yield f"vendor = {_quoted(present[0].vendor)}"
     for gpu in report.gpus:
@@ -46,6 +47,18 @@ def _server(server: Discovered) -> Iterable[str]:
     for _, group in groupby(present, key=_kind):
         yield ""
         yield from _group(list(group))
+
+
+def usable(report: Report) -> list[GpuReport]:
+    """Return the GPUs on which something can run."""
+    return [gpu for gpu in report.gpus if _why_left_out(gpu) is None]
+
+
+def pinned_gpus(report: Report) -> list[Gpu]:
+    """Return the GPUs as an inventory with these tables has them."""
+    return [
+        Gpu(gpu.index, gpu.type, gpu.vendor, gpu.memory_mib or 0, gpu.uuid or "") for gpu in usable(report)
+    ]
 
 
 def _why_left_out(gpu: GpuReport) -> str | None:

@@ -1,6 +1,13 @@
 """`gpu-manager`: the manager's commands, on a service or directly on the store."""
 
-from resource_manager.cli import agent, discovering, reconciling, serving, teams  # noqa: F401 - they add their commands
+from resource_manager.cli import (  # noqa: F401 - they add their commands
+    agent,
+    discovering,
+    reconciling,
+    serving,
+    teams,
+    verifying,
+)
 from resource_manager.cli.bench import command  # noqa: F401
 from resource_manager.cli.commands import main
 

@@ -21,11 +21,11 @@ from resource_manager.lazy import lazy_module
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
-    from resource_manager.manager.results import ServerSummary
 else:  # loads rich, which no command with --json needs
     tables = lazy_module("resource_manager.cli.tables")
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 PROGRAM = "gpu-manager"
 DAY_S = 86_400
@@ -218,7 +218,7 @@ def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
 @exit_codes
 def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool) -> None:
     """Grant no new leases on a server (id or name); its current leases continue."""
-    view = _known_server(lambda: target.manager.drain(_server(server), reason=reason, failed=failed))
+    view = known_server(lambda: target.manager.drain(server_of(server), reason=reason, failed=failed))
     running = view["running_tasks"]
     print_json(view) if as_json else click.echo(f"{view['server_name']}: drained, {running} still running")
 
@@ -230,7 +230,7 @@ def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool)
 @exit_codes
 def restore(target: Target, server: str, as_json: bool) -> None:
     """Allow new leases on a drained server (id or name) again."""
-    view = _known_server(lambda: target.manager.restore(_server(server)))
+    view = known_server(lambda: target.manager.restore(server_of(server)))
     print_json(view) if as_json else click.echo(f"{view['server_name']}: takes leases again")
 
 
@@ -313,14 +313,14 @@ def completion(shell: str) -> None:
     click.echo(found(main, {}, PROGRAM, "_GPU_MANAGER_COMPLETE").source())
 
 
-def _server(text: str) -> int | str:
+def server_of(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _known_server(change: Callable[[], ServerSummary]) -> ServerSummary:
-    """Return the changed server's view; an unknown server exits as not found, not as bad input."""
+def known_server(ask: Callable[[], T]) -> T:
+    """Return the answer about a server; an unknown server exits as not found, not as bad input."""
     try:
-        return change()
+        return ask()
     except UnknownNodeError as error:
         raise Failure(str(error), REFUSED) from error
 

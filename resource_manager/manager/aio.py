@@ -52,6 +52,8 @@ class AsyncGPUResourceManager:
     history = _awaitable(GPUResourceManager.history)
     drain = _awaitable(GPUResourceManager.drain)
     restore = _awaitable(GPUResourceManager.restore)
+    server = _awaitable(GPUResourceManager.server)
+    adopt = _awaitable(GPUResourceManager.adopt)
     expire_and_schedule = _awaitable(GPUResourceManager.expire_and_schedule)
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
-from resource_manager.core.models import Lease, Node, Request
+from resource_manager.core.models import Gpu, Lease, Node, Request
 from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
 from resource_manager.core.teams import Teams
 from resource_manager.errors import (
@@ -35,6 +36,7 @@ from resource_manager.manager.arguments import DemandArguments, DemandOptions, D
 from resource_manager.manager.commit.group import Step
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
+from resource_manager.manager.inventory_edit import gpus_replaced
 from resource_manager.manager.inventory_file import default_inventory, load_inventory
 from resource_manager.manager.requests import (
     build_request,
@@ -50,12 +52,14 @@ from resource_manager.manager.results import (
     Explanation,
     QueueEntry,
     Recorded,
+    ServerDetail,
     ServerSummary,
     Submission,
     Summary,
     TeamsChange,
     TeamsView,
 )
+from resource_manager.manager.server_gpus import adoption, server_detail
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
@@ -551,6 +555,36 @@ class GPUResourceManager:
 
         self._commits.run(with_grants, _nothing)
         return made
+
+    def server(self, server: int | str) -> ServerDetail:
+        """Return one server with its GPUs and the leases on each; raises `UnknownNodeError`."""
+        return self._commits.read(
+            lambda cluster, now: server_detail(cluster.node(server_name(cluster, server)))
+        )
+
+    def adopt(self, server: int | str, gpus: Sequence[Gpu], *, once: Once | None = None) -> ServerDetail:
+        """Give a server these GPUs in the inventory, and in the file of `Settings.inventory` if there is one.
+
+        Raises `ServerInUseError` while it has leases, and `InventoryError` if the file cannot be changed.
+        """
+        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+
+        def view(cluster: ClusterState, now: float) -> ServerDetail:
+            return server_detail(cluster.node(name))
+
+        path = self.settings.inventory
+        with nullcontext() if path is None else gpus_replaced(path, name, gpus):
+            answer = self._commits.run(
+                lambda cluster, now: [adoption(cluster, name, gpus, now)],
+                view,
+                exclusive=True,
+                once=repeats.of_reading(once, view),
+            )
+        self.inventory = self._commits.read(
+            lambda cluster, now: tuple(state.node for state in cluster.nodes if not state.retired)
+        )
+        self.expire_and_schedule()
+        return answer
 
     def apply_inventory(self, nodes: Iterable[Node]) -> None:
         """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""

@@ -143,6 +143,24 @@ class ServerSummary(TypedDict):
     gpus_cleaning: list[CleaningGpu]
 
 
+class InventoryGpu(TypedDict):
+    """One GPU of the inventory, `uuid` empty if it is not pinned, and the tasks whose leases are on it."""
+
+    gpu_id: int
+    uuid: str
+    type: str
+    vendor: str
+    memory_mib: int
+    free_milli: int
+    task_ids: list[str]
+
+
+class ServerDetail(ServerSummary):
+    """One server with its GPUs, by ascending number."""
+
+    gpus: list[InventoryGpu]
+
+
 class Summary(TypedDict):
     """All servers, and how many leases and pending requests there are; `next` on one page of them."""
 

@@ -29,6 +29,7 @@ from resource_manager.errors import (
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
 
 if TYPE_CHECKING:
+    from resource_manager.core.models import Gpu
     from resource_manager.core.teams import Teams
     from resource_manager.manager.demand import Demand
     from resource_manager.manager.results import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         Explanation,
         QueueEntry,
         Recorded,
+        ServerDetail,
         ServerSummary,
         Submission,
         Summary,
@@ -183,6 +185,24 @@ class ServiceClient:
 
     def restore(self, server: int | str) -> ServerSummary:
         return cast("ServerSummary", self._post(f"/api/servers/{self._server_id(server)}/restore", {}))
+
+    def server(self, server: int | str) -> ServerDetail:
+        return cast("ServerDetail", self._get(f"/api/servers/{self._server_id(server)}"))
+
+    def adopt(self, server: int | str, gpus: Sequence[Gpu]) -> ServerDetail:
+        listed = [
+            {
+                "gpu_id": gpu.gpu_id,
+                "uuid": gpu.uuid,
+                "type": gpu.gpu_type,
+                "vendor": gpu.vendor,
+                "memory_mib": gpu.memory_mib,
+            }
+            for gpu in gpus
+        ]
+        return cast(
+            "ServerDetail", self._post(f"/api/servers/{self._server_id(server)}/adopt", {"gpus": listed})
+        )
 
     def reset_resources(self) -> bool:
         return bool(self._post("/api/reset", {"confirm": True})["success"])

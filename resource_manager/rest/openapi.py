@@ -83,10 +83,10 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _state_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
-    """State the allowed range in the schemas of `gpus`; 1 is always in it, for a GPU fraction."""
+    """State the allowed range in the schemas of a number of `gpus`; 1 is in it, for a GPU fraction."""
     least, most = gpus
     for name in ("gpus", "required_gpus"):
-        if name in properties:
+        if name in properties and properties[name].get("type") != "array":
             properties[name].update(minimum=min(least, 1), maximum=max(most, 1))
             properties[name]["description"] += f" From {least} to {most} on these servers."
 

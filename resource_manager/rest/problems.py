@@ -14,6 +14,7 @@ from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
     ALREADY_DONE,
     NO_LEASE,
+    SERVER_IN_USE,
     STORE_FULL,
     TASK_TAKEN,
     UNKNOWN_SERVER,
@@ -26,6 +27,7 @@ from resource_manager.errors import (
     NeverFitsError,
     OtherOwnerError,
     ResourceManagerError,
+    ServerInUseError,
     StaleStateError,
     StateUnconfirmedError,
     StoreError,
@@ -147,6 +149,8 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.lease_id)
         case AlreadyDoneError():
             return ProblemError(409, detail, kind=ALREADY_DONE)
+        case ServerInUseError():
+            return ProblemError(409, detail, kind=SERVER_IN_USE, server=error.server)
         case IdempotencyKeyError():
             return ProblemError(422, detail)
         case OtherOwnerError():

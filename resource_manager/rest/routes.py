@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import flask
 
 from resource_manager.core.changes import ReleaseResult
+from resource_manager.core.models import Gpu
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import (
     NO_LEASE,
@@ -24,6 +25,7 @@ from resource_manager.rest.ownership import not_released, owned, owner_required
 from resource_manager.rest.problems import ProblemError, from_refusal
 from resource_manager.rest.routing import Routes
 from resource_manager.rest.schemas import (
+    AdoptBody,
     AllocateBody,
     Allocation,
     BatchAnswer,
@@ -41,6 +43,7 @@ from resource_manager.rest.schemas import (
     PageQuery,
     ReleaseBody,
     ResetBody,
+    ServerDetail,
     ServerSummary,
     Status,
     StatusQuery,
@@ -211,6 +214,36 @@ def restore(
     service: Service, caller: Identity, body: NoBody, server_id: int, once: Once | None = None
 ) -> Any:
     return _server(lambda: service.manager.restore(server_id, once=once))
+
+
+@routes.add(
+    "GET",
+    "/api/servers/<int:server_id>",
+    Role.READER,
+    "One server with its GPUs and the leases on each",
+    answer=ServerDetail,
+    failures=(404,),
+    tags=("servers",),
+)
+def server(service: Service, caller: Identity, server_id: int) -> Any:
+    return _server(lambda: service.manager.server(server_id))
+
+
+@routes.add(
+    "POST",
+    "/api/servers/<int:server_id>/adopt",
+    Role.OPERATOR,
+    "Replace the GPUs of a server without leases in the inventory",
+    body=AdoptBody,
+    answer=ServerDetail,
+    failures=(404, 409),
+    tags=("servers",),
+)
+def adopt(
+    service: Service, caller: Identity, body: AdoptBody, server_id: int, once: Once | None = None
+) -> Any:
+    gpus = [Gpu(gpu.gpu_id, gpu.type, gpu.vendor, gpu.memory_mib, gpu.uuid) for gpu in body.gpus]
+    return _server(lambda: service.manager.adopt(server_id, gpus, once=once))
 
 
 @routes.add(

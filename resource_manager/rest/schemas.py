@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
+from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.teams_file import TeamsTable
 
 MAX_BATCH = 1000
@@ -77,6 +78,22 @@ class DrainBody(Body):
     failed: bool = Field(
         default=False, description="Mark the server as failed (state ERROR), not only drained."
     )
+
+
+class AdoptedGpu(Body):
+    """One GPU of `POST /api/servers/<id>/adopt`, as an inventory has it."""
+
+    gpu_id: Annotated[int, Field(ge=0, lt=2**31)]
+    uuid: Uuid
+    type: Text = ""
+    vendor: Vendor = "nvidia"
+    memory_mib: Annotated[int, Field(ge=0, lt=2**53)] = 0
+
+
+class AdoptBody(Body):
+    """`POST /api/servers/<id>/adopt`: the server's GPUs from now on."""
+
+    gpus: list[AdoptedGpu] = Field(max_length=MAX_GPUS_OF_SERVER)
 
 
 class NoBody(Body):
@@ -230,6 +247,22 @@ class ServerSummary(Answer):
     running_tasks: int
     gpu_utilization: str
     cpu_utilization: str
+
+
+class InventoryGpu(Answer):
+    """One GPU of the inventory and the tasks whose leases are on it."""
+
+    gpu_id: int
+    uuid: str = Field(description="Empty if the inventory does not pin it.")
+    type: str
+    free_milli: int
+    task_ids: list[str]
+
+
+class ServerDetail(ServerSummary):
+    """One server with its GPUs."""
+
+    gpus: list[InventoryGpu]
 
 
 class Status(Answer):

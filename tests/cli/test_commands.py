@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,16 @@ from resource_manager.cli.target import Target
 from resource_manager.rest import client
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
-
-Run = Callable[..., Result]
+from tests.cli.targets import Run, running_on
 
 
 @pytest.fixture(params=["service", "store"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Function `run("status", "--json")` that returns a command's result; the state is kept for the test."""
-    manager = GPUResourceManager.from_url("memory://", policy="best_fit")
-    runner = CliRunner()
-    if request.param == "store":
-        monkeypatch.setattr(Target, "manager", manager)
-        yield lambda *arguments: runner.invoke(main, list(arguments))
-        return
-    service = standalone(
-        manager, persistence_of(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
-    )
-    server = make_server("127.0.0.1", 0, create_app(service), threaded=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield lambda *arguments: runner.invoke(main, ["--url", f"http://127.0.0.1:{server.port}", *arguments])
-    service.watch.close()
-    server.shutdown()
-    server.server_close()
-    thread.join(timeout=10)
+    with running_on(
+        request.param, GPUResourceManager.from_url("memory://", policy="best_fit"), tmp_path, monkeypatch
+    ) as run:
+        yield run
 
 
 def parsed(result: Result) -> Any:

@@ -17,6 +17,7 @@ from resource_manager.cli import discovering
 from resource_manager.manager.inventory_file import load_inventory
 from tests.e2e.servers import SSHD, SSHServer
 from tests.nvml.standin import State, gpu, library, mig, state, uuid_of
+from tests.redis_server import RedisServer
 
 __all__ = ["library", "state"]
 
@@ -249,8 +250,46 @@ def test_the_page_writes_the_inventory_that_it_shows(servers: Servers, tmp_path:
     assert own == of_the_page(inventory, hosts)
 
 
+@pytest.mark.e2e
+def test_the_page_verifies_and_adopts_a_server(
+    servers: Servers, embedded_redis: RedisServer, tmp_path: Path
+) -> None:
+    servers.states[0].write(gpu(0), gpu(1))
+    path = tmp_path / "servers.toml"
+    done = discover(servers.hosts[0], *servers.login, "--output", path, environment=servers.environment)
+    assert done.returncode == 0, done.stderr
+    path.write_text(path.read_text().replace('name = "127.0.0.2"', 'name = "gpu-a"'))
+    verify, adopt = (
+        text.replace("--user gpu --key ~/.ssh/gpu_key", " ".join(servers.login))
+        for text in blocks("sh")
+        if "gpu-manager verify" in text or "gpu-manager adopt" in text
+    )
+    environment = {
+        **servers.environment,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "GPU_MANAGER_STORE": embedded_redis.fresh_url(),
+        "GPU_MANAGER_INVENTORY": str(path),
+    }
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        shell = ["bash", "-c", script]
+        return subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=120)
+
+    servers.states[0].write(gpu(1), gpu(2))
+    told = run(verify + adopt)
+    assert told.stderr == ""
+    assert [line.split(":")[1] for line in told.stdout.splitlines()] == [
+        " different",
+        " drained, 0 still running",
+        " 2 GPUs adopted",
+        " takes leases again",
+    ]
+    assert run(verify).stdout == "gpu-a: same: as in the inventory\n"
+    assert [found.uuid for found in load_inventory(path)[0].gpus] == [uuid_of(1), uuid_of(2)]
+
+
 def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) -> None:
-    commands = [text.strip() for text in blocks("sh") if "HOST" not in text and "gpu-b" not in text][1:]
+    commands = [text.strip() for text in blocks("sh") if "--key" not in text][1:]
     assert commands == [
         "gpu-manager discover",
         "gpu-manager discover --json",

@@ -25,6 +25,7 @@ CHANGES = (
     "/api/renew",
     "/api/cancel",
     "/api/servers/0/drain",
+    "/api/servers/0/adopt",
     "/api/reset",
     "/api/teams",
 )
@@ -46,6 +47,7 @@ keys = st.sampled_from(
         "ttl",
         "requests",
         "confirm",
+        "gpus",
     ]
 )
 

@@ -1,0 +1,134 @@
+"""`gpu-manager verify` and `adopt`: compare the inventory with what the servers report, and correct it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, print_json
+from resource_manager.cli.commands import json_option, known_server, main, server_of
+from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.errors import ResourceManagerError
+
+if TYPE_CHECKING:
+    from resource_manager.agent.reports import Report
+    from resource_manager.core.models import Gpu
+    from resource_manager.manager.results import ServerDetail
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def login_options(command: F) -> F:
+    """Add `--user` and `--key`, for servers that are asked by ssh."""
+    key = click.Path(exists=True, dir_okay=False)
+    command = click.option("--key", type=key, help="File with the private key.")(command)
+    return click.option("--user", help="User to log in as, where the server's address names none.")(command)
+
+
+@main.command()
+@click.argument("server", required=False)
+@login_options
+@json_option
+@click.pass_obj
+@click.pass_context
+@exit_codes
+def verify(
+    context: click.Context,
+    target: Target,
+    server: str | None,
+    user: str | None,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Compare the GPUs of SERVER (id or name), or of all servers, with the inventory.
+
+    Each server is asked by ssh at its address in the inventory. Exits with 1 if one differs or is not pinned,
+    with 3 if one gives no report.
+    """
+    from resource_manager.agent.comparison import Verdict, compare
+
+    manager = target.manager
+    if server is None:
+        rows = [manager.server(row["server_id"]) for row in manager.get_resource_summary()["servers"]]
+    else:
+        rows = [known_server(lambda: manager.server(server_of(server)))]
+    compared = []
+    answers = _ask_all(rows, user, key)
+    for row, answer in zip(rows, answers, strict=True):
+        if isinstance(answer, ResourceManagerError):
+            click.echo(f"Error: {_line(answer)}", err=True)
+        else:
+            compared.append((row["server_name"], compare(_gpus(row), answer)))
+    if as_json:
+        print_json([{"server": name, **asdict(found), "text": found.in_words()} for name, found in compared])
+    else:
+        for name, found in compared:
+            click.echo(f"{name}: {found.verdict}: {_line(found.in_words())}")
+    if len(compared) < len(rows):
+        context.exit(UNREACHABLE)
+    if any(found.verdict not in (Verdict.SAME, Verdict.RENUMBERED) for _, found in compared):
+        context.exit(REFUSED)
+
+
+@main.command()
+@click.argument("server")
+@login_options
+@json_option
+@click.pass_obj
+@exit_codes
+def adopt(target: Target, server: str, user: str | None, key: str | None, as_json: bool) -> None:
+    """Take the GPUs that SERVER (id or name) reports as its GPUs in the inventory.
+
+    Refused while the server has leases. The inventory file of the service, or of this command, changes too.
+    """
+    from resource_manager.agent.inventory import pinned_gpus
+
+    manager = target.manager
+    row = known_server(lambda: manager.server(server_of(server)))
+    [report] = _ask_all([row], user, key)
+    if isinstance(report, ResourceManagerError):
+        raise Failure(_line(report), UNREACHABLE) from report
+    name, gpus = row["server_name"], pinned_gpus(report)
+    if not all(gpu.uuid for gpu in gpus):
+        raise Failure(f"server {name} reports GPUs without UUIDs, which cannot be pinned", REFUSED)
+    adopted = manager.adopt(row["server_id"], gpus)
+    print_json(adopted) if as_json else click.echo(f"{name}: {len(gpus)} GPUs adopted")
+
+
+def _gpus(row: ServerDetail) -> list[Gpu]:
+    from resource_manager.core.models import Gpu
+
+    return [
+        Gpu(gpu["gpu_id"], gpu["type"], gpu["vendor"], gpu["memory_mib"], gpu["uuid"]) for gpu in row["gpus"]
+    ]
+
+
+def _ask_all(
+    rows: Sequence[ServerDetail], user: str | None, key: str | None
+) -> list[Report | ResourceManagerError]:
+    """Return each server's report, or why there is none."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+        return list(threads.map(lambda row: _ask(row, user, key), rows))
+
+
+def _ask(row: ServerDetail, user: str | None, key: str | None) -> Report | ResourceManagerError:
+    if row["address"]:
+        return ask(row["address"], user, key)
+    if row["server_name"] == socket.gethostname():
+        return ask_here()
+    return ResourceManagerError(
+        f"server {row['server_name']} has no address in the inventory, so it cannot be asked"
+    )
+
+
+def _line(text: object) -> str:
+    from resource_manager.agent.probe import printable  # a server's text must not steer the terminal
+
+    return printable(" ".join(str(text).split()))

@@ -1,0 +1,65 @@
+"""GPUs of one server in the inventory: their description for callers, and their replacement by a new list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from resource_manager.core.changes import InventoryChanged
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import Gpu
+from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
+from resource_manager.manager import serializers
+from resource_manager.manager.results import InventoryGpu, ServerDetail
+
+
+def server_detail(state: NodeState) -> ServerDetail:
+    """Return a server of the summary, with its GPUs and the leases on each."""
+    holders: dict[int, list[str]] = {}
+    for lease in state.leases.values():
+        for gpu_id in state.gpu_ids_of(lease.placement):
+            holders.setdefault(gpu_id, []).append(lease.lease_id)
+    gpus: list[InventoryGpu] = [
+        {
+            "gpu_id": gpu.gpu_id,
+            "uuid": gpu.uuid,
+            "type": gpu.gpu_type,
+            "vendor": gpu.vendor,
+            "memory_mib": gpu.memory_mib,
+            "free_milli": state.gpu_free[gpu.gpu_id],
+            "task_ids": holders.get(gpu.gpu_id, []),
+        }
+        for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
+    ]
+    return {**serializers.server(state), "gpus": gpus}
+
+
+def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) -> InventoryChanged:
+    """Return the change that gives a server these GPUs in place of its own.
+
+    Raises `ServerInUseError` while it has leases, `InvalidRequestError` for a number or UUID that is there
+    twice, also on another server.
+    """
+    state = cluster.node(name)
+    if state.retired:
+        raise UnknownNodeError(name, len(cluster.nodes))
+    if state.leases:
+        raise ServerInUseError(name, list(state.leases))
+    others = {
+        gpu.uuid for other in cluster.nodes if other is not state for gpu in other.node.gpus if gpu.uuid
+    }
+    uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
+    if len({gpu.gpu_id for gpu in gpus}) != len(gpus):
+        raise InvalidRequestError("gpus: a GPU number is there twice", field="gpus")
+    if len(set(uuids)) != len(uuids):
+        raise InvalidRequestError("gpus: a UUID is there twice", field="gpus")
+    if taken := others.intersection(uuids):
+        raise InvalidRequestError(
+            f"gpus: {min(taken)} belongs to another server of the inventory", field="gpus"
+        )
+    nodes = (
+        replace(other.node, gpus=tuple(gpus)) if other is state else other.node
+        for other in cluster.nodes
+        if not other.retired
+    )
+    return InventoryChanged(tuple(nodes), now)

@@ -1,0 +1,43 @@
+"""Commands run on a service and directly on a store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from werkzeug.serving import make_server
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.cli import main
+from resource_manager.cli.target import Target
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import persistence_of, standalone
+
+Run = Callable[..., Result]
+
+
+@contextmanager
+def running_on(
+    target: str, manager: GPUResourceManager, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
+    """Yield a function that runs a command on the manager: through a "service", or as its "store"."""
+    runner = CliRunner()
+    if target == "store":
+        monkeypatch.setattr(Target, "manager", manager)
+        yield lambda *arguments: runner.invoke(main, list(arguments))
+        return
+    service = standalone(
+        manager, persistence_of(Settings(store="memory://"), folder / "tokens.json"), open_to="loopback"
+    )
+    server = make_server("127.0.0.1", 0, create_app(service), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield lambda *arguments: runner.invoke(main, ["--url", f"http://127.0.0.1:{server.port}", *arguments])
+    service.watch.close()
+    server.shutdown()
+    server.server_close()
+    thread.join(timeout=10)
