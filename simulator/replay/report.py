@@ -34,10 +34,10 @@ MAX_NAMED_SERVERS = 12
 HEAT_MAPS = "GPUs in use by server"
 
 TIMED = (
-    ("mean_wait_s", Column("mean wait", "time")),
-    ("p95_wait_s", Column("95 % wait at most", "time")),
-    ("max_wait_s", Column("longest wait", "time")),
-    ("mean_jct_s", Column("submission to end, mean", "time")),
+    ("mean_wait_s", Column("mean wait", "time", 2)),
+    ("p95_wait_s", Column("95 % wait at most", "time", 2)),
+    ("max_wait_s", Column("longest wait", "time", 2)),
+    ("mean_jct_s", Column("submission to end, mean", "time", 2)),
     ("allocated_percent", Column("GPUs in use", "share")),
     ("occupied_nodes_percent", Column("servers in use", "share")),
     ("frag_ratio_percent", Column("free GPU capacity of no use", "share")),

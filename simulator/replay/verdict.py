@@ -18,6 +18,9 @@ NO_WAIT_S = 1.0
 SAME_WAIT = 0.02
 """Mean waits within this relative distance count as equal in a verdict."""
 
+NOTICEABLE_POINTS = 2
+"""Difference between two percentages that is worth a word."""
+
 Row = dict[str, Any]
 
 
@@ -192,8 +195,8 @@ def _placing(row: Row, first: Row, results: Sequence[dict[str, Any]]) -> str:
         return f"{row['name']} places as much as {first['name']}."
     much = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
     fact = (
-        f"when 90 % of the load has arrived, {lost:.1f} % of its idle GPU capacity is fragmented for the "
-        f"usual tasks, {lost_first:.1f} % of that of {first['name']}"
+        f"when 90 % of the load has arrived, {lost:.1f} % of the GPU capacity that it leaves free is of no "
+        f"use, {lost_first:.1f} % of that of {first['name']}"
     )
     link = "because" if (gain > 0) == (lost < lost_first) else "although"
     return f"{row['name']} places {much} than {first['name']}, {link} {fact}."
@@ -211,31 +214,22 @@ def _waiting(row: Row, first: Row) -> str:
         return f"{row['name']} starts {started:g} of {row['jobs']:g} jobs, {first['name']} {started_first:g}."
     if math.isclose(wait, wait_first, rel_tol=1e-3, abs_tol=1e-3):
         return f"Jobs wait as long under {row['name']} as under {first['name']}: {duration(wait)} on average."
-    shorter = wait < wait_first
     change = abs(wait - wait_first) / wait_first if wait_first else math.inf
     share = f"{100 * change:.0f} % " if change < 10 else ""
-    much = f"{share}{'shorter' if shorter else 'longer'}"
-    text = (
-        f"Jobs wait {much} under {row['name']} than under {first['name']}: {duration(wait)} instead of "
-        f"{duration(wait_first)} on average"
-    )
-    return f"{text}, {_reason(row, first, shorter)}."
-
-
-def _reason(row: Row, first: Row, shorter: bool) -> str:
-    """Return the measured difference beside it: allocation, fragmentation, or the longest wait."""
-    used, used_first = row["allocated_percent"], first["allocated_percent"]
-    if used is not None and abs(used - used_first) >= 0.5:
-        link = "because" if (used > used_first) == shorter else "although"
-        return (
-            f"{link} {used:.1f} % of the GPUs are in use over time, {used_first:.1f} % under {first['name']}"
-        )
-    lost, lost_first = row.get("frag_ratio_percent"), first.get("frag_ratio_percent")
-    if lost is not None and lost_first is not None and abs(lost - lost_first) >= 0.5:
-        link = "because" if (lost < lost_first) == shorter else "although"
-        return f"{link} {lost:.1f} % of idle capacity is fragmented, {lost_first:.1f} % under {first['name']}"
-    longest, longest_first = row["max_wait_s"], first["max_wait_s"]
-    others = "because other jobs wait instead:" if (longest > longest_first) == shorter else "and"
     return (
-        f"{others} the longest wait is {duration(longest)}, {duration(longest_first)} under {first['name']}"
+        f"Jobs wait {share}{'shorter' if wait < wait_first else 'longer'} under {row['name']} than under "
+        f"{first['name']}: {duration(wait)} instead of {duration(wait_first)} on average, "
+        f"{_beside(row, first)}."
     )
+
+
+def _beside(row: Row, first: Row) -> str:
+    """Return the first measure that differs, as a fact beside the wait: what causes what is not measured."""
+    for key, words in (
+        ("allocated_percent", "of the GPUs in use over time"),
+        ("frag_ratio_percent", "of the free GPU capacity of no use"),
+    ):
+        share, share_first = row.get(key), first.get(key)
+        if share is not None and share_first is not None and abs(share - share_first) >= NOTICEABLE_POINTS:
+            return f"with {share:.1f} % {words} instead of {share_first:.1f} %"
+    return f"and {duration(row['max_wait_s'])} instead of {duration(first['max_wait_s'])} at most"

@@ -187,28 +187,27 @@ def test_findings_call_a_figure_the_reason_only_where_it_agrees() -> None:
     better = row("fgd", pods=1, allocated_percent=95.4, lost=50.0)
     odd = row("odd", pods=1, allocated_percent=94.1, lost=80.0)
     assert verdict.findings([first, better, odd]) == [
-        "fgd places 2.3 points more than first_fit, because when 90 % of the load has arrived, 50.0 % of its "
-        "idle GPU capacity is fragmented for the usual tasks, 74.1 % of that of first_fit.",
+        "fgd places 2.3 points more than first_fit, because when 90 % of the load has arrived, 50.0 % of the "
+        "GPU capacity that it leaves free is of no use, 74.1 % of that of first_fit.",
         "odd places 1.0 points more than first_fit, although when 90 % of the load has arrived, 80.0 % of "
-        "its idle GPU capacity is fragmented for the usual tasks, 74.1 % of that of first_fit.",
+        "the GPU capacity that it leaves free is of no use, 74.1 % of that of first_fit.",
     ]
 
 
 @pytest.mark.parametrize(
-    ("used", "lost", "reason"),
+    ("used", "lost", "fact"),
     [
-        (80, 5, "because 80.0 % of the GPUs are in use over time, 70.0 % under slow"),
-        (60, 5, "although 60.0 % of the GPUs are in use over time, 70.0 % under slow"),
-        (70, 1, "because 1.0 % of idle capacity is fragmented, 5.0 % under slow"),
-        (70, 9, "although 9.0 % of idle capacity is fragmented, 5.0 % under slow"),
-        (70, 5, "because other jobs wait instead: the longest wait is 2.5 hours, 2 minutes under slow"),
+        (80, 5, "with 80.0 % of the GPUs in use over time instead of 70.0 %"),
+        (60, 5, "with 60.0 % of the GPUs in use over time instead of 70.0 %"),
+        (70.7, 1, "with 1.0 % of the free GPU capacity of no use instead of 5.0 %"),
+        (70, 5, "and 2.5 hours instead of 2 minutes at most"),
     ],
 )
-def test_a_shorter_wait_is_explained_by_a_measured_figure(used: float, lost: float, reason: str) -> None:
+def test_a_shorter_wait_stands_beside_the_measure_that_differs(used: float, lost: float, fact: str) -> None:
     slow = row("slow", mean_wait_s=40.0, max_wait_s=120.0, allocated_percent=70, frag_ratio_percent=5)
     quick = row("quick", mean_wait_s=30.0, max_wait_s=9000.0, allocated_percent=used, frag_ratio_percent=lost)
     assert verdict.findings([slow, quick]) == [
-        f"Jobs wait 25 % shorter under quick than under slow: 30 s instead of 40 s on average, {reason}."
+        f"Jobs wait 25 % shorter under quick than under slow: 30 s instead of 40 s on average, {fact}."
     ]
 
 
