@@ -20,6 +20,7 @@ TITLES: dict[Kind, str] = {"Cloud": "Cloud hosts", "BS": "Base stations", "UE": 
 def write_report(dataset: Dataset, score: Score, verdict: list[str], table: Table, folder: Path) -> None:
     """Write `report.html`, and `gantt-host.png`, `gantt-bs.png`, `gantt-ue.png` for tiers that ran tasks."""
     pictures = []
+    end_s = max((run.end_s for run in score.runs), default=0.0)
     with drawing():
         for kind, name in TIER_NAMES.items():
             runs = [run for run in score.runs if run.device.kind == kind]
@@ -36,7 +37,7 @@ def write_report(dataset: Dataset, score: Score, verdict: list[str], table: Tabl
                 for run in runs
             ]
             figure, axes = new_figure(width=2 * WIDTH)
-            draw_gantt(axes, bars, [devices[index] for index in sorted(devices)])
+            draw_gantt(axes, bars, [devices[index] for index in sorted(devices)], end_s)
             pictures.append(picture(TITLES[kind], figure, wide=True))
             save_png(figure, folder / f"gantt-{name}.png")
     sections = [
@@ -64,8 +65,8 @@ def verdict_of(dataset: Dataset, made_by: str, tiers: str, score: Score) -> list
 def score_table(dataset: Dataset, made_by: str, tiers: str, score: Score) -> Table:
     """Return this score, and the published ones if the dataset is public."""
     columns = [
-        Column(dataset.name, "text"),
-        Column("tiers", "text"),
+        Column("plan", "text"),
+        Column("devices", "text"),
         Column("score", digits=2),
         Column("jobs done", "share", 0),
         Column("mean job completion time, s", digits=2),

@@ -89,17 +89,20 @@ def tables(summary: Summary) -> list[Table]:
         Column("algorithm", "text"),
         *(Column(name, digits=1) for name in ("utility", "accepted", "completed")),
         Column("decision", "time", 2),
-        Column("optimum / utility", digits=3),
     ]
+    with_optimum = any("optimal_over_utility" in figures for figures in summary["algorithms"].values())
+    if with_optimum:
+        columns.append(Column("optimum / utility", digits=3))
     rows: list[list[Cell]] = []
     for name, figures in summary["algorithms"].items():
         ratios = [ratio for ratio in figures.get("optimal_over_utility", ()) if ratio is not None]
         spent = figures.get("decision_ms_mean")
         means = [fmean(figures[key]) for key in ("utility", "accepted", "completed")]
-        rows.append(
-            [name, *means, None if spent is None else spent / 1000, fmean(ratios) if ratios else None]
-        )
-    found = [Table(columns, rows, f"means over {len(summary['seeds'])} instance(s)")]
+        rows.append([name, *means, None if spent is None else spent / 1000])
+        if with_optimum:
+            rows[-1].append(fmean(ratios) if ratios else None)
+    instances = len(summary["seeds"])
+    found = [Table(columns, rows, f"means over {instances} instances" if instances > 1 else "one instance")]
     for axis, points in summary.get("sweeps", {}).items():
         names = [Column("algorithm", "text"), *(Column(value, digits=1) for value in points)]
         means_by: list[list[Cell]] = [

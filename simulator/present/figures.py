@@ -260,11 +260,14 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
     return chosen
 
 
-def draw_gantt(axes: Any, bars: Sequence[Bar], rows: Sequence[str]) -> None:
-    """Draw the bars (in seconds) in their rows; bars that overlap in time get lanes inside the row."""
+def draw_gantt(axes: Any, bars: Sequence[Bar], rows: Sequence[str], end_s: float | None = None) -> None:
+    """Draw the bars (in seconds) in their rows; bars that overlap in time get lanes inside the row.
+
+    With `end_s` time goes from 0 to there, for charts to be compared; else over the bars.
+    """
     from matplotlib.collections import PolyCollection
 
-    unit = time_unit(max((bar.end for bar in bars), default=0.0))
+    unit = time_unit(end_s or max((bar.end for bar in bars), default=0.0))
     by_row: dict[str, list[Bar]] = {row: [] for row in rows}
     for bar in bars:
         by_row[bar.row].append(bar)
@@ -284,6 +287,8 @@ def draw_gantt(axes: Any, bars: Sequence[Bar], rows: Sequence[str]) -> None:
     shapes.set_rasterized(len(boxes) > MANY_BARS)
     axes.add_collection(shapes)
     axes.autoscale(axis="x")
+    if end_s is not None:
+        axes.set_xlim(0.0, end_s / unit.seconds)
     axes.set_ylim(top, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)

@@ -80,8 +80,8 @@ class Labels:
 
     @property
     def fonts(self) -> list[str]:
-        """Fonts with which the labels render."""
-        return ["DejaVu Sans"] if self.font is None else [self.font, "DejaVu Sans"]
+        """Fonts with which the labels render; a browser, too, takes the second for Chinese glyphs only."""
+        return ["DejaVu Sans"] if self.font is None else ["DejaVu Sans", self.font]
 
     def __call__(self, english: str) -> str:
         return english if self.font is None else f"{english} · {CHINESE[english]}"
@@ -202,6 +202,7 @@ def over_axis(axis: str, figure_name: str, by_value: Mapping[float, Collected]) 
     }
     draw_lines(axes, {name: [(values, each)] for name, each in means.items()}, marker="o")
     show_shares(axes.yaxis)
+    axes.set_ylim(top=1.08 * axes.get_ylim()[1])  # room for a marker at the top
     axes.set_xticks(values)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(axis)
