@@ -8,7 +8,7 @@ PARALLEL := -n logical --dist loadfile --no-loadscope-reorder
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test quick test-e2e mutants bench bench-peers figures demo up docs dist clean audit fuzz
+.PHONY: install lock lint test quick test-e2e test-airflow mutants bench bench-peers figures demo up docs dist clean audit fuzz
 
 install: $(STAMP)
 
@@ -47,6 +47,19 @@ quick: install
 test-e2e: install
 	$(PYTEST) -m e2e
 
+# Another version of Airflow and Python in an environment of its own: make test-airflow VERSION=3.1.8 PYTHON=3.12.
+# What Airflow's own packages warn of there is not ours.
+test-airflow: VERSION ?= 3.3.2
+test-airflow: PYTHON = 3.11
+test-airflow: OTHER = .venv-airflow-$(VERSION)-py$(PYTHON)
+test-airflow: install
+	test -x $(OTHER)/bin/python || $(BIN)/uv venv --quiet --no-python-downloads $(OTHER) --python "$$( \
+		ls "$$(python$(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null)" \
+		"$$HOME"/.pyenv/versions/$(PYTHON)*/bin/python 2>/dev/null | head -1)"
+	$(BIN)/uv pip install --quiet --python $(OTHER)/bin/python "apache-airflow==$(VERSION)" --editable ".[test-airflow]"
+	PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest -W ignore \
+		tests/airflow tests/e2e/test_versions.py
+
 # Which bugs in the core would no quick test notice? An hour of one core; see docs/contributing/mutation-tests.md. Its tools
 # are not part of the pinned environment.
 mutants: install
@@ -82,9 +95,18 @@ docs: install
 	$(BIN)/uv pip install --quiet --python $(VENV)-docs/bin/python --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 
-# A wheel and a source archive in dist/; `pip install 'dist/gpu_resource_manager-….whl[airflow]'` takes an extra.
+# A wheel and a source archive in dist/, with their parts (SBOM) and checksums; the same bytes at every build of a
+# commit. `pip install 'dist/gpu_resource_manager-….whl[airflow]'` takes an extra.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 dist: install
+	rm -rf dist
 	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/uvx --quiet --from "twine>=6" twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate \
+		--extra all --constraint $(LOCK) pyproject.toml | PYTHONWARNINGS=ignore $(BIN)/uvx --quiet \
+		--from "cyclonedx-bom>=7" cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml \
+		--output-file dist/sbom.cdx.json -
+	cd dist && sha256sum * > SHA256SUMS
 
 clean:
 	rm -rf $(VENV) $(addprefix $(VENV)-,docs fuzz mutants peers) mutants site .build artifacts dist

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from resource_manager.errors import SettingsError, redact
 
 PREFIX = "GPU_MANAGER_"
 FILE_VARIABLE = "GPU_MANAGER_SETTINGS"
+AIRFLOW_SECTION = "gpu_manager"
 INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
@@ -138,28 +140,44 @@ class Settings(BaseModel):
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Load the settings from the file that `GPU_MANAGER_SETTINGS` names, overridden by `GPU_MANAGER_*`.
 
-        Raises `SettingsError` that names the setting and its source.
+        In a process of Airflow, what neither states comes from the section `[gpu_manager]` of its
+        configuration. Raises `SettingsError` that names the setting and its source.
         """
         environ = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = _of_airflow()
+        from_airflow = set(values)
         if path := environ.get(FILE_VARIABLE):
-            values.update(_read_file(Path(path)))
+            in_file = _read_file(Path(path))
+            values.update(in_file)
+            from_airflow -= in_file.keys()
         names = {PREFIX + name.upper(): name for name in cls.model_fields}
         from_environment = {names[key]: value for key, value in environ.items() if key in names}
         values.update(from_environment)
-        return cls.of(values, from_environment)
+        sources = {name: f"[{AIRFLOW_SECTION}] {name} of airflow.cfg" for name in from_airflow}
+        sources.update({name: PREFIX + name.upper() for name in from_environment})
+        return cls.of(values, sources)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], from_environment: Collection[str] = ()) -> Settings:
+    def of(cls, values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Settings:
         """Return settings with these values; raises `SettingsError` that names the first wrong one."""
         try:
             return cls(**values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
-            source = PREFIX + name.upper() if name in from_environment else f"setting {name!r}"
+            source = (sources or {}).get(name, f"setting {name!r}")
             reason = first["msg"].removeprefix("Value error, ")
             raise SettingsError(f"{source if name else 'settings'}: {reason}") from error
+
+
+def _of_airflow() -> dict[str, Any]:
+    """Return what Airflow's configuration states, in a process that has read it."""
+    if "airflow.configuration" not in sys.modules:
+        return {}
+    from airflow.configuration import conf
+
+    section = conf.getsection(AIRFLOW_SECTION) or {}
+    return {name: value for name, value in section.items() if value not in (None, "")}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

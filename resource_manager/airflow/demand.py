@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from airflow.sdk import Param
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.airflow.hook import Manager
+from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
 from resource_manager.jobs import reconcile

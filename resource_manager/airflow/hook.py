@@ -5,9 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
-
+from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.client import ServiceClient

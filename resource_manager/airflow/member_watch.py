@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from resource_manager.airflow.version_compat import in_thread
 from resource_manager.jobs.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
 from resource_manager.jobs.running_job import RunningJob
 
@@ -22,7 +23,7 @@ class MemberWatch:
     Its launcher is used by one thread at a time. `executor` runs the calls, None the event loop's own.
     """
 
-    def __init__(self, job: RunningJob, log: Any, executor: Executor | None, *, copies_log: bool) -> None:
+    def __init__(self, job: RunningJob, log: Any, executor: ThreadPoolExecutor | None, *, copies_log: bool) -> None:
         self.job = job
         self.status = JobStatus(JobState.RUNNING)
         self.reached_at = asyncio.get_running_loop().time()
@@ -101,7 +102,7 @@ class MemberWatch:
         if self.look is not None:
             self.look.cancel()
         if self._launcher is not None:
-            await asyncio.to_thread(self._launcher.close)
+            await in_thread(self._launcher.close)
 
     async def _call(self, act: Callable[[Launcher], T]) -> T:
         def call() -> T:
@@ -109,4 +110,4 @@ class MemberWatch:
                 self._launcher = self.job.open()
             return act(self._launcher)
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        return await in_thread(call, executor=self._executor)

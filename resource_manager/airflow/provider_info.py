@@ -8,6 +8,12 @@ from typing import Any
 def get_provider_info() -> dict[str, Any]:
     """Return the description that Airflow's provider manager reads."""
     from resource_manager import __version__
+    from resource_manager.settings import AIRFLOW_SECTION, Settings
+
+    def module(name: str, *parts: str) -> dict[str, Any]:
+        root = f"resource_manager.airflow.{name}"
+        names = [f"{root}.{part}" for part in parts] or [root]
+        return {"integration-name": "GPU resource manager", "python-modules": names}
 
     def field(label: str, kind: str, description: str) -> dict[str, Any]:
         return {"label": label, "description": description, "schema": {"type": [kind, "null"]}}
@@ -37,6 +43,26 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
+        "config": {
+            AIRFLOW_SECTION: {
+                "description": "The GPU resource manager; `GPU_MANAGER_*` in the environment comes first.",
+                "options": {
+                    name: {
+                        "description": field.description,
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": None,
+                        "default": None,
+                        "sensitive": name in ("store", "redis_url"),
+                    }
+                    for name, field in Settings.model_fields.items()
+                },
+            }
+        },
+        "operators": [module("operators", "training", "lease", "reconcile")],
+        "sensors": [module("sensors")],
+        "hooks": [module("hook")],
+        "triggers": [module("triggers")],
         "extra-links": ["resource_manager.airflow.links.ConsoleLink"],
         "task-decorators": [
             {"name": "gpu", "class-name": "resource_manager.airflow.decorators.gpu.gpu_task"}

@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook, Manager
+from resource_manager.airflow.version_compat import in_thread
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import ExpectedStart, Submission
 
@@ -50,9 +51,7 @@ class SharedManager:
 
     async def call(self, act: Callable[[Manager], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: act(self._hook.get_conn())
-        )
+        return await in_thread(lambda: act(self._hook.get_conn()), executor=self._thread)
 
     async def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's lease or pending request, at most `MAX_AGE_S` old, or None."""

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-from airflow.sdk.execution_time.xcom import XCom
 
+from resource_manager.airflow import version_compat
 from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
 from resource_manager.jobs.task_identity import TaskIdentity
 
@@ -44,12 +44,12 @@ def is_wanted(identity: TaskIdentity) -> bool:
 
 async def note(identity: TaskIdentity, key: str, value: Any) -> None:
     """Store a JSON value as XCom for the rest of this try, so that another triggerer can read it."""
-    await XCom.aset(key, value, **_place(identity))
+    await version_compat.set_xcom(key, value, **_place(identity))
 
 
 async def noted(identity: TaskIdentity, key: str) -> Any:
     """Return the value that `note` stored in this try, or None."""
-    return await XCom.aget_one(key=key, **_place(identity))
+    return await version_compat.get_xcom(key, **_place(identity))
 
 
 def _place(identity: TaskIdentity) -> dict[str, Any]:

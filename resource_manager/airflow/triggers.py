@@ -11,13 +11,13 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.member_watch import MemberWatch
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted, note, noted
+from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
@@ -409,7 +409,7 @@ class JobTrigger(_Trigger):
             )
         except LeaseNotFoundError:
             self.log.error("the lease was ended by another client; stopping the job")
-            stopped = await asyncio.to_thread(GangJob(self.jobs).stop)
+            stopped = await in_thread(GangJob(self.jobs).stop)
             for problem in stopped.left.values():
                 self.log.error("a job without a lease may still run: %s", problem)
             raise
@@ -427,13 +427,13 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
     Airflow also cancels a trigger that another triggerer took over, so the task's state is read first.
     """
     identity = trigger.identity
-    if await asyncio.to_thread(is_wanted, identity):
+    if await in_thread(is_wanted, identity):
         return
     watch = SharedManager.of(trigger.gpu_conn_id)
     entry = await watch.call(lambda manager: manager.status_of(identity.lease_id))
     if entry is not None and TaskIdentity.from_labels(entry["labels"]) == identity:
         manager = await watch.call(lambda manager: manager)
-        done = await asyncio.to_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
+        done = await in_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
         trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)
 
 

@@ -12,15 +12,14 @@ import flask
 from a2wsgi import WSGIMiddleware
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity
-from airflow.api_fastapi.core_api.security import get_user
 from airflow.configuration import conf
-from airflow.sdk.exceptions import AirflowException
 from fastapi import HTTPException, Request
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.airflow.version_compat import AirflowException, user_of
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
@@ -134,7 +133,7 @@ def manager_of_tasks() -> GPUResourceManager:
 async def _identify(request: Request) -> Identity:
     """Return the caller with their role; raise `HTTPException` for an unknown one or one without a role."""
     bearer = await HTTPBearer(auto_error=False)(request)
-    user = await get_user(request, None, bearer)
+    user = await user_of(request, bearer)
     role = await run_in_threadpool(role_of, user)
     if role is None:
         raise HTTPException(403, f"{user.get_name()} may not see the GPUs")

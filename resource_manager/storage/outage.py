@@ -17,7 +17,7 @@ def outage(message: str, error: type[StoreUnavailableError] = StoreUnavailableEr
 
 @cache
 def _in_airflow() -> dict[type[StoreUnavailableError], type[StoreUnavailableError]]:
-    from airflow.sdk.exceptions import AirflowException
+    from resource_manager.airflow.version_compat import AirflowException
 
     class AirflowStoreUnavailableError(StoreUnavailableError, AirflowException):
         """The store cannot be reached from inside Airflow."""

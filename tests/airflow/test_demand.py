@@ -8,10 +8,9 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
     from resource_manager.airflow.demand import end_lease
     from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 
 from tests.airflow.asking import ask

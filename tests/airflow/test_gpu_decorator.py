@@ -13,9 +13,12 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-
+    try:  # since 3.2
+        from airflow.sdk.exceptions import AirflowSkipException
+    except ImportError:
+        from airflow.exceptions import AirflowSkipException
     from resource_manager.airflow.decorators import gpu
+    from resource_manager.airflow.version_compat import AirflowFailException
 
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from tests.airflow.asking import ask

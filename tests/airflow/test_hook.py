@@ -12,10 +12,9 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
     from resource_manager.airflow.webapp import manager_of_tasks
 
 from resource_manager import GPUResourceManager

@@ -6,7 +6,7 @@ import socket
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from urllib.parse import unquote
@@ -21,9 +21,10 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow import settings as airflow_settings
-    from airflow.models.team import Team
     from airflow.models.variable import Variable
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    with suppress(ImportError):  # since 3.1
+        import airflow.models.team  # noqa: F401
     from fastapi import FastAPI
 
     from resource_manager.airflow import listener, registration
@@ -32,6 +33,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.registration import AT_START, publish_at_start
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.triggers import identity_of
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
     from tests.airflow.asking import ask
 
 from resource_manager import GPUResourceManager
@@ -116,7 +118,10 @@ def empty_database(tmp_path, monkeypatch):
 @pytest.fixture
 def database(empty_database):
     """Database of the test with Airflow's own table of Variables."""
-    Variable.metadata.create_all(empty_database, [Team.__table__, Variable.__table__])
+    named = [
+        Variable.metadata.tables[name] for name in ("team", "variable") if name in Variable.metadata.tables
+    ]
+    Variable.metadata.create_all(empty_database, named)
     return DatabaseAccess()
 
 

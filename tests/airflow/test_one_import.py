@@ -69,10 +69,15 @@ def test_the_plugin_is_loaded_once(folder: str, tmp_path: Path) -> None:
     code = (
         "import json\n"
         "from airflow import plugins_manager as manager\n"
-        "plugins, errors = manager._get_plugins()\n"
+        "manager.ensure_plugins_loaded()\n"
+        "get = getattr(manager, '_get_plugins', None)\n"  # since 3.2
+        "errors = get()[1] if get else manager.import_errors\n"
         "ours = [each for each in manager.get_plugin_info() if each['name'] == 'gpu_resource_manager']\n"
         "parts = ('fastapi_apps', 'external_views', 'listeners', 'macros')\n"
-        "print(json.dumps([errors, [[len(each[part]) for part in parts] for each in ours]]))"
+        "has = [part for part in parts if part != 'external_views' or part in ours[0]]\n"  # since 3.1
+        "print(json.dumps([errors, [[len(each[part]) for part in has] for each in ours], len(has)]))"
     )
     environment = {"AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins)}
-    assert json.loads(in_a_process_of_its_own(code, **environment)) == [{}, [[1, 1, 1, 1]]]
+    errors, counts, parts = json.loads(in_a_process_of_its_own(code, **environment))
+    assert (errors, counts) == ({}, [[1] * parts])
+    assert parts >= 3

@@ -7,11 +7,10 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from airflow.sdk.exceptions import AirflowFailException
-
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.triggers import FreeCapacityTrigger
+    from resource_manager.airflow.version_compat import AirflowFailException
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node

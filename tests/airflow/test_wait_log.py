@@ -11,11 +11,10 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from airflow.sdk.exceptions import AirflowException
-
     from resource_manager.airflow.operators import GPUTrainingOperator
     from resource_manager.airflow.shared_manager import SharedManager
     from resource_manager.airflow.triggers import GrantTrigger, TriggerState
+    from resource_manager.airflow.version_compat import AirflowException
     from resource_manager.airflow.wait_log import WaitLog, describe_wait, describe_waiting
 
 

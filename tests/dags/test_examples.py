@@ -27,3 +27,11 @@ def test_every_example_is_a_dag():
         "train_digits",
     }
     assert all(dag.description for dag in bag.dags.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_example_of_the_provider_is_a_dag():
+    bag = DagBag(str(REPOSITORY / "resource_manager" / "airflow" / "example_dags"))
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {"example_gpu_alerts", "example_gpu_approval", "example_gpu_training"}
+    assert all(dag.description for dag in bag.dags.values())

@@ -65,6 +65,7 @@ class Bench(Stack):
         dags = home / "dags"
         shutil.copytree(REPOSITORY / "dags", dags)
         shutil.copytree(HERE / "dags", dags / "tests")
+        shutil.copytree(REPOSITORY / "resource_manager" / "airflow" / "example_dags", dags / "provider")
         (dags / ".airflowignore").write_text("jobs/\nbeat.py\n")
         self.runs = []
         self.ledger = home / "ledger" / "beats"

@@ -72,3 +72,20 @@ def test_docker_step_runs_between_setup_and_teardown(bench):
 def test_gpu_reconcile_reports(bench):
     run_id = run(bench, "gpu_reconcile")
     assert bench.api.xcom("gpu_reconcile", run_id, "reconcile") == {"actions": [], "other_instances": 0}
+
+
+def test_the_example_of_the_provider_trains_and_evaluates(bench):
+    run_id = run(bench, "example_gpu_training")
+    assert bench.api.xcom("example_gpu_training", run_id, "train").startswith("training on GPU 0 of")
+    assert bench.api.xcom("example_gpu_training", run_id, "evaluate").startswith("evaluated on GPU ")
+
+
+def test_a_run_over_the_usual_number_of_gpus_waits_for_a_person(bench):
+    trains = bench.run("example_gpu_approval", gpus=3)
+    question = f"{trains.path}/taskInstances/approve/-1/hitlDetails"
+    wait_for(lambda: trains.states()["approve"] in ("deferred", "awaiting_input"), 120, "the question")
+    assert trains.states()["train"] is None
+    bench.api.call("PATCH", question, {"chosen_options": ["Approve"], "params_input": {}})
+    trains.wait_until("success", 300)
+    said = bench.api.xcom("example_gpu_approval", trains.run_id, "train")
+    assert said == "training on GPUs 0,1,2"

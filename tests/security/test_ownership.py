@@ -17,13 +17,12 @@ from flask.testing import FlaskClient
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow warns on import
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
     from resource_manager.airflow import listener
     from resource_manager.airflow.demand import end_lease, submit, team_of
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
     from resource_manager.airflow.triggers import TriggerState
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.commands import main

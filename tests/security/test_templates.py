@@ -13,11 +13,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow warns on import
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from resource_manager.airflow.demand import demand_of
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
     from resource_manager.airflow.operators.lease import GPULease
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager import GPUResourceManager
 from resource_manager.jobs.launchers import build_docker_cmd

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException
 
 from resource_manager.airflow.demand import (
     ATTRIBUTES,
@@ -20,6 +19,7 @@ from resource_manager.airflow.demand import (
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
+from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import given_value

@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup
-from airflow.sdk.exceptions import AirflowFailException
 
 from resource_manager.airflow.demand import end_entry
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import identity_of
+from resource_manager.airflow.version_compat import AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.jobs.launchers.devices import device_environment

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, BaseOperator
-from airflow.sdk.exceptions import AirflowException
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.task_state import ExecutionTaskStates
+from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.reconcile import reconcile

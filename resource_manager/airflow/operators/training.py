@@ -11,8 +11,6 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated
-
 from resource_manager.airflow.demand import end_lease, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
@@ -24,6 +22,11 @@ from resource_manager.airflow.triggers import (
     TriggerState,
     identity_of,
     log_place,
+)
+from resource_manager.airflow.version_compat import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTerminated,
 )
 from resource_manager.core.changes import Outcome
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang

@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from resource_manager.airflow.demand import ATTRIBUTES, demand_of, taken, takes_demand
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.triggers import FreeCapacityTrigger, identity_of
+from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, ResourceManagerError

@@ -117,8 +117,7 @@ def check_connection(conn_id: str | None, conn_type: str) -> None:
     allowed = os.environ.get(ALLOWED_CONNECTIONS)
     if allowed is not None and conn_id not in (name.strip() for name in allowed.split(",")):
         raise LauncherError(f"connection {conn_id!r} is not in {ALLOWED_CONNECTIONS}={allowed}: add it there")
-    from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowException
+    from resource_manager.airflow.version_compat import AirflowException, BaseHook
 
     try:
         found = BaseHook.get_connection(conn_id).conn_type

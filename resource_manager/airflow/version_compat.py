@@ -1,0 +1,100 @@
+"""Names whose place or form differs between Airflow 3.0 and 3.3; no other module knows the versions.
+
+It imports Airflow only, so that every room may use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+
+try:  # since 3.2
+    from airflow.sdk.exceptions import (
+        AirflowException,
+        AirflowFailException,
+        AirflowNotFoundException,
+        AirflowTaskTerminated,
+    )
+
+    THREADS_MAY_ASK = True
+    """Whether any thread of a triggerer may use the execution API; before 3.2 the answers were mixed up."""
+except ImportError:
+    from airflow.exceptions import (  # type: ignore[attr-defined, no-redef]
+        AirflowException,
+        AirflowFailException,
+        AirflowNotFoundException,
+        AirflowTaskTerminated,
+    )
+
+    THREADS_MAY_ASK = False
+
+try:  # since 3.1
+    from airflow.sdk import BaseHook
+except ImportError:
+    from airflow.hooks.base import BaseHook  # type: ignore[attr-defined, no-redef]
+
+R = TypeVar("R")
+
+__all__ = [
+    "AirflowException",
+    "AirflowFailException",
+    "AirflowNotFoundException",
+    "AirflowTaskTerminated",
+    "BaseHook",
+    "get_xcom",
+    "in_thread",
+    "set_xcom",
+    "user_of",
+]
+
+
+async def in_thread(
+    function: Callable[..., R], *args: Any, executor: ThreadPoolExecutor | None = None, **options: Any
+) -> R:
+    """Call a function that may ask Airflow in another thread, from a trigger."""
+    call = partial(function, *args, **options)
+    if THREADS_MAY_ASK:
+        return await asyncio.get_running_loop().run_in_executor(executor, copy_context().run, call)
+    from asgiref.sync import sync_to_async  # so that Airflow asks in the event loop of the trigger
+
+    return await sync_to_async(call, thread_sensitive=False, executor=executor)()
+
+
+async def set_xcom(key: str, value: Any, **task_instance: Any) -> None:
+    """Store a JSON value as XCom of a task instance, from a trigger."""
+    from airflow.sdk.execution_time.xcom import XCom
+
+    if hasattr(XCom, "aset"):  # since 3.3
+        await XCom.aset(key, value, **task_instance)
+    else:
+        await in_thread(XCom.set, key, value, **task_instance)
+
+
+async def get_xcom(key: str, **task_instance: Any) -> Any:
+    """Return the XCom of a task instance, or None, in a trigger."""
+    from airflow.sdk.execution_time.xcom import XCom
+
+    if hasattr(XCom, "aget_one"):  # since 3.3
+        return await XCom.aget_one(key=key, **task_instance)
+    return await in_thread(XCom.get_one, key=key, **task_instance)
+
+
+async def user_of(request: Any, bearer: Any) -> Any:
+    """Return Airflow's user of a request to the API server: by bearer token, else by the cookie of the page.
+
+    Raises `fastapi.HTTPException` with status 401 for an unknown one.
+    """
+    from airflow.api_fastapi.core_api import security
+
+    if hasattr(security, "resolve_user_from_token"):  # since 3.1
+        return await security.get_user(request, None, bearer)
+    token = bearer.credentials if bearer else request.cookies.get("_token")
+    if not token:
+        from fastapi import HTTPException
+
+        raise HTTPException(401, "Not authenticated")
+    return await security.get_user(token)

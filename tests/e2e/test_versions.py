@@ -1,0 +1,50 @@
+"""The same few runs on every supported version of Airflow; `make test-airflow` runs them on one."""
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.plugin import assert_loaded_once
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+
+
+def test_the_plugin_serves_the_console_and_the_api_to_its_users_only(bench):
+    assert_loaded_once(bench.api)
+    user, password = bench.api.login
+    answer = httpx.post(f"{bench.url}/auth/token", json={"username": user, "password": password}, timeout=60)
+    own = {"Authorization": f"Bearer {answer.json()['access_token']}"}
+    page = httpx.get(f"{bench.url}/gpu/", headers=own, follow_redirects=True, timeout=60)
+    assert page.status_code == 200
+    assert "by-ssh" in page.text
+    summary = httpx.get(f"{bench.url}/gpu/api/status", headers=own, timeout=60).json()
+    assert sum(server["total_gpus"] for server in summary["servers"]) == 24
+    assert httpx.get(f"{bench.url}/gpu/api/status", timeout=60).status_code == 401
+    to_login = httpx.get(f"{bench.url}/gpu/", headers={"Accept": "text/html"}, timeout=60)
+    assert (to_login.status_code, "login" in to_login.headers["Location"]) == (303, True)
+
+
+def test_a_request_waits_without_a_worker_and_then_trains(bench):
+    trains, waits = bench.one_trains_one_waits(seconds=1)
+    bench.both_end_well(trains, waits)
+
+
+def test_a_job_outlives_its_worker_and_is_not_started_twice(bench):
+    run = bench.run("lingering_job", linger="launched")
+    wait_for(run.beats, what="the start of the job")
+    noted = bench.ledger.with_name("beats-launched")
+    task = psutil.Process(int(wait_for(lambda: noted.exists() and noted.read_text(), 180, "lingering")))
+    for process in (task.parent(), task):
+        process.kill()
+    run.wait_until_deferred(try_number=2)
+    run.finish()
+    run.wait_until("success", 300)
+    assert len(run.processes()) == 1
+
+
+def test_a_task_marked_failed_stops_its_job(bench):
+    run = bench.run("local_job")
+    run.wait_until_training()
+    run.mark("failed")
+    run.wait_until("failed")
