@@ -106,6 +106,20 @@ class Settings(BaseModel):
         "owners renew their leases or learn that they are gone; longer than the time between two renewals.",
     )
 
+    health: Path | None = Field(
+        default=None,
+        description="TOML file with other actions for conditions of GPUs; see docs/gpus.md.",
+    )
+    rogue: Literal["avoid", "ignore"] = Field(
+        default="avoid",
+        description="avoid: a GPU with a process that belongs to no lease there takes no new leases.",
+    )
+    clean_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Time after the end of a lease until a GPU on which its processes remain is closed.",
+    )
+
     instance: str | None = Field(
         default=None,
         description="Id of this Airflow in the ids of its leases, as several may share a store; without it, "

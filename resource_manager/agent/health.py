@@ -31,15 +31,19 @@ class HealthTableError(ResourceManagerError, ValueError):
 
 
 class Rule(BaseModel):
-    """One table of the file; `catalog` is the immediate action that NVIDIA's catalogue gives for the XID."""
+    """One table of the file; `catalog` is the immediate action that NVIDIA's catalogue gives for the XID.
+
+    With `recovers` a GPU that was closed for it is opened once reports no longer show it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    condition: str = Field(min_length=1, max_length=250)
+    condition: str = Field(min_length=1, max_length=250, pattern="^[^;]*$")
     action: HealthAction
     text: str = Field(max_length=250)
     todo: str = Field(default="", max_length=250)
     catalog: str = Field(default="", max_length=250)
+    recovers: bool = False
 
 
 class _File(BaseModel):

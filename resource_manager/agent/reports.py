@@ -109,6 +109,8 @@ class Report(Strict):
     memory_mib: Count | None
     memory_available_mib: Count | None
     disk_free_mib: Count | None
+    interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] | None = None
+    """Time between two reports of an agent."""
 
 
 def read_report(text: str | bytes) -> Report:

@@ -87,25 +87,33 @@ def run_agent(
 ) -> None:
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
-    While the answer names GPUs in `cleaning`, reports come faster. `say` gets a line when a report is refused
-    for a new reason, and when one is taken again.
+    While the answer names GPUs in `cleaning` or a shorter time (`next_s`), reports come faster. `say` gets a
+    line when a report is refused for a new reason, and when one is taken again.
     """
     probe = RunningProbe()
     trouble = ""
     try:
         while True:
-            cleaning = False
-            report = {**probe.report(), "server": server}
+            pause_s = interval_s
+            report = {**probe.report(), "server": server, "interval_s": interval_s}
             try:
-                cleaning = bool(sender.send(report).get("cleaning"))
+                pause_s = _pause_s(sender.send(report), interval_s)
                 reason = str(report["error"] or "")
             except ReportRefusedError as error:
                 reason = str(error)
             if reason != trouble:
                 say(reason or "reports are taken again")
                 trouble = reason
-            sleep(min(interval_s, CLEANING_INTERVAL_S) if cleaning else interval_s)
+            sleep(pause_s)
     except KeyboardInterrupt:
         return
     finally:
         probe.close()
+
+
+def _pause_s(answer: Mapping[str, Any], interval_s: float) -> float:
+    """Return the time until the next report: what the service asks for, if that is sooner."""
+    wanted = answer.get("next_s", CLEANING_INTERVAL_S if answer.get("cleaning") else interval_s)
+    if not isinstance(wanted, int | float) or not wanted >= CLEANING_INTERVAL_S:
+        wanted = CLEANING_INTERVAL_S
+    return min(interval_s, float(wanted))

@@ -24,17 +24,22 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import build
-from resource_manager.rest.auth import Identity
+from resource_manager.rest.assemble import build, persistence_of
+from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.events import CLIENT_GONE
 from resource_manager.rest.problems import TITLES
-from resource_manager.rest.tokens import Role
+from resource_manager.rest.sessions import MemorySessions
+from resource_manager.rest.tokens import PREFIX, Role
 
 NAME = "GPU resource manager"
 
 WORKERS = 16
 MAX_STREAMS = 24
 IDENTITY_KEY = "gpu_manager.identity"
+
+
+REPORTS = "/api/reports"
+"""The one route that takes our own agent tokens, as agents are no users of Airflow."""
 
 
 class AirflowAuthenticator:
@@ -70,6 +75,7 @@ class Gate:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bridge: Any = None
+        self._tokens: TokenAuthenticator | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -77,12 +83,11 @@ class Gate:
             return
         request = Request(scope, receive)
         try:
-            identity = await _identify(request)
+            identity = await self._identify(request)
+            bridge = await run_in_threadpool(self.bridge)
         except HTTPException as error:
             await _refuse(request, error)(scope, receive, send)
             return
-        try:
-            bridge = await run_in_threadpool(self.bridge)
         except (ResourceManagerError, AirflowException) as error:
             await _problem(503, str(error))(scope, receive, send)
             return
@@ -98,6 +103,24 @@ class Gate:
         finally:
             gone.set()
             listener.cancel()
+
+    async def _identify(self, request: Request) -> Identity | None:
+        """Return the caller: an agent by our own token on its one route, else a user of Airflow.
+
+        None is an agent with a wrong token, whom the app refuses and counts.
+        """
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        if path != REPORTS or scheme.lower() != "bearer" or not text.startswith(f"{PREFIX}_"):
+            return await _identify(request)
+        return await run_in_threadpool(self._agent_of, text.strip())
+
+    def _agent_of(self, text: str) -> Identity | None:
+        with self._lock:
+            if self._tokens is None:
+                store = persistence_of(manager_of_tasks().settings).tokens
+                self._tokens = TokenAuthenticator(store, MemorySessions())
+        return self._tokens.agent_of(text)
 
     def bridge(self) -> Any:
         """Return the Flask app behind a WSGI bridge; raise if the store cannot be reached."""

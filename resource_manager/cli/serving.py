@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_RATE = "1000/second"
 EXPIRE_EVERY_S = 10.0
+SILENCE_EVERY_S = 5.0
 ARCHIVE_S = 5.0
 
 tokens_file_option = click.option(
@@ -161,7 +162,10 @@ def _serve(
     for address in addresses(server):
         logger.info("serving at %s", address, extra={"address": address})
     stop = threading.Event()
-    chores = [_regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop)]
+    chores = [
+        _regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
+        _regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
+    ]
     if archive is not None:
         chores.append(_regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -207,7 +211,10 @@ def _regularly(
 
 @main.group()
 def token() -> None:
-    """Manage the service's bearer tokens: reader reads, user also allocates, operator may do everything."""
+    """Manage the service's bearer tokens: reader reads, user also allocates, operator may do everything.
+
+    A token of role agent only sends the reports of its --server.
+    """
 
 
 def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
@@ -229,16 +236,24 @@ def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
     multiple=True,
     help="Team that its holder may name, repeatable, the first the default; without one: any team.",
 )
+@click.option("--server", default="", help="Server whose reports the token may send, for role agent.")
 @tokens_file_option
 @json_option
 @click.pass_obj
 @exit_codes
 def token_create(
-    target: Target, name: str, role: str, teams: tuple[str, ...], tokens_file: Path | None, as_json: bool
+    target: Target,
+    name: str,
+    role: str,
+    teams: tuple[str, ...],
+    server: str,
+    tokens_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Create a token; it is shown once and stored only as a hash."""
-    text = tokens.create(_token_store(target, tokens_file), name, Role.named(role), teams=teams)
-    made = {"name": name, "role": role, "teams": teams, "token": text}
+    store = _token_store(target, tokens_file)
+    text = tokens.create(store, name, Role.named(role), teams=teams, server=server)
+    made = {"name": name, "role": role, "teams": teams, "server": server, "token": text}
     print_json(made) if as_json else click.echo(text)
 
 
@@ -258,6 +273,7 @@ def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
                     "name": item.name,
                     "role": item.role,
                     "teams": item.teams,
+                    "server": item.server,
                     "created_at": item.created_at,
                 }
                 for item in found
@@ -268,10 +284,10 @@ def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
 
     from resource_manager.cli import tables
 
-    table = Table("id", "name", "role", "teams", "created")
+    table = Table("id", "name", "role", "teams", "server", "created")
     for item in found:
         created = datetime.fromtimestamp(item.created_at, UTC).strftime("%Y-%m-%d %H:%M")
-        table.add_row(item.token_id, item.name, item.role, ", ".join(item.teams), created)
+        table.add_row(item.token_id, item.name, item.role, ", ".join(item.teams), item.server, created)
     tables.console().print(table)
 
 

@@ -33,7 +33,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import repeats, serializers, teams
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable
-from resource_manager.manager.commit.group import Step
+from resource_manager.manager.commit.group import Reader, Step
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.inventory_edit import gpus_replaced
@@ -541,6 +541,10 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, opened, now)
 
         return self._server_step(name, step, once)
+
+    def look(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
+        """Return the reader's answer on the state as of now, or of at most `max_age_s` ago."""
+        return self._commits.read(reader, max_age_s)
 
     def commit(self, step: Step) -> list[Change]:
         """Commit what `step` decides on the newest state, and the grants that it allows; return all of it.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
@@ -124,7 +125,8 @@ def build(
     watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager
-    return Service(manager, authenticator, Limits(rate), watch, metrics, secret, **more)
+    receiver = ReportReceiver(manager)
+    return Service(manager, authenticator, Limits(rate), watch, metrics, receiver, secret, **more)
 
 
 def _secret_and_sessions(folder: Path) -> tuple[str, SessionStore]:

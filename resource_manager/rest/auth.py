@@ -32,13 +32,14 @@ class Identity:
 
     `ambient` is true if the browser sends the credentials by itself: for cookies, and for a service open to
     everyone on this machine. A page of another site could use either, so every change then needs a CSRF
-    token.
+    token. `server` is the one whose reports the caller may send, `*` for any.
     """
 
     name: str
     role: Role
     ambient: bool = False
     teams: tuple[str, ...] = ()
+    server: str = ""
 
     @property
     def is_operator(self) -> bool:
@@ -90,7 +91,7 @@ class OpenAuthenticator:
             )
         if request.method not in SAFE_METHODS:
             refuse_other_pages(request)
-        return Identity("anonymous", Role.OPERATOR, ambient="Origin" in request.headers)
+        return Identity("anonymous", Role.OPERATOR, ambient="Origin" in request.headers, server="*")
 
 
 class TokenAuthenticator:
@@ -135,6 +136,11 @@ class TokenAuthenticator:
         found = tokens.find(self.known(), text)
         return tokens.find(self.known(fresh=True), text) if found is None and fresh else found
 
+    def agent_of(self, text: str) -> Identity | None:
+        """Return the holder of that agent token, None for any other text."""
+        token = self.find(text)
+        return _holder(token) if token is not None and token.role == str(Role.AGENT) else None
+
     def known(self, *, fresh: bool = False) -> dict[str, Token]:
         if fresh or time.monotonic() - self._read_at > TOKEN_CACHE_S:
             self._tokens = self._store.read()
@@ -143,7 +149,7 @@ class TokenAuthenticator:
 
 
 def _holder(token: Token, *, ambient: bool = False) -> Identity:
-    return Identity(token.name, Role.named(token.role), ambient, token.teams)
+    return Identity(token.name, Role.named(token.role), ambient, token.teams, token.server)
 
 
 def _session() -> tuple[str, str]:
@@ -159,7 +165,7 @@ def authorise(identity: Identity | None, role: Role | None) -> Identity | None:
         raise ProblemError(
             401, "a bearer token is needed: gpu-manager token create", headers={"WWW-Authenticate": "Bearer"}
         )
-    if identity.role < role:
+    if not identity.role.includes(role) and not (role is Role.AGENT and identity.server):
         raise ProblemError(403, f"{identity.name} has the role {identity.role}; this needs {role}")
     return identity
 

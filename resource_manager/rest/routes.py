@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import flask
 
+from resource_manager.agent.probe import MAX_REPORT_BYTES
+from resource_manager.agent.reports import ReportError, read_report
 from resource_manager.core.changes import ReleaseResult
 from resource_manager.core.models import Gpu
 from resource_manager.core.refusal import Refusal
@@ -23,7 +25,7 @@ from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
 from resource_manager.rest.ownership import not_released, owned, owner_required
 from resource_manager.rest.problems import ProblemError, from_refusal
-from resource_manager.rest.routing import Routes
+from resource_manager.rest.routing import Routes, raw_body
 from resource_manager.rest.schemas import (
     AdoptBody,
     AllocateBody,
@@ -42,6 +44,7 @@ from resource_manager.rest.schemas import (
     Page,
     PageQuery,
     ReleaseBody,
+    ReportAnswer,
     ResetBody,
     ServerDetail,
     ServerSummary,
@@ -284,6 +287,29 @@ def teams(service: Service, caller: Identity) -> Any:
 )
 def apply_teams(service: Service, caller: Identity, body: TeamsBody, once: Once | None = None) -> Any:
     return service.manager.apply_teams(body.rules(), dry_run=body.dry_run, once=once)
+
+
+@routes.add(
+    "POST",
+    "/api/reports",
+    Role.AGENT,
+    "Report the GPUs of a server; the answer names those to be cleaned",
+    answer=ReportAnswer,
+    failures=(413,),
+    tags=("servers",),
+)
+def reports(service: Service, caller: Identity) -> Any:
+    flask.request.max_content_length = MAX_REPORT_BYTES
+    text = raw_body()
+    try:
+        report = read_report(text)
+        if caller.server not in ("*", report.server):
+            raise ProblemError(
+                403, f"this token is of server {caller.server}; the report is of {report.server}"
+            )
+        return service.receiver.receive(report, text)
+    except ReportError as error:
+        raise ProblemError(400, str(error)) from error
 
 
 @routes.add(

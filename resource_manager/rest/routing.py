@@ -88,7 +88,7 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         if route.query is not None:
             arguments["query"] = _query(route.query)
         if route.body is not None:
-            raw = _raw_body()
+            raw = raw_body()
             arguments["body"] = route.body.model_validate_json(raw or b"{}")
             once = arguments["once"] = _once(identity, raw)
             response = _respond(route.handler(service, identity, **arguments))
@@ -153,7 +153,8 @@ def _once(identity: Identity | None, raw: bytes) -> Once | None:
     return Once(identity.name, key, hashlib.sha256(request).hexdigest()[:32])
 
 
-def _raw_body() -> bytes:
+def raw_body() -> bytes:
+    """Return the body, which must be JSON if there is one; raises 415."""
     request = flask.request
     raw = request.get_data(cache=True)
     if raw and request.mimetype != "application/json":

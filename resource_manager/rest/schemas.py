@@ -217,6 +217,23 @@ class BatchAnswer(Answer):
     refusals: list[RefusedRequest | None]
 
 
+class CleaningGpu(Answer):
+    """GPU on which no process of an ended lease should be left."""
+
+    gpu_id: int
+    uuid: str
+    task_id: str
+
+
+class ReportAnswer(Answer):
+    """Answer to a report; `next_s` asks for the next one sooner than by the agent's interval."""
+
+    server: str
+    watched: bool
+    cleaning: list[CleaningGpu]
+    next_s: float | None = None
+
+
 class CallerAnswer(Answer):
     """The caller as the service knows them, and the teams they may name; none: any team."""
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import flask
 
+from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.auth import Authenticator
 from resource_manager.rest.limits import Limits
@@ -30,6 +31,7 @@ class Service:
     limits: Limits
     watch: StateFollower
     metrics: Metrics
+    receiver: ReportReceiver
     secret: str = field(repr=False)
     airflow_url: str | None = None
     instance: str | None = None

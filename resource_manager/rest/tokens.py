@@ -22,8 +22,9 @@ MAX_TEAMS = 50
 
 
 class Role(IntEnum):
-    """Role of a caller; each includes the rights of those before it."""
+    """Role of a caller; each includes the rights of those before it, but `AGENT`, which reports only."""
 
+    AGENT = 0
     READER = 1
     USER = 2
     OPERATOR = 3
@@ -31,6 +32,10 @@ class Role(IntEnum):
     @classmethod
     def named(cls, name: str) -> Role:
         return cls[name.upper()]
+
+    def includes(self, needed: Role) -> bool:
+        """Return True if a caller of this role may do what that role may."""
+        return self is needed if needed is Role.AGENT else self >= needed
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -44,8 +49,8 @@ class TokenError(ResourceManagerError, ValueError):
 class Token:
     """Stored part of a token: the name of its holder, the role, their teams, and the SHA-256 of its secret.
 
-    Without teams its holder may name any, or none. The secret has 256 random bits, so a plain hash is as hard
-    to invert as a slow one.
+    Without teams its holder may name any, or none. `server` is the one that an agent reports. The secret has
+    256 random bits, so a plain hash is as hard to invert as a slow one.
     """
 
     token_id: str
@@ -54,6 +59,7 @@ class Token:
     digest: str
     created_at: float
     teams: tuple[str, ...] = ()
+    server: str = ""
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Token:
@@ -114,19 +120,25 @@ def create(
     role: Role,
     *,
     teams: Sequence[str] = (),
+    server: str = "",
     now: Callable[[], float] = time.time,
 ) -> str:
     """Create a token for a holder and return its text, which is not stored.
 
-    With `teams` its holder may name these only. Raises `TokenError` and `InvalidRequestError`.
+    With `teams` its holder may name these only. An agent's token is bound to its `server`. Raises
+    `TokenError` and `InvalidRequestError`.
     """
     if not name or len(name) > 100:
         raise TokenError(f"a token's name must have 1 to 100 characters, got {name[:200]!a}")
     if len(teams) > MAX_TEAMS or any(not 0 < len(team) <= MAX_TEXT for team in teams):
         raise TokenError(f"a token has at most {MAX_TEAMS} teams, each of 1 to {MAX_TEXT} characters")
+    if bool(server) != (role is Role.AGENT):
+        raise TokenError("a token of role agent names the server that it reports; other tokens name none")
+    if len(server) > MAX_TEXT:
+        raise TokenError(f"a server's name has at most {MAX_TEXT} characters")
     check_names({"a token's name": (name,), "team": teams})
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    store.put(Token(token_id, name, str(role), _digest(secret), now(), tuple(teams)))
+    store.put(Token(token_id, name, str(role), _digest(secret), now(), tuple(teams), server))
     return f"{PREFIX}_{token_id}_{secret}"
 
 

@@ -9,6 +9,7 @@ from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.storage.once import Once
 from resource_manager.storage.redis.lock import Lock
+from resource_manager.storage.reports import ReportStore
 
 
 class Store(Protocol):
@@ -66,6 +67,10 @@ class Store(Protocol):
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Return up to `limit` kept changes above version `after`, each with the version it led to."""
+
+    @property
+    def reports(self) -> ReportStore:
+        """The last reports of servers, kept beside the state."""
 
     @property
     def suspended_until(self) -> float:

@@ -14,6 +14,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import LockedError, RepeatedError, StaleStateError, StateLostError
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.redis.lock import Lock, ThreadLock, ThreadMutex
+from resource_manager.storage.reports import MemoryReports
 
 
 def steady_clock() -> Callable[[], float]:
@@ -35,6 +36,7 @@ class MemoryStore:
         self._order = ThreadMutex()
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
+        self._reports = MemoryReports(self._clock)
         self._once: dict[str, OrderedDict[str, tuple[float, str]]] = {}
 
     def now(self) -> float:
@@ -119,6 +121,10 @@ class MemoryStore:
             first = self._base.version + 1
             start = max(after + 1 - first, 0)
             return list(enumerate(self._changes[start : start + limit], first + start))
+
+    @property
+    def reports(self) -> MemoryReports:
+        return self._reports
 
     @property
     def suspended_until(self) -> float:

@@ -50,7 +50,8 @@ def as_role(service: Service, kept: Persistence) -> Callable[..., FlaskClient]:
     def client(role: Role | None, name: str = "") -> FlaskClient:
         made = app.test_client()
         if role is not None:
-            text = tokens.create(kept.tokens, name or str(role), role)
+            server = "gpu-server-0" if role is Role.AGENT else ""
+            text = tokens.create(kept.tokens, name or str(role), role, server=server)
             made.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"
         return made
 

@@ -17,7 +17,7 @@ def role_table() -> list[str]:
     for route in [*routes.routes.all, *pages.routes.all]:
         path = re.sub(r"<(?:int:)?(\w+)>", r"<id>", route.path)
         may = ["yes" if route.role is None else ""]
-        may += ["yes" if route.role is None or role >= route.role else "" for role in Role]
+        may += ["yes" if route.role is None or role.includes(route.role) else "" for role in Role]
         rows.append(f"| `{route.method} {path}` | {' | '.join(may)} |".replace("  ", " "))
     return rows
 

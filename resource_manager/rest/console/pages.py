@@ -235,6 +235,8 @@ def do_login(service: Service, caller: Identity | None) -> Any:
         service.limits.count_failure(address)
         page = flask.render_template("login.html", service=service, caller=None, error="Unknown token.")
         return flask.Response(page, status=401)
+    if token.server:
+        raise ProblemError(403, "an agent's token sends reports only: log in with another")
     authenticator.begin_session(token)
     return flask.redirect(flask.url_for("gpu.page_servers"), 303)
 

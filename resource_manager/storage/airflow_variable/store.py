@@ -36,6 +36,7 @@ from resource_manager.storage.airflow_variable.document import Document
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.redis.lock import Lock, RedisLock
+from resource_manager.storage.reports import RedisReports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,6 +187,10 @@ class VariableStore:
         if stored is None:
             return []
         return [(version, change) for version, change in stored.changes if version > after][:limit]
+
+    @property
+    def reports(self) -> RedisReports:
+        return RedisReports(self._client)
 
     @property
     def suspended_until(self) -> float:

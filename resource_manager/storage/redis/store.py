@@ -35,6 +35,7 @@ from resource_manager.storage.redis import gpu_layout, layout
 from resource_manager.storage.redis.client import MEMORY_FULL, RedisClient, load_script
 from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.redis.lock import Lock, RedisLock
+from resource_manager.storage.reports import RedisReports
 
 PARTS = (
     "meta",
@@ -176,6 +177,10 @@ class RedisStore:
             ]
         except CorruptStateError as error:
             raise self._unreadable(error) from error
+
+    @property
+    def reports(self) -> RedisReports:
+        return RedisReports(self._client)
 
     @property
     def suspended_until(self) -> float:

@@ -1,0 +1,214 @@
+"""Receipt of reports: what each changes is committed, and the report kept for those who look."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from resource_manager.agent.health import load_health_table
+from resource_manager.agent.reports import Report, ReportError
+from resource_manager.agent.sending import CLEANING_INTERVAL_S
+from resource_manager.agent.transitions import Rules, transitions
+from resource_manager.core.changes import AgentLost, Change, GpuClosed
+from resource_manager.core.cluster import ClusterState
+from resource_manager.errors import StoreFullError, UnknownNodeError
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_INTERVAL_S = 10.0
+SILENT_INTERVALS = 3
+"""Number of intervals without a report after which an agent is lost and its last report dropped."""
+
+MAX_CLOCK_OFFSET_S = 6 * 3600.0
+"""Largest difference of a server's clock from the store's; a report with a larger one is old."""
+
+STATE_MAX_AGE_S = 0.25
+"""Age of the state on which a report is judged first; what it changes is decided on the newest."""
+
+WAITED_FOR_INTERVAL_S = 1.0
+"""Time between two reports of a server whose GPUs a pending request may get."""
+
+MAX_FAST_REPORTS_PER_S = 50
+"""Reports a second that a receiver asks for beyond the agents' own interval."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of a server's reports so far: `received_at` by the store's clock, of the last good one.
+
+    `clean` counts reports in a row without a condition, by GPU id, -1 for the server.
+    """
+
+    received_at: float
+    interval_s: float
+    at: float
+    boot_id: str | None = None
+    uptime_s: float | None = None
+    hostname: str = ""
+    clean: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def silent_at(self) -> float:
+        """The time at which the agent counts as lost."""
+        return self.received_at + SILENT_INTERVALS * self.interval_s
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes | None) -> Record | None:
+        """Return the record, or None for text that is none."""
+        try:
+            found = cls(**json.loads(text or b""))
+            found.clean = {int(key): int(count) for key, count in found.clean.items()}
+        except (ValueError, TypeError, AttributeError):
+            return None
+        return found
+
+
+def rules_of(settings: Settings) -> Rules:
+    """Return the rules of these settings; raises `HealthTableError`."""
+    return Rules(load_health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
+
+
+class ReportReceiver:
+    """Receiver of the reports of all servers of a manager's store; thread-safe."""
+
+    def __init__(self, manager: GPUResourceManager) -> None:
+        self._manager = manager
+        self._store = manager.store
+        self._rules = rules_of(manager.settings)
+        self._lock = threading.Lock()
+        self._second = 0
+        self._fast = 0
+
+    def receive(self, report: Report, text: bytes) -> dict[str, Any]:
+        """Commit what the report shows, keep it, and return what its agent should know.
+
+        Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
+        """
+        now = self._store.now()
+        before = Record.from_json(self._store.reports.records([report.server]).get(report.server))
+        check_order(report, before, now)
+        clean = {} if before is None else before.clean
+        counted: dict[int, int] = {}
+
+        def judge(cluster: ClusterState, now: float) -> list[Change]:
+            nonlocal counted
+            outcome = transitions(_node(cluster, report.server), report, clean, self._rules, now)
+            counted = outcome.clean
+            return outcome.changes
+
+        if self._manager.look(judge, STATE_MAX_AGE_S):
+            for change in self._manager.commit(judge):
+                _log(change)
+        interval_s = report.interval_s or DEFAULT_INTERVAL_S
+        record = Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname, counted)
+        if report.error is not None and before is not None:
+            record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
+        try:
+            self._store.reports.put(report.server, text, record.to_json(), SILENT_INTERVALS * interval_s)
+        except StoreFullError as error:
+            logger.warning("the report of %s was not kept: %s", report.server, error)
+        return self._manager.look(lambda cluster, now: self._answer(cluster, report), STATE_MAX_AGE_S)
+
+    def _answer(self, cluster: ClusterState, report: Report) -> dict[str, Any]:
+        state = _node(cluster, report.server)
+        answer: dict[str, Any] = {
+            "server": state.name,
+            "watched": state.watched,
+            "cleaning": [
+                {"gpu_id": entry.gpu_id, "uuid": entry.uuid, "task_id": entry.lease_id}
+                for entry in state.cleaning.values()
+            ],
+        }
+        if answer["cleaning"]:
+            answer["next_s"] = CLEANING_INTERVAL_S
+        elif cluster.pending and state.watched and state.leases and self._may_hurry():
+            answer["next_s"] = WAITED_FOR_INTERVAL_S
+        return answer
+
+    def _may_hurry(self) -> bool:
+        """Count a report that is asked for early; return False above `MAX_FAST_REPORTS_PER_S`."""
+        second = int(time.monotonic())
+        with self._lock:
+            if second != self._second:
+                self._second, self._fast = second, 0
+            self._fast += 1
+            return self._fast <= MAX_FAST_REPORTS_PER_S
+
+    def note_silence(self) -> list[Change]:
+        """Commit the loss of every agent that has been silent for too long; return the changes."""
+        return note_silence(self._manager)
+
+
+def note_silence(manager: GPUResourceManager) -> list[Change]:
+    """Commit the loss of every agent that has been silent for too long; return the changes."""
+    watched = manager.look(lambda cluster, now: [state.name for state in cluster.nodes if state.watched])
+    if not watched:
+        return []
+    records = manager.store.reports.records(watched)
+    now = manager.store.now()
+    silent = []
+    for name in watched:
+        record = Record.from_json(records.get(name))
+        if record is None or record.silent_at < now:
+            silent.append(name)
+
+    def step(cluster: ClusterState, now: float) -> list[Change]:
+        known = (cluster.by_name.get(name) for name in silent)
+        return [AgentLost(state.name, now) for state in known if state is not None and state.watched]
+
+    changes = manager.commit(step) if silent else []
+    for change in changes:
+        _log(change)
+    return changes
+
+
+def check_order(report: Report, before: Record | None, now: float) -> None:
+    """Raise `ReportError` for a report that is older than the last one, or of another machine.
+
+    Reports are ordered by the time since the server's start, as its clock may be wrong. Another start counts
+    only if it was after the last report: else another machine reports under this name.
+    """
+    offset_s = report.at - now
+    if abs(offset_s) > MAX_CLOCK_OFFSET_S:
+        direction = "ahead of" if offset_s > 0 else "before"
+        raise ReportError(
+            f"report: made {abs(offset_s) / 3600:.0f} h {direction} the store's time: "
+            "it is an old one, or the server's clock is wrong"
+        )
+    if before is None:
+        return
+    if report.boot_id is None or report.uptime_s is None or before.uptime_s is None:
+        if report.at <= before.at:
+            raise ReportError("report: older than the last one of this server")
+    elif report.boot_id == before.boot_id:
+        if report.uptime_s <= before.uptime_s:
+            raise ReportError("report: older than the last one of this server")
+    elif now < before.silent_at and now - report.uptime_s < before.received_at:
+        raise ReportError(
+            f"report: of {report.hostname or 'another machine'}, but {before.hostname or 'another machine'} "
+            f"reports as {report.server}: one server, one agent"
+        )
+
+
+def _node(cluster: ClusterState, name: str) -> Any:
+    try:
+        return cluster.by_name[name]
+    except KeyError:
+        raise UnknownNodeError(name, len(cluster.nodes)) from None
+
+
+def _log(change: Change) -> None:
+    match change:
+        case GpuClosed():
+            logger.warning("GPU %d of %s is closed: %s", change.gpu_id, change.node, change.reason)
+        case AgentLost():
+            logger.warning("the agent of %s is silent", change.node)

@@ -1,0 +1,248 @@
+"""Changes that a report shows: which GPUs are to be closed, opened, or are clean again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from resource_manager.agent.health import Finding, HealthAction, HealthTable, findings
+from resource_manager.agent.reports import GpuReport, ProcessReport, Report
+from resource_manager.core.changes import (
+    AgentSeen,
+    Change,
+    Drained,
+    GpuCleaned,
+    GpuClosed,
+    GpuOpened,
+    Restored,
+)
+from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.models import Lease, Placement
+from resource_manager.core.node_state import Cleaning, NodeState
+
+CLEAN_REPORTS = 3
+"""Number of reports in a row without a condition after which a GPU that recovers by itself is opened."""
+
+ROGUE = "rogue process"
+NOT_CLEANED = "not cleaned"
+UNKNOWN_UUID = "unknown uuid"
+MISSING_UUID = "uuid missing"
+SERVER = -1
+"""Key under which clean reports of the server are counted, beside those of GPUs."""
+
+MAX_REASON = 240
+MAX_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the receiver of reports goes by; `rogue` is False if processes without a lease are ignored."""
+
+    table: HealthTable
+    rogue: bool = True
+    clean_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Changes that a report shows, and for closed GPUs and the server the clean reports in a row."""
+
+    changes: list[Change] = field(default_factory=list)
+    clean: dict[int, int] = field(default_factory=dict)
+
+
+def is_pinned(state: NodeState) -> bool:
+    """Return True if the inventory has the UUID of every GPU: else reports are only for display."""
+    return bool(state.gpu_free) and len(state.gpu_uuids) == len(state.gpu_free)
+
+
+def transitions(state: NodeState, report: Report, clean: dict[int, int], rules: Rules, now: float) -> Outcome:
+    """Return what the report changes; `clean` is that of the report before.
+
+    A report without GPUs because of an error says nothing, and so does one of a server without pinned UUIDs.
+    """
+    if report.error is not None or not is_pinned(state):
+        return Outcome()
+    return _Reading(state, report, clean, rules, now).outcome()
+
+
+class _Reading:
+    """One report against one node of the state."""
+
+    def __init__(
+        self, state: NodeState, report: Report, clean: dict[int, int], rules: Rules, now: float
+    ) -> None:
+        self._state = state
+        self._report = report
+        self._rules = rules
+        self._now = now
+        self._before = clean
+        self._reported = {gpu.uuid: gpu for gpu in report.gpus if gpu.uuid is not None}
+        self._clean: dict[int, int] = {}
+
+    def outcome(self) -> Outcome:
+        changes: list[Change] = []
+        if not self._state.watched and self._lists_processes():
+            changes.append(AgentSeen(self._state.name, self._now))
+        changes += self._cleaned()
+        for gpu_id in self._state.gpu_free:
+            changes += self._gpu(gpu_id, self._reported.get(self._state.gpu_uuids[gpu_id]))
+        changes += self._server()
+        return Outcome(changes, self._clean)
+
+    def _lists_processes(self) -> bool:
+        """Return True if the server can say when a GPU is clean."""
+        return all(gpu.processes is not None for gpu in self._report.gpus if not gpu.lost)
+
+    # ---- cleaning ----
+
+    def _cleaned(self) -> Iterator[Change]:
+        for entry in self._state.cleaning.values():
+            left = self._left_of(entry)
+            if left is not None and not left:
+                yield GpuCleaned(entry.node, entry.gpu_id, entry.fencing_token, self._now)
+
+    def _left_of(self, entry: Cleaning) -> list[ProcessReport] | None:
+        """Return the processes of an ended lease on its GPU; None if nobody can say."""
+        gpu = self._reported.get(entry.uuid or self._state.gpu_uuids.get(entry.gpu_id, ""))
+        if gpu is None or gpu.lost or gpu.processes is None:
+            return None
+        return [process for process in gpu.processes if is_of(process, entry.lease_id, entry.fencing_token)]
+
+    def _overdue(self, gpu_id: int) -> Iterator[str]:
+        """Yield the reason if something on the GPU has not become clean in time."""
+        for entry in self._state.cleaning.values():
+            placed = Placement(entry.node, (entry.gpu_id,), (entry.uuid,) if entry.uuid else ())
+            if gpu_id not in self._state.gpu_ids_of(placed):
+                continue
+            left = self._left_of(entry)
+            if left != [] and self._now - entry.since > self._rules.clean_timeout_s:
+                named = ", ".join(map(_named, left[:MAX_LISTED])) if left else "it cannot be seen"
+                yield f"{NOT_CLEANED}; lease {entry.lease_id}: {named}"
+
+    # ---- one GPU ----
+
+    def _gpu(self, gpu_id: int, gpu: GpuReport | None) -> Iterator[Change]:
+        reason, stop = self._fault(gpu_id, gpu)
+        closed = self._state.closed_gpus.get(gpu_id)
+        if reason is not None:
+            if closed is None or self._is_worse(reason, stop, closed):
+                uuid = self._state.gpu_uuids[gpu_id]
+                yield GpuClosed(self._state.name, gpu_id, uuid, reason[:MAX_REASON], self._now, stop)
+        elif closed is not None and self._recovers(closed.reason) and self._counted(gpu_id):
+            yield GpuOpened(self._state.name, gpu_id, self._now)
+
+    def _counted(self, key: int) -> bool:
+        """Count a clean report; return True if there were enough in a row."""
+        self._clean[key] = self._before.get(key, 0) + 1
+        return self._clean[key] >= CLEAN_REPORTS
+
+    def _fault(self, gpu_id: int, gpu: GpuReport | None) -> tuple[str | None, bool]:
+        """Return the reason to close the GPU, None if there is none, and whether its job must stop."""
+        if gpu is None:
+            rule = self._rules.table.get(MISSING_UUID)
+            action = HealthAction.CLOSE_NOW if rule is None else rule.action
+            if action in (HealthAction.IGNORE, HealthAction.NOTE):
+                return None, False
+            return f"{MISSING_UUID}; {self._state.gpu_uuids[gpu_id]}", action is HealthAction.CLOSE_NOW
+        for finding in self._findings(gpu_id, gpu):
+            if finding.action in (HealthAction.CLOSE_NOW, HealthAction.CLOSE_AFTER_LEASE):
+                return f"{finding.condition}; {finding.text}", finding.action is HealthAction.CLOSE_NOW
+        for reason in chain(self._overdue(gpu_id), self._rogue(gpu_id, gpu)):
+            return reason, False
+        return None, False
+
+    def _findings(self, gpu_id: int, gpu: GpuReport) -> tuple[Finding, ...]:
+        """Return what the report shows of the GPU, without XIDs from before somebody opened it."""
+        opened = self._state.opened_gpus.get(gpu_id)
+        if opened is not None and gpu.xids:
+            offset_s = self._now - self._report.at  # the server's clock may be wrong
+            later = [xid for xid in gpu.xids if xid.at + offset_s > opened.at]
+            gpu = gpu.model_copy(update={"xids": later})
+        return findings(gpu, self._rules.table)
+
+    def _is_worse(self, reason: str, stop: bool, closed: GpuClosed) -> bool:
+        if stop != closed.stop:
+            return stop
+        return self._recovers(closed.reason) and not self._recovers(reason)
+
+    def _recovers(self, reason: str) -> bool:
+        condition = reason.partition("; ")[0]
+        if condition in (ROGUE, NOT_CLEANED):
+            return True
+        rule = self._rules.table.get(condition)
+        return rule is not None and rule.recovers
+
+    def _rogue(self, gpu_id: int, gpu: GpuReport) -> Iterator[str]:
+        for process in rogue_processes(self._state, gpu_id, gpu) if self._rules.rogue else ():
+            yield f"{ROGUE}; {_named(process)}"
+
+    # ---- the server ----
+
+    def _server(self) -> Iterator[Change]:
+        drained = self._state.drained
+        reason = self._server_fault()
+        if reason is not None:
+            if drained is None or not drained.failed:
+                yield Drained(self._state.name, self._now, reason[: 4 * MAX_REASON], failed=True)
+        elif self._is_mismatch(drained) and self._counted(SERVER):
+            yield Restored(self._state.name, self._now)
+
+    @staticmethod
+    def _is_mismatch(drained: Drained | None) -> bool:
+        """Return True if the server was closed because of a UUID that the inventory lacked."""
+        return drained is not None and drained.failed and drained.reason.startswith(f"{UNKNOWN_UUID}; ")
+
+    def _server_fault(self) -> str | None:
+        pinned = set(self._state.gpu_uuids.values())
+        if self._reported.keys() - pinned:
+            return f"{UNKNOWN_UUID}; inventory: {_listed(pinned)}; server: {_listed(self._reported)}"
+        for gpu_id, uuid in self._state.gpu_uuids.items():
+            gpu = self._reported.get(uuid)
+            for finding in self._findings(gpu_id, gpu) if gpu is not None else ():
+                if finding.action is HealthAction.CLOSE_SERVER:
+                    return f"{finding.condition}; GPU {gpu_id}: {finding.text}"
+        return None
+
+
+def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[ProcessReport]:
+    """Return the processes on a GPU that belong to no lease there, present or being cleaned.
+
+    A process of which that cannot be read is none, nor is one without a mark beside a lease whose job runs in
+    processes of an Airflow worker: such a job carries no mark.
+    """
+    leases = list(leases_on(state, gpu_id))
+    dirty = list(state.cleaning.values())
+    unmarked = any(has_unmarked_job(lease) for lease in leases)
+    return [
+        process
+        for process in gpu.processes or ()
+        if process.lease_source != "unreadable"
+        and not (process.lease_source == "none" and unmarked)
+        and not any(is_of(process, lease.lease_id, lease.fencing_token) for lease in leases)
+        and not any(is_of(process, entry.lease_id, entry.fencing_token) for entry in dirty)
+    ]
+
+
+def has_unmarked_job(lease: Lease) -> bool:
+    """Return True if the lease's job runs in processes of an Airflow worker, which no launcher marked."""
+    return lease.request.labels.get("scope") in ("process", "run")
+
+
+def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:
+    """Return True if the process belongs to that lease, by the mark of its job or by the lease's id."""
+    if process.job is not None:
+        return process.job.endswith(f"-{fencing_token}")
+    return process.lease_id == lease_id
+
+
+def _named(process: ProcessReport) -> str:
+    command = (process.command or "")[:80]
+    return f"pid {process.pid} of {process.user or 'unknown'}" + (f": {command}" if command else "")
+
+
+def _listed(uuids: set[str] | dict[str, GpuReport]) -> str:
+    found = sorted(uuids)
+    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+    return ", ".join(found[:MAX_LISTED]) + more

@@ -1,0 +1,320 @@
+"""Reports against the state: what each closes, opens, cleans or refuses, and what silence does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager, MemoryStore
+from resource_manager.agent.receiving import ReportReceiver, note_silence
+from resource_manager.agent.reports import ReportError, read_report
+from resource_manager.core.models import Node
+from resource_manager.core.refusal import Refusal
+from resource_manager.errors import UnknownNodeError
+from resource_manager.settings import Settings
+from tests.agent.reporting import as_text, gpu, process, report, server, uuid
+from tests.builders import Clock
+
+
+class Service:
+    """Manager and receiver on a clock of the test; time passes by ten seconds before each report."""
+
+    def __init__(self, *nodes: Node, **settings: Any) -> None:
+        self.clock = Clock()
+        self.clock.now = 1e6
+        self.manager = GPUResourceManager(
+            Settings(store="memory://", **settings), store=MemoryStore(clock=self.clock), inventory=nodes
+        )
+        self.receiver = ReportReceiver(self.manager)
+
+    def report(self, *gpus: dict[str, Any], after_s: float = 10.0, **known: Any) -> dict[str, Any]:
+        self.clock.now += after_s
+        return self.send(report(self.clock.now, *gpus, **known))
+
+    def send(self, value: dict[str, Any]) -> dict[str, Any]:
+        self.manager.look(lambda cluster, now: None)  # a test is faster than the age that a replica may have
+        text = as_text(value)
+        return self.receiver.receive(read_report(text), text)
+
+    def allocate(self, task: str, gpus: int = 1, **more: Any) -> dict[str, Any]:
+        lease = self.manager.allocate_resources(task, gpus, 1, **more)
+        assert lease is not None
+        return dict(lease)
+
+    @property
+    def server(self) -> dict[str, Any]:
+        return dict(self.manager.get_resource_summary()["servers"][0])
+
+    @property
+    def closed(self) -> dict[int, str]:
+        return {each["gpu_id"]: each["reason"] for each in self.server["gpus_closed"]}
+
+    @property
+    def kinds(self) -> list[str]:
+        return [str(entry["change"]) for entry in self.manager.history()]
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service(server())
+
+
+def test_a_first_report_makes_the_server_watched_and_the_next_ones_change_nothing(service: Service) -> None:
+    assert service.report(gpu(0), gpu(1))["watched"]
+    version = service.server["watched"], service.manager.get_resource_summary()["version"]
+    for _ in range(3):
+        answer = service.report(gpu(0), gpu(1))
+    assert answer == {"server": "gpu-a", "watched": True, "cleaning": []}
+    assert (service.server["watched"], service.manager.get_resource_summary()["version"]) == version
+    assert service.manager.store.reports.reports(["gpu-a"]).keys() == {"gpu-a"}
+
+
+def test_reports_of_a_server_without_pinned_uuids_are_only_kept() -> None:
+    service = Service(Node("gpu-a", 0, {"cpus": 4}, tuple(g for g in server().gpus if False)))
+    unpinned = Service(Node("gpu-a", 0, {"cpus": 4}, tuple(type(g)(g.gpu_id) for g in server().gpus)))
+    for each in (service, unpinned):
+        assert not each.report(gpu(0, xids=[{"xid": 79, "count": 1, "at": 1.0}]))["watched"]
+        assert each.kinds == []
+        assert each.manager.store.reports.reports(["gpu-a"])
+
+
+def test_a_freed_gpu_is_granted_once_no_process_of_its_lease_is_left(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    lease = service.allocate("t", 2)
+    running = process(lease_id="t", lease_source="environment")
+    service.report(gpu(0, processes=[running]), gpu(1, processes=[running]))
+    assert service.closed == {}, "its own job is no rogue process"
+    service.manager.release_resources("t")
+    assert service.manager.submit("next", 2, 1)["state"] == "WAITING"
+    refusal = service.manager.allocate("other", 1)
+    assert isinstance(refusal, Refusal)
+    answer = service.report(gpu(0, processes=[running]), gpu(1), after_s=0.5)
+    assert [each["gpu_id"] for each in answer["cleaning"]] == [0]
+    assert answer["next_s"] == 0.5
+    assert "next" in {entry["task_id"] for entry in service.manager.queue()}
+    child = process(job=f"gpu-t-0a1b2c3d-{lease['fencing_token']}", lease_source="cgroup")
+    service.report(gpu(0, processes=[child]), gpu(1), after_s=0.5)
+    assert service.manager.queue(), "a child in the job's cgroup is of the lease, too"
+    service.report(gpu(0), gpu(1), after_s=0.5)
+    assert [each["task_id"] for each in service.manager.leases()] == ["next"]
+
+
+def test_the_next_lease_of_the_same_id_does_not_hide_processes_of_the_last(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    first = service.allocate("t")
+    service.manager.release_resources("t")
+    second = service.allocate("t")
+    assert (first["gpu_ids"], second["gpu_ids"]) == ([0], [1])
+    old = process(job=f"gpu-t-0a1b2c3d-{first['fencing_token']}", lease_source="cgroup")
+    service.report(gpu(0, processes=[old]), gpu(1))
+    assert [each["gpu_id"] for each in service.server["gpus_cleaning"]] == [0]
+
+
+def test_what_is_not_clean_in_time_is_closed_with_its_processes_and_recovers(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    service.allocate("t")
+    service.manager.release_resources("t")
+    stays = process(4711, lease_id="t", lease_source="ancestor")
+    service.report(gpu(0, processes=[stays]), gpu(1), after_s=59)
+    assert service.closed == {}
+    service.report(gpu(0, processes=[stays]), gpu(1), after_s=2)
+    assert service.closed == {0: "not cleaned; lease t: pid 4711 of eve: python mine.py"}
+    for _ in range(3):
+        assert 0 in service.closed
+        service.report(gpu(0), gpu(1))
+    assert service.closed == {}
+    assert service.server["available_gpus"] == 2
+
+
+def test_a_lost_agent_leaves_gpus_uncleaned_until_somebody_confirms(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    service.allocate("t", 2)
+    service.manager.release_resources("t")
+    service.clock.now += 29
+    assert note_silence(service.manager) == []
+    service.clock.now += 2
+    assert [type(change).__name__ for change in note_silence(service.manager)] == ["AgentLost"]
+    assert note_silence(service.manager) == [], "once"
+    assert not service.server["watched"]
+    assert service.manager.store.reports.reports(["gpu-a"]) == {}
+    assert service.server["available_gpus"] == 0
+    assert service.manager.open_gpu("gpu-a", 1)["available_gpus"] == 1, "an operator confirms"
+    service.report(gpu(0), gpu(1))
+    assert service.server["available_gpus"] == 2, "an agent confirms"
+
+
+def test_a_gpu_that_cannot_be_seen_says_nothing_of_its_processes(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    service.allocate("t")
+    service.manager.release_resources("t")
+    service.report(gpu(0, lost=True), gpu(1))
+    service.report(gpu(1))
+    service.report(gpu(0, processes=None), gpu(1))
+    assert [each["gpu_id"] for each in service.server["gpus_cleaning"]] == [0]
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "stops"),
+    [
+        ({"xids": [{"xid": 79, "count": 1, "at": 1010.0}]}, "xid 79; ", True),
+        ({"lost": True}, "gpu lost; ", True),
+        ({"rows_failed": True}, "row remap failed; ", True),
+        ({"xids": [{"xid": 48, "count": 1, "at": 1010.0}]}, "xid 48; ", False),
+        ({"rows_pending": True}, "row remap pending; ", False),
+        ({"xids": [{"xid": 13, "count": 9, "at": 1010.0}]}, None, False),
+        ({"xids": [{"xid": 99999, "count": 1, "at": 1010.0}]}, None, False),
+        ({"throttle_reasons": ["hardware slowdown"]}, None, False),
+    ],
+)
+def test_a_condition_closes_its_gpu_and_never_ends_the_lease(
+    service: Service, found: dict[str, Any], reason: str | None, stops: bool
+) -> None:
+    service.allocate("t", 2)
+    service.report(gpu(0), gpu(1, **found))
+    if reason is None:
+        assert service.closed == {}
+        return
+    assert service.closed[1].startswith(reason)
+    lease = service.manager.leases()[0]
+    assert lease["gpu_failed"] == (service.closed[1] if stops else "")
+
+
+def test_a_missing_uuid_closes_its_gpu_and_no_lease_moves(service: Service) -> None:
+    """The index shifts after a loss: GPU 1 is now the first."""
+    service.allocate("t", 2)
+    service.report(gpu(1))
+    assert service.closed == {0: f"uuid missing; {uuid(0)}"}
+    (lease,) = service.manager.leases()
+    assert lease["gpu_uuids"] == [uuid(0), uuid(1)]
+    service.report(gpu(1), gpu(0))
+    assert service.closed == {0: f"uuid missing; {uuid(0)}"}, "another order says nothing; it stays closed"
+
+
+def test_an_unknown_uuid_makes_the_server_an_error_until_the_lists_agree(service: Service) -> None:
+    service.report(gpu(0), gpu(5), gpu(1))
+    row = service.server
+    assert row["state"] == "ERROR"
+    lists = f"inventory: {uuid(0)}, {uuid(1)}; server: {uuid(0)}, {uuid(1)}, {uuid(5)}"
+    assert row["drain_reason"] == f"unknown uuid; {lists}"
+    for _ in range(3):
+        assert service.server["state"] == "ERROR"
+        service.report(gpu(0), gpu(1))
+    assert service.server["state"] == "IDLE"
+
+
+def test_soft_conditions_recover_after_three_clean_reports_and_hard_ones_do_not(service: Service) -> None:
+    service.report(gpu(0, rows_pending=True), gpu(1, xids=[{"xid": 48, "count": 1, "at": 1.0}]))
+    service.report(gpu(0), gpu(1))
+    service.report(gpu(0), gpu(1))
+    service.report(gpu(0, rows_pending=True), gpu(1))
+    for _ in range(3):
+        assert service.closed.keys() == {0, 1}
+        service.report(gpu(0), gpu(1))
+    assert service.closed.keys() == {1}
+    service.manager.open_gpu("gpu-a", 1)
+    service.report(gpu(0), gpu(1, xids=[{"xid": 48, "count": 1, "at": service.clock.now - 60}]))
+    assert service.closed == {}, "the XID from before it was opened"
+    later = {"xid": 48, "count": 1, "at": service.clock.now + 9}
+    service.report(gpu(0), gpu(1, xids=[later]))
+    assert service.closed.keys() == {1}
+
+
+def test_a_worse_condition_replaces_the_reason_and_a_lesser_one_does_not(service: Service) -> None:
+    service.report(gpu(0, rows_pending=True), gpu(1))
+    service.report(gpu(0, rows_pending=True, rows_failed=True), gpu(1))
+    assert service.closed[0].startswith("row remap failed; ")
+    service.report(gpu(0, rows_pending=True), gpu(1))
+    assert service.closed[0].startswith("row remap failed; ")
+    assert service.kinds.count("gpuclosed") == 2
+
+
+def test_a_server_that_must_be_rebooted_takes_no_leases(service: Service) -> None:
+    service.report(gpu(0, recovery_action="node reboot"), gpu(1))
+    assert service.server["state"] == "ERROR"
+    assert service.server["drain_reason"].startswith("recovery action: node reboot; GPU 0: ")
+
+
+def test_a_rogue_process_closes_its_gpu_for_new_leases_only_while_it_is_there(service: Service) -> None:
+    service.report(gpu(0, processes=[process()]), gpu(1))
+    assert service.closed == {0: "rogue process; pid 77 of eve: python mine.py"}
+    lease = service.allocate("t")
+    assert lease["gpu_ids"] == [1]
+    for _ in range(3):
+        service.report(gpu(0), gpu(1))
+    assert service.closed == {}
+    elsewhere = process(lease_id="t", lease_source="environment")
+    service.report(gpu(0, processes=[elsewhere]), gpu(1))
+    assert 0 in service.closed, "a process of a lease on another GPU is rogue here"
+
+
+def test_what_cannot_be_read_is_never_rogue_and_rogues_may_be_ignored() -> None:
+    hidden = process(user=None, command=None, lease_source="unreadable")
+    service = Service(server())
+    service.report(gpu(0, processes=[hidden]), gpu(1))
+    assert service.closed == {}
+    ignoring = Service(server(), rogue="ignore")
+    ignoring.report(gpu(0, processes=[process()]), gpu(1))
+    assert ignoring.closed == {}
+
+
+def test_a_job_in_a_process_of_the_worker_is_not_rogue(service: Service) -> None:
+    service.allocate("t", 1, labels={"scope": "process"})
+    service.report(gpu(0, processes=[process()]), gpu(1))
+    assert service.closed == {}
+
+
+# ---- reports that are refused ----
+
+
+def refused(service: Service, value: dict[str, Any]) -> str:
+    version = service.manager.get_resource_summary()["version"]
+    kept = service.manager.store.reports.reports(["gpu-a"])
+    with pytest.raises((ReportError, UnknownNodeError)) as caught:
+        service.send(value)
+    assert service.manager.get_resource_summary()["version"] == version
+    assert service.manager.store.reports.reports(["gpu-a"]) == kept
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_reports_that_are_old_or_of_somebody_else_change_nothing(service: Service) -> None:
+    broken = gpu(0, rows_failed=True)
+    service.report(gpu(0), gpu(1))
+    now = service.clock.now
+    assert refused(service, report(now, broken, gpu(1))) == "report: older than the last one of this server"
+    assert "24 h before the store's time" in refused(service, report(now - 86400, broken, gpu(1)))
+    other = report(now + 1, broken, gpu(1), boot_id="boot-2", uptime_s=5000.0, hostname="gpu-b")
+    assert refused(service, other) == ("report: of gpu-b, but gpu-a reports as gpu-a: one server, one agent")
+    assert "gpu-z" in refused(service, report(now, gpu(0), name="gpu-z"))
+    assert service.closed == {}
+
+
+def test_a_server_that_was_started_again_and_one_with_a_wrong_clock_are_taken(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    service.report(gpu(0), gpu(1), boot_id="boot-2", uptime_s=3.0)
+    service.clock.now += 5
+    service.send(report(service.clock.now - 3600, gpu(0), gpu(1), boot_id="boot-2", uptime_s=8.0))
+    assert service.server["watched"]
+    service.clock.now += 40
+    late = report(service.clock.now, gpu(0), gpu(1), boot_id="boot-3", uptime_s=90000.0, hostname="other")
+    service.send(late)
+
+
+def test_a_report_with_an_error_is_kept_and_says_nothing_of_the_gpus(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    for _ in range(4):
+        service.report(error="the GPU driver hangs")
+    assert service.closed == {}
+    assert [type(change).__name__ for change in note_silence(service.manager)] == ["AgentLost"]
+    assert b"the GPU driver hangs" in service.manager.store.reports.reports(["gpu-a"])["gpu-a"]
+
+
+def test_pending_requests_make_reports_come_each_second(service: Service) -> None:
+    service.report(gpu(0), gpu(1))
+    service.allocate("t", 2)
+    service.manager.submit("next", 1, 1)
+    answers = [service.report(gpu(0), gpu(1), after_s=1.0) for _ in range(60)]
+    assert answers[0]["next_s"] == 1.0
+    assert 50 <= sum("next_s" in answer for answer in answers) <= 60
