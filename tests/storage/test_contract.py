@@ -34,6 +34,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
 from resource_manager.storage.once import Once
+from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore
 from tests.storage.walk import Walk, add, first_state, granted, started
 
@@ -510,3 +511,17 @@ def test_a_reset_is_made_once_and_forgets_no_key(open_client: OpenStore) -> None
         store.replace(first_state(), once=[(Once("ada", "reset", "f"), "null")])
     assert [lease.lease_id for lease in fresh(store).leases] == ["b"]
     assert store.recall(Once("ada", "k", "f")) == "1"
+
+
+def test_reports_live_for_a_time_and_their_record_longer(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    assert store.reports.records(["gpu-a"]) == store.reports.reports([]) == {}
+    store.reports.put("gpu-a", b'{"n": 1}', b"{}", 60.0)
+    store.reports.put("gpu-b", b'{"n": 2}', b'{"at": 1}', 60.0)
+    store.reports.put("gpu-a", b'{"n": 3}', b'{"at": 2}', 60.0)
+    same = other if type(store).__name__ != "MemoryStore" else store
+    assert same.reports.reports(["gpu-a", "gpu-b", "gpu-c"]) == {"gpu-a": b'{"n": 3}', "gpu-b": b'{"n": 2}'}
+    assert same.reports.records(["gpu-b"]) == {"gpu-b": b'{"at": 1}'}
+    store.reports.put("gpu-a", b"{}", b"{}", 0.001)
+    wait_for(lambda: not same.reports.reports(["gpu-a"]), 10)
+    assert same.reports.records(["gpu-a"]) == {"gpu-a": b"{}"}

@@ -46,6 +46,7 @@ from resource_manager.storage.redis.lock import Lock
 from resource_manager.storage.sql.database import Database, split_time
 from resource_manager.storage.sql.dialect import Commit
 from resource_manager.storage.sql.lock import SqlLock, make_room
+from resource_manager.storage.sql.reports import SqlReports
 
 logger = logging.getLogger(__name__)
 
@@ -278,6 +279,10 @@ class SqlStore:
             return [(version, change_from_json(body)) for version, body in self.database.run(work)]
         except CorruptStateError as error:
             raise self._unreadable(error) from error
+
+    @property
+    def reports(self) -> SqlReports:
+        return SqlReports(self.database)
 
     @property
     def suspended_until(self) -> float:

@@ -111,6 +111,7 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
     table(
         "report",
         namespace(),
+        Column("kind", _name(8), primary_key=True),
         Column("server", _name(255), primary_key=True),
         Column("body", _BODY, nullable=False),
         Column("expires_at", Double, nullable=False),
