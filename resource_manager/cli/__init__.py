@@ -5,6 +5,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     discovering,
     reconciling,
     serving,
+    storing,
     teams,
     verifying,
 )

@@ -22,6 +22,7 @@ from resource_manager.rest.sessions import MemorySessions, SessionFile, SessionS
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import TokenFile, TokenStore
 from resource_manager.settings import Settings
+from resource_manager.storage import SQL_SCHEMES
 from resource_manager.storage.redis.client import SCHEMES, RedisClient
 
 logger = logging.getLogger(__name__)
@@ -37,10 +38,12 @@ class Persistence:
 
 
 def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persistence:
-    """Open the storage in the store's Redis, shared by every service of the store, else in files.
+    """Open the storage in the store's Redis or database, shared by every service of the store, else in files.
 
-    `tokens_file` takes precedence over Redis.
+    `tokens_file` takes precedence over both.
     """
+    if tokens_file is None and settings.store.partition("://")[0] in SQL_SCHEMES:
+        return _in_database(settings.store)
     client = _redis_of(settings) if tokens_file is None else None
     if client is not None:
         return Persistence(
@@ -51,6 +54,24 @@ def persistence_of(settings: Settings, tokens_file: Path | None = None) -> Persi
     path = tokens_file or default_tokens_file()
     secret, sessions = _secret_and_sessions(path.parent)
     return Persistence(TokenFile(path), sessions, secret)
+
+
+def shared_tokens(settings: Settings) -> TokenStore | None:
+    """Return the tokens that the store itself keeps, in its Redis or database; None if they are in a file."""
+    kept_in_store = settings.store.partition("://")[0] in (*SCHEMES, *SQL_SCHEMES)
+    return persistence_of(settings).tokens if kept_in_store else None
+
+
+def _in_database(url: str) -> Persistence:
+    from resource_manager.rest import sql_persistence  # the driver is an extra
+    from resource_manager.storage.sql.database import Database
+
+    database = Database(url)
+    return Persistence(
+        sql_persistence.SqlTokens(database),
+        sql_persistence.SqlSessions(database),
+        sql_persistence.secret(database),
+    )
 
 
 def _redis_of(settings: Settings) -> RedisClient | None:

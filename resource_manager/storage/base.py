@@ -65,6 +65,12 @@ class Store(Protocol):
         `lock_token` names the lock that the caller holds, if any; `once` is as in `commit`.
         """
 
+    def move(self, version: int, to: str) -> None:
+        """Refuse every later commit with `StoreMovedError`, which names `to`; empty takes that back.
+
+        Raises `StaleStateError` unless the stored version is `version`.
+        """
+
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Return up to `limit` kept changes above version `after`, each with the version it led to."""
 

@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.errors import LockedError, RepeatedError, StaleStateError, StateLostError
+from resource_manager.errors import (
+    LockedError,
+    RepeatedError,
+    StaleStateError,
+    StateLostError,
+    StoreMovedError,
+)
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.redis.lock import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.reports import MemoryReports
@@ -37,6 +43,7 @@ class MemoryStore:
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
         self._reports = MemoryReports(self._clock)
+        self._moved_to = ""
         self._once: dict[str, OrderedDict[str, tuple[float, str]]] = {}
 
     def now(self) -> float:
@@ -75,6 +82,7 @@ class MemoryStore:
                 if self._base is not None and self._base.version <= version:
                     missed = tuple(self._changes[version - self._base.version :])
                 raise StaleStateError(version, stored, missed=missed)
+            self._refuse_moved()
             holder = self._order.holder
             if holder is not None and holder.token != lock_token:
                 raise LockedError(version)
@@ -103,6 +111,7 @@ class MemoryStore:
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._mutex:
+            self._refuse_moved()
             self._keep(once)
             if self._base is not None:
                 self._fold(len(self._changes))
@@ -113,6 +122,13 @@ class MemoryStore:
                     sequence=max(snapshot.sequence, self._base.sequence),
                 )
             self._base = ClusterState.from_snapshot(snapshot)
+
+    def move(self, version: int, to: str) -> None:
+        with self._mutex:
+            stored = self._version()
+            if stored != version:
+                raise StaleStateError(version, stored)
+            self._moved_to = to
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._mutex:
@@ -135,6 +151,10 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
+
+    def _refuse_moved(self) -> None:
+        if self._moved_to:
+            raise StoreMovedError("the memory store", self._moved_to)
 
     def _kept(self, once: Once) -> str | None:
         kept = self._once.get(once.caller)

@@ -148,7 +148,7 @@ def test_a_second_log_in_ends_the_session_before(service: Service, kept: Persist
     assert thief.get("/api/status").status_code == 401
 
 
-@pytest.fixture(params=["memory", "file", "redis"])
+@pytest.fixture(params=["memory", "file", "redis", "sqlite", "postgresql", "mariadb"])
 def store(request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a store of sessions and a clock to move."""
     now = [1_000_000.0]
@@ -156,6 +156,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.Mon
         return MemorySessions(lambda: now[0]), now
     if request.param == "file":
         return SessionFile(tmp_path / "sessions.json", lambda: now[0]), now
+    if request.param != "redis":
+        monkeypatch.setattr("resource_manager.rest.sql_persistence.time.time", lambda: now[0])
+        is_file = request.param == "sqlite"
+        url = (
+            f"sqlite:///{tmp_path}/state.db"
+            if is_file
+            else request.getfixturevalue(request.param).fresh_url()
+        )
+        return persistence_of(Settings(store=url)).sessions, now
     url = request.getfixturevalue("embedded_redis").url
     monkeypatch.setattr("resource_manager.rest.redis_persistence.time.time", lambda: now[0])
     return persistence_of(Settings(store=f"{url}?namespace=sessions")).sessions, now

@@ -27,6 +27,7 @@ from resource_manager.errors import (
     RepeatedError,
     StaleStateError,
     StateLostError,
+    StoreMovedError,
 )
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
@@ -316,6 +317,24 @@ def test_replace_under_a_held_lock(open_client: OpenStore) -> None:
     store.replace(first_state(2), lock_token=lock.token)
     lock.release()
     assert len(fresh(open_client()).nodes) == 2
+
+
+def test_a_moved_state_is_read_and_takes_no_commit_until_that_is_taken_back(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    add(store, mine, "a")
+    with pytest.raises(StaleStateError):
+        other.move(0, "postgresql://db/gpus")
+    other.move(1, "postgresql://db/gpus")
+    change = granted(mine, "b", store.now())
+    with pytest.raises(StoreMovedError, match="moved to postgresql://db/gpus"):
+        store.commit(1, [change], now=store.now())
+    with pytest.raises(StoreMovedError, match="moved to postgresql://db/gpus"):
+        store.replace(first_state())
+    assert [lease.lease_id for lease in fresh(store).leases] == ["a"]
+    store.move(1, "")
+    commit(store, mine, lambda now: [granted(mine, "b", now)])
+    assert len(fresh(other).leases) == 2
 
 
 def test_a_replica_ahead_of_the_store_is_a_lost_state(open_client: OpenStore) -> None:

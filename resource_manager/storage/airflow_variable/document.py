@@ -30,7 +30,8 @@ class Document:
 
     `incarnation` identifies a state from its first document on, `commit` the write of this document;
     `operator_reset` is true if an operator's reset started the state. `changes` are the last ones, with their
-    versions, `once` the last idempotency keys: caller, key, what is kept, and until when.
+    versions, `once` the last idempotency keys: caller, key, what is kept, and until when. `moved_to` is the
+    store that the state was moved to, if it was.
     """
 
     cluster: ClusterState
@@ -39,6 +40,7 @@ class Document:
     operator_reset: bool = False
     changes: tuple[tuple[int, Change], ...] = ()
     once: tuple[tuple[str, str, str, float], ...] = ()
+    moved_to: str = ""
 
     def missed_since(self, version: int) -> tuple[Change, ...]:
         """Return the changes after `version`, or none if the document no longer has them all."""
@@ -62,6 +64,7 @@ def to_json(document: Document, now: float) -> str:
             "state": snapshot_to_dict(cluster.snapshot()),
             "changes": [[version, change_to_dict(change)] for version, change in document.changes],
             **({"once": document.once} if document.once else {}),
+            **({"moved_to": document.moved_to} if document.moved_to else {}),
         },
         separators=(",", ":"),
     )
@@ -102,7 +105,13 @@ def _current(value: dict[str, Any]) -> Document:
     changes = tuple((int(version), change_from_dict(change)) for version, change in value["changes"])
     once = tuple((str(c), str(k), str(text), float(until)) for c, k, text, until in value.get("once", ()))
     return Document(
-        cluster, str(value["incarnation"]), str(value["commit"]), bool(value["operator_reset"]), changes, once
+        cluster,
+        str(value["incarnation"]),
+        str(value["commit"]),
+        bool(value["operator_reset"]),
+        changes,
+        once,
+        str(value.get("moved_to", "")),
     )
 
 

@@ -29,6 +29,7 @@ from resource_manager.errors import (
     RepeatedError,
     StaleStateError,
     StateLostError,
+    StoreMovedError,
     StoreUnavailableError,
 )
 from resource_manager.storage.airflow_variable import document
@@ -123,6 +124,7 @@ class VariableStore:
                 )
             if cluster.version != version:
                 raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
+            self._refuse_moved(stored)
             # The clock is read again: the estimate behind `now` may itself be wrong.
             asked_at = time.monotonic()
             self._clock.learn(*self._client.time(), asked_at)
@@ -165,6 +167,8 @@ class VariableStore:
                 raise
             except CorruptStateError:
                 stored = None
+            if stored is not None:
+                self._refuse_moved(stored)
             # The earlier state may have reached any number: the time in ms is above all of them.
             beyond = round(self.now() * 1000)
             before = ClusterState() if stored is None else stored.cluster
@@ -181,6 +185,15 @@ class VariableStore:
             incarnation = stored.incarnation if stored is not None and stored.incarnation else _name()
             new = Document(cluster, incarnation, operator_reset=True, changes=changes, once=kept)
             self._write(new, lock, text)
+
+    def move(self, version: int, to: str) -> None:
+        with self._holding(version, None, patient=True) as lock:
+            lock.renew()
+            text = self._text()
+            stored = self._read(text)
+            if stored is None or stored.cluster.version != version:
+                raise StaleStateError(version, None if stored is None else stored.cluster.version)
+            self._write(replace(stored, moved_to=to), lock, text)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())
@@ -222,6 +235,10 @@ class VariableStore:
                 f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
             )
         return stored
+
+    def _refuse_moved(self, stored: Document) -> None:
+        if stored.moved_to:
+            raise StoreMovedError(self._where, stored.moved_to)
 
     def _kept(self, stored: Document, once: Once) -> str | None:
         for caller, key, text, until in reversed(stored.once):

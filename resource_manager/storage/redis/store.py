@@ -27,6 +27,7 @@ from resource_manager.errors import (
     StateLostError,
     StateUnconfirmedError,
     StoreFullError,
+    StoreMovedError,
 )
 from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format, check_kinds
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
@@ -77,6 +78,7 @@ class RedisStore:
         self._keys = tuple(client.key(part) for part in PARTS)
         self._commit = load_script("preflight", "once", "commit")
         self._refresh = load_script("preflight", "refresh")
+        self._move = load_script("preflight", "move")
         self._write = load_script("once", "replace_state")
         self._incarnation: str = ""
         self._inventory = layout.Inventory()
@@ -165,6 +167,13 @@ class RedisStore:
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         self._write_state("replace", snapshot, once)
+
+    def move(self, version: int, to: str) -> None:
+        answer = self._run(
+            self._move, FORMAT_VERSION, self._incarnation, self._lease_confirmation_window_s, version, to
+        )
+        if answer[0] != b"ok":
+            self._refuse(answer, version)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._client.reporting():
@@ -305,6 +314,8 @@ class RedisStore:
                 raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
             case "repeated":
                 raise RepeatedError(once[int(detail) - 1][0], answer[5].decode(errors="replace"))
+            case "moved":
+                raise StoreMovedError(where, detail)
             case "locked":
                 raise LockedError(version)
             case "clock":

@@ -70,6 +70,7 @@ class Database:
             if self._engine is None:
                 self._engine = self.dialect.engine()
                 _open.add(self)
+                weakref.finalize(self, self._engine.dispose)
             return self._engine
 
     @property
@@ -80,12 +81,12 @@ class Database:
         """Return the statement with the names of the tables in the place of `{state}`, `{now}` and so on."""
         return _named(self.dialect, statement)
 
-    def run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, work: Callable[[Connection], T], *, create: bool = True) -> T:
         """Return the answer of `work` on a connection, where each statement commits by itself.
 
         It is called again where the server was away or another transaction disturbed it, so it must lead to
-        the same result if it was done before. Raises `StoreUnavailableError`, `StoreFullError` and
-        `CorruptStateError`.
+        the same result if it was done before. With `create` missing tables are created. Raises
+        `StoreUnavailableError`, `StoreFullError` and `CorruptStateError`.
         """
         away = busy = 0
         while True:
@@ -100,7 +101,7 @@ class Database:
                     raise outage(f"{self.address}: {_words(error)}") from error
             except DBAPIError as error:
                 fault = self._fault(error)
-                if fault.kind == "missing" and not self._created:
+                if fault.kind == "missing" and create and not self._created:
                     self.create()
                     continue
                 if fault.kind == "busy" and busy < MAX_RETRIES_BUSY:

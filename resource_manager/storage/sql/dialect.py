@@ -118,6 +118,12 @@ class Dialect(Protocol):
     def waiter(self, token: str) -> Waiter:
         """Return a place to sleep until `wake` is executed with that token as `:token`."""
 
+    def quoted_column(self, name: str) -> str:
+        """Return the name of a column as it stands in a statement."""
+
+    def examine(self, connection: Connection) -> list[tuple[bool, str]]:
+        """Return what speaks for the server and its settings (True), or against them."""
+
     def explain(self, error: BaseException) -> Fault:
         """Return the driver's error in plain words."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pymysql
 from pymysql.constants import CLIENT
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -151,6 +152,27 @@ class MySQL:
 
     def waiter(self, token: str) -> Poller:
         return Poller()
+
+    def quoted_column(self, name: str) -> str:
+        return f"`{name}`"
+
+    def examine(self, connection: Connection) -> list[tuple[bool, str]]:
+        version, read_only, flush = connection.execute(
+            text("SELECT VERSION(), @@GLOBAL.read_only, @@GLOBAL.innodb_flush_log_at_trx_commit")
+        ).one()
+        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        is_mariadb = "mariadb" in version.lower()
+        enough = numbers >= ((10, 6) if is_mariadb else (8, 0))
+        name = "MariaDB" if is_mariadb else "MySQL"
+        found = [(enough, f"{name} {version}; MySQL 8.0 or MariaDB 10.6, or newer, is needed")]
+        if read_only:
+            found.append((False, "it is read-only, as a replica is: connect to the primary"))
+        if flush != 1:
+            found.append((False, f"innodb_flush_log_at_trx_commit={flush}: a crash loses commits"))
+        airflow = connection.execute(text("SHOW TABLES LIKE 'dag\\_run'")).first()
+        if airflow is not None:
+            found.append((False, f"the database {self.database} is Airflow's: use one of its own"))
+        return found
 
     def explain(self, error: BaseException) -> Fault:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0

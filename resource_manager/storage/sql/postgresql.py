@@ -142,6 +142,30 @@ class PostgreSQL:
             return Poller()
         return Listener(connection, token)
 
+    def quoted_column(self, name: str) -> str:
+        return f'"{name}"'
+
+    def examine(self, connection: Connection) -> list[tuple[bool, str]]:
+        row = connection.execute(
+            text(
+                "SELECT current_setting('server_version_num')::int, current_setting('server_version'), "
+                "pg_is_in_recovery(), current_setting('synchronous_commit'), current_setting('fsync'), "
+                "current_setting('default_transaction_isolation')"
+            )
+        ).one()
+        number, version, is_standby, synchronous, fsync, isolation = row
+        driver: Any = connection.connection.driver_connection
+        pooled = is_pooled(driver)
+        found = [(number >= 130_000, f"PostgreSQL {version}; 13 or newer is needed")]
+        if is_standby:
+            found.append((False, "it is a read-only standby: connect to the primary"))
+        if synchronous == "off" or fsync == "off":
+            found.append((False, f"synchronous_commit={synchronous}, fsync={fsync}: a crash loses commits"))
+        if isolation != "read committed":
+            found.append((True, f"default isolation {isolation}: more commits are tried again"))
+        found.append((True, "behind a pooler: waiters poll" if pooled else "direct: waiters are woken"))
+        return found
+
     def explain(self, error: BaseException) -> Fault:
         words = " ".join(str(error).split())
         state = getattr(error, "sqlstate", None)

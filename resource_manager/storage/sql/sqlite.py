@@ -99,6 +99,20 @@ class SQLite:
     def waiter(self, token: str) -> Poller:
         return Poller()
 
+    def quoted_column(self, name: str) -> str:
+        return f'"{name}"'
+
+    def examine(self, connection: Connection) -> list[tuple[bool, str]]:
+        mode = connection.execute(text("PRAGMA journal_mode")).scalar_one()
+        found = [
+            (sqlite3.sqlite_version_info >= (3, 35), f"SQLite {sqlite3.sqlite_version}; 3.35 is needed"),
+            (mode == "wal", f"journal mode {mode}; wal is needed"),
+        ]
+        damage = connection.execute(text("PRAGMA quick_check(1)")).scalar_one()
+        if damage != "ok":
+            found.append((False, f"the file is damaged: {damage}"))
+        return found
+
     def explain(self, error: BaseException) -> Fault:
         words = " ".join(str(error).split())
         if "no such table" in words:

@@ -47,6 +47,7 @@ from resource_manager.storage.sql.database import Database, split_time
 from resource_manager.storage.sql.dialect import Commit
 from resource_manager.storage.sql.lock import SqlLock, make_room
 from resource_manager.storage.sql.reports import SqlReports
+from resource_manager.storage.sql.tables import MAX_MOVED_TO
 
 logger = logging.getLogger(__name__)
 
@@ -267,6 +268,20 @@ class SqlStore:
             return kept, new.version
 
         self._incarnation, _ = self.database.write(work)
+
+    def move(self, version: int, to: str) -> None:
+        def work(connection: Connection) -> bool:
+            done = self.database.execute(
+                connection,
+                "UPDATE {state} SET moved_to = :to WHERE namespace = :namespace AND version = :version",
+                to=to[:MAX_MOVED_TO],
+                version=version,
+            )
+            return bool(done.rowcount == 1)
+
+        if not self.database.run(work):
+            row = self._state(version)
+            raise StaleStateError(version, None if row is None else row.version)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         def work(connection: Connection) -> Sequence[Any]:
@@ -523,9 +538,9 @@ class SqlStore:
         where = self.database.address
         if row is None:
             raise StaleStateError(commit.version, None, f"{where} holds no state; write the first one")
-        self._refuse_moved(row)
         if row.version != commit.version:
             return self._stored_as(commit) or self._refuse_stale(commit.version, row)
+        self._refuse_moved(row)
         if row.lock_token not in {"", commit.lock_token} and row.lock_expires_at > row.now:
             raise LockedError(commit.version)
         if abs(row.now - commit.decided_at) > CLOCK_TOLERANCE_S:

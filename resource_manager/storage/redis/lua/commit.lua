@@ -13,7 +13,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local begin = 18 + tonumber(ARGV[17])
 
-local status, version, detail = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
+local status, version, detail, moved_to = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -29,6 +29,9 @@ if version ~= expected then
     return {'stale', time[1], time[2], version, '', missing_changes(changes, expected, version)}
   end
   return {'stale', time[1], time[2], version, ''}
+end
+if moved_to then
+  return {'moved', time[1], time[2], version, moved_to}
 end
 local holder = redis.call('GET', lock)
 if holder and holder ~= ARGV[6] then

@@ -5,7 +5,7 @@
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
 local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7], rule = KEYS[11], gpu = KEYS[12]}
 local time = redis.call('TIME')
-local found = redis.call('HMGET', meta, 'format', 'version', 'last_fencing_token', 'sequence', 'incarnation', 'history_bytes')
+local found = redis.call('HMGET', meta, 'format', 'version', 'last_fencing_token', 'sequence', 'incarnation', 'history_bytes', 'moved_to')
 local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local incarnation, operator_reset = ARGV[2], false
 
@@ -20,6 +20,9 @@ else
   local number, kept = find_once(9)
   if number then
     return {'repeated', time[1], time[2], tonumber(found[2] or 0), number, kept}
+  end
+  if found[7] then
+    return {'moved', time[1], time[2], tonumber(found[2]), found[7], ''}
   end
   -- The earlier state may be lost, and with it the numbers it had reached: the time in ms is above them.
   -- With `operator_reset` set, clients that saw another state before accept this one.

@@ -1,0 +1,130 @@
+"""Tokens, sessions and the secret that signs them in a database, shared by all services of one store."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import asdict
+
+from sqlalchemy import Connection
+
+from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
+from resource_manager.rest.tokens import Token
+from resource_manager.storage.sql.database import Database
+
+
+def secret(database: Database) -> str:
+    """Return the secret that signs sessions; the first service to ask creates it."""
+
+    def work(connection: Connection) -> str:
+        found: str | None = database.execute(
+            connection, "SELECT body FROM {secret} WHERE namespace = :namespace"
+        ).scalar()
+        if found is None:
+            found = secrets.token_hex(32)
+            database.execute(
+                connection, "INSERT INTO {secret} (namespace, body) VALUES (:namespace, :body)", body=found
+            )
+        return found
+
+    return database.write(work)
+
+
+class SqlTokens:
+    """`TokenStore` in a table; its methods raise `StoreUnavailableError`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self) -> dict[str, Token]:
+        def work(connection: Connection) -> list[str]:
+            found = self._database.execute(
+                connection, "SELECT body FROM {token} WHERE namespace = :namespace"
+            )
+            return list(found.scalars())
+
+        rows = [json.loads(body) for body in self._database.run(work)]
+        return {row["token_id"]: Token.from_row(row) for row in rows}
+
+    def put(self, token: Token) -> None:
+        def work(connection: Connection) -> None:
+            self._delete(connection, token.token_id)
+            self._database.execute(
+                connection,
+                "INSERT INTO {token} (namespace, token_id, body) VALUES (:namespace, :token_id, :body)",
+                token_id=token.token_id,
+                body=json.dumps(asdict(token)),
+            )
+
+        self._database.write(work)
+
+    def delete(self, token_id: str) -> bool:
+        return self._database.write(lambda connection: self._delete(connection, token_id))
+
+    def _delete(self, connection: Connection, token_id: str) -> bool:
+        done = self._database.execute(
+            connection,
+            "DELETE FROM {token} WHERE namespace = :namespace AND token_id = :token_id",
+            token_id=token_id,
+        )
+        return bool(done.rowcount)
+
+
+class SqlSessions:
+    """`SessionStore` in a table; its methods raise `StoreUnavailableError`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, token_id: str, session_id: str) -> None:
+        now = time.time()
+
+        def work(connection: Connection) -> None:
+            execute = self._database.execute
+            execute(
+                connection,
+                "DELETE FROM {session} WHERE namespace = :namespace AND token_id = :token_id "
+                "AND expires_at <= :now",
+                token_id=token_id,
+                now=now,
+            )
+            execute(
+                connection,
+                "INSERT INTO {session} (namespace, token_id, session_id, expires_at) "
+                "VALUES (:namespace, :token_id, :session_id, :expires_at)",
+                token_id=token_id,
+                session_id=session_id,
+                expires_at=now + SESSION_LIFE_S,
+            )
+            found = execute(
+                connection,
+                "SELECT session_id FROM {session} WHERE namespace = :namespace AND token_id = :token_id "
+                "ORDER BY expires_at DESC",
+                token_id=token_id,
+            )
+            for oldest in list(found.scalars())[MAX_SESSIONS:]:
+                self._end(connection, token_id, oldest)
+
+        self._database.write(work)
+
+    def is_live(self, token_id: str, session_id: str) -> bool:
+        row = self._database.row(
+            "SELECT expires_at FROM {session} "
+            "WHERE namespace = :namespace AND token_id = :token_id AND session_id = :session_id",
+            token_id=token_id,
+            session_id=session_id,
+        )
+        return row is not None and bool(row[0] > time.time())
+
+    def end(self, token_id: str, session_id: str) -> None:
+        self._database.run(lambda connection: self._end(connection, token_id, session_id))
+
+    def _end(self, connection: Connection, token_id: str, session_id: str) -> None:
+        self._database.execute(
+            connection,
+            "DELETE FROM {session} WHERE namespace = :namespace AND token_id = :token_id "
+            "AND session_id = :session_id",
+            token_id=token_id,
+            session_id=session_id,
+        )

@@ -1,0 +1,84 @@
+"""`gpu-manager store`: databases are created and checked, states exported and imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from resource_manager.cli import main
+from tests.sql_servers import Postgres
+
+
+def run(store: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--store", store, *arguments])
+
+
+def test_a_database_is_checked_created_and_checked_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/state.db"
+    before = run(url, "store", "check")
+    assert before.exit_code == 1
+    assert 'MISSING  no table "gpu_manager_state"' in before.output
+    assert "its tables are there" in run(url, "store", "create").output
+    after = run(url, "store", "check", "--json")
+    assert after.exit_code == 0, after.output
+    assert all(finding["ok"] for finding in json.loads(after.stdout))
+
+
+def test_a_check_names_the_rights_that_are_missing(postgresql: Postgres) -> None:
+    assert run(postgresql.url, "store", "create").exit_code == 0
+    postgresql.psql("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN")
+    url = postgresql.url.replace("postgres@", "reader@")
+    nothing = run(url, "store", "check")
+    assert nothing.exit_code == 1
+    assert 'no table gpu_manager."state", or no right to it' in nothing.output
+    refused = run(url, "allocate", "t", "--gpus", "2")
+    assert refused.exit_code == 3
+    assert "lacks rights" in refused.output
+    postgresql.psql(
+        "GRANT USAGE ON SCHEMA gpu_manager TO reader; "
+        "GRANT SELECT ON ALL TABLES IN SCHEMA gpu_manager TO reader"
+    )
+    some = run(url, "store", "check")
+    assert 'table gpu_manager."state": the user lacks INSERT, UPDATE, DELETE' in some.output
+    postgresql.psql("GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA gpu_manager TO reader")
+    assert "9 tables with all rights" in run(url, "store", "check").output
+    assert run(f"{url}?namespace=rights", "allocate", "t", "--gpus", "2").exit_code == 0
+    postgresql.psql("DROP OWNED BY reader; DROP ROLE reader")
+
+
+def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
+    old, new = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db?namespace=two"
+    file = str(tmp_path / "state.json")
+    assert run(old, "allocate", "train", "--gpus", "2").exit_code == 0
+    assert run(old, "token", "create", "--role", "reader", "ada").exit_code == 0
+    exported = run(old, "store", "export", "--to", new, file)
+    assert exported.exit_code == 0, exported.output
+    assert "1 lease, 0 pending requests, 1 token" in exported.output
+    assert f"store '{new}' store import" in exported.output.replace("--store", "store")
+    refused = run(old, "release", "train")
+    assert refused.exit_code == 3
+    assert f"moved to {new}: set GPU_MANAGER_STORE" in refused.output
+    imported = run(new, "store", "import", file)
+    assert imported.exit_code == 0, imported.output
+    assert [lease["task_id"] for lease in json.loads(run(new, "leases", "--json").stdout)] == ["train"]
+    assert "ada" in run(new, "token", "list").output
+    assert run(new, "release", "train").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["store", "create"], "store create is for postgresql://, mysql://, sqlite:// only, not memory://"),
+        (["store", "check"], "store check is for postgresql://, mysql://, sqlite:// only, not memory://"),
+        (["store", "export", "--to", "elsewhere", "f"], "--to must be the URL of a store, got 'elsewhere'"),
+        (["store", "import", "/nowhere/f"], "No such file"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], says: str) -> None:
+    result = run("memory://", *arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+    assert len(result.output.strip().splitlines()) == 1
