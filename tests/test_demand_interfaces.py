@@ -42,6 +42,10 @@ VALUES: dict[str, Any] = {
     "labels_required": {"zone": "a", "rack": "7"},
     "prefer_server": "s",
     "server": "s",
+    "nodes": 2,
+    "spread": "pack",
+    "same": "zone",
+    "prefer_same": "rack",
     "team": "vision",
     "owner": "ursula",
     "priority": -7,
@@ -59,6 +63,7 @@ NODE = Node(
     1,
     {"cpus": 8, "memory_mib": 8192, "disk_tb": 1.5},
     (Gpu(0, "A100"),),
+    "127.0.0.1",
     labels={"zone": "a", "rack": "7", "row": "1"},
 )
 

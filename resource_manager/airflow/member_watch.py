@@ -23,7 +23,9 @@ class MemberWatch:
     Its launcher is used by one thread at a time. `executor` runs the calls, None the event loop's own.
     """
 
-    def __init__(self, job: RunningJob, log: Any, executor: ThreadPoolExecutor | None, *, copies_log: bool) -> None:
+    def __init__(
+        self, job: RunningJob, log: Any, executor: ThreadPoolExecutor | None, *, copies_log: bool
+    ) -> None:
         self.job = job
         self.status = JobStatus(JobState.RUNNING)
         self.reached_at = asyncio.get_running_loop().time()

@@ -28,7 +28,8 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
     colours = colours_of(leases)
     on: dict[int, list[Row]] = {}
     for lease in leases:
-        on.setdefault(lease["server_id"], []).append(lease)
+        for server_id in dict.fromkeys(member["server_id"] for member in lease["members"]):
+            on.setdefault(server_id, []).append(lease)
     servers = summary["servers"]
     table = Table(
         title=f"{summary['total_servers']} servers, {len(leases)} leases, {len(queue)} waiting\n"
@@ -46,9 +47,7 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
             cells(server, here, colours),
             f"{server['available_gpus']}/{server['total_gpus']}",
             f"{server['available_cpus']:g}/{server['total_cpus']:g}",
-            Text(" ").join(
-                Text(short_name(lease["task_id"]), colours[lease["task_id"]].rgb) for lease in here
-            ),
+            Text(" ").join(Text(short_name(lease["task_id"]), colours[_key(lease)].rgb) for lease in here),
         )
     return Group(table, *([queue_table(queue)] if queue else []))
 
@@ -62,10 +61,10 @@ def usage(servers: Sequence[Row], what: str) -> str:
 
 
 def colours_of(leases: Sequence[Row]) -> dict[str, Colour]:
-    """Return the colour of each lease by its task id, the same as in the web console."""
+    """Return the colour of each lease by task id and token, the same as in the web console."""
     return assign(
         Holder(
-            lease["task_id"],
+            _key(lease),
             lease["server_id"],
             tuple(lease["gpu_ids"]),
             lease["gpu_milli"],
@@ -75,15 +74,25 @@ def colours_of(leases: Sequence[Row]) -> dict[str, Colour]:
     )
 
 
+def _key(lease: Row) -> str:
+    return f"{lease['task_id']} {lease['fencing_token']}"
+
+
 def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> Text:
     """Return one mark per GPU: `·` free, `x` closed, `█` allocated, `▒` in part, in its lease's colour."""
-    held = {gpu_id: lease for lease in reversed(leases) for gpu_id in lease["gpu_ids"]}
+    held = {
+        gpu_id: lease
+        for lease in reversed(leases)
+        for member in lease["members"]
+        if member["server_id"] == server["server_id"]
+        for gpu_id in member["gpu_ids"]
+    }
     text = Text()
     for gpu_id, free_milli in server["free_gpu_milli"].items():
         lease = held.get(int(gpu_id))
         if lease is not None:
             mark = "█" if lease["gpu_milli"] == MILLI_PER_GPU else "▒"
-            text.append(mark, colours[lease["task_id"]].rgb)
+            text.append(mark, colours[_key(lease)].rgb)
         elif server["drained"] or server["retired"]:
             text.append("x", "dim")
         else:
@@ -118,17 +127,17 @@ def teams_table(teams: Row) -> Table:
 def leases_table(leases: Sequence[Row], now: float) -> Table:
     table = Table(title=f"{len(leases)} leases")
     table.add_column("task", overflow="fold")  # never truncated: ids often differ only at the end
-    uuids = ["UUIDs"] if any(lease["gpu_uuids"] for lease in leases) else []
+    uuids = ["UUIDs"] if any(map(_uuids, leases)) else []
     for name in ("server", "GPUs", *uuids, "CPUs", "owner", "team", "age", "renew within"):
         table.add_column(name)
     for lease in leases:
         ends = lease.get("expires_at")
         table.add_row(
             lease["task_id"],
-            lease["server_name"],
-            lease["gpu_devices"],
-            *("\n".join(map(short_uuid, lease["gpu_uuids"])) for _ in uuids),
-            f"{lease['cpu_count']:g}",
+            "\n".join(member["server_name"] for member in lease["members"]),
+            "\n".join(",".join(map(str, member["gpu_ids"])) for member in lease["members"]),
+            *("\n".join(map(short_uuid, _uuids(lease))) for _ in uuids),
+            f"{len(lease['members']) * lease['cpu_count']:g}",
             lease.get("owner", ""),
             lease.get("team", ""),
             duration(now - lease["granted_at"]),
@@ -146,7 +155,9 @@ def queue_table(queue: Sequence[Row]) -> Group:
         table.add_row(
             str(entry["position"]),
             entry["task_id"],
-            str(entry["required_gpus"]),
+            f"{entry['nodes']} × {entry['required_gpus']}"
+            if entry["nodes"] > 1
+            else str(entry["required_gpus"]),
             f"{entry['required_cpus']:g}",
             duration(entry["waited_s"]),
             entry.get("reason", ""),
@@ -163,7 +174,24 @@ def start(estimate: Row) -> str:
     return f"in {duration(max(estimate['at'] - time.time(), 0))} ({estimate['confidence']})"
 
 
+def _uuids(lease: Row) -> list[str]:
+    return [uuid for member in lease["members"] for uuid in member["gpu_uuids"]]
+
+
 def lease_line(lease: Row) -> str:
+    """Return who got what in one line, with a further line for each member of a gang."""
+    if len(lease["members"]) > 1:
+        lines = [
+            f"{lease['task_id']}: {len(lease['members'])} members, fencing token {lease['fencing_token']}"
+        ]
+        for member in lease["members"]:
+            devices = ",".join(map(str, member["gpu_ids"]))
+            lines.append(
+                f"  rank {member['rank']}: {f'GPUs {devices}' if devices else 'no GPU'} and "
+                f"{member['cpu_count']:g} CPUs of {member['server_name']} ({member['address']}"
+                f"{':' + str(member['port']) if member['port'] else ''})"
+            )
+        return "\n".join(lines)
     devices = f"GPUs {lease['gpu_devices']}" if lease["gpu_ids"] else "no GPU"
     if lease["gpu_uuids"]:
         devices += f" ({', '.join(map(short_uuid, lease['gpu_uuids']))})"

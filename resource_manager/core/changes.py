@@ -48,6 +48,21 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class MembersReleased:
+    """Members of a lease end; its other members become a remainder, quarantined until they end the same way.
+
+    A remainder has no TTL, and its lease id may be queued again. The members of a remainder may end in
+    several steps; with the last one it ends itself.
+    """
+
+    lease_id: str
+    fencing_token: int
+    ranks: tuple[int, ...]
+    at: float
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Renewed:
     """A lease is extended to `expires_at`; a quarantined one becomes active again."""
 
@@ -182,6 +197,7 @@ class InventoryChanged:
 Change = (
     Granted
     | Released
+    | MembersReleased
     | Renewed
     | Expired
     | Quarantined

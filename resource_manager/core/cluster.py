@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Quarantined,
     Queued,
     Released,
@@ -30,7 +32,15 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.expiry_heap import ExpiryHeap
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
-from resource_manager.core.models import Lease, Node, PendingRequest
+from resource_manager.core.models import (
+    KEY_SEPARATOR,
+    Lease,
+    Node,
+    PendingRequest,
+    Placement,
+    Request,
+    Spread,
+)
 from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate
 from resource_manager.core.team_ledger import TeamLedger
@@ -58,13 +68,16 @@ class Snapshot:
     closed_gpus: tuple[GpuClosed, ...] = ()
     opened_gpus: tuple[GpuOpened, ...] = ()
     cleaning: tuple[Cleaning, ...] = ()
+    remainders: tuple[Lease, ...] = ()
+    last_ports: Mapping[str, int] = field(default_factory=dict)
 
 
 class ClusterState(NodeIndex):
     """Inventory, leases and queue of the cluster, modified only by `apply(change)`.
 
     `version` counts the changes applied, `last_fencing_token` is the last one issued, `sequence` the number
-    of the last request that was queued. Nodes keep the order of the inventory. Integer amounts stay exact;
+    of the last request that was queued. `remainders` are the leases whose other members were released, by
+    `Lease.key`. Nodes keep the order of the inventory. Integer amounts stay exact;
     once a node has no lease left, its float amounts are reset to its totals exactly.
     """
 
@@ -74,6 +87,7 @@ class ClusterState(NodeIndex):
         self.sequence = 0
         self.last_node: str | None = None
         self.leases: dict[str, Lease] = {}
+        self.remainders: dict[str, Lease] = {}
         self.pending: dict[str, PendingRequest] = {}
         self.ledger: TeamLedger | None = None
         """What each team holds; None without rules of teams, so that it then costs nothing."""
@@ -121,6 +135,8 @@ class ClusterState(NodeIndex):
             closed_gpus=tuple(each for state in self.nodes for _, each in sorted(state.closed_gpus.items())),
             opened_gpus=tuple(each for state in self.nodes for _, each in sorted(state.opened_gpus.items())),
             cleaning=tuple(each for state in self.nodes for _, each in sorted(state.cleaning.items())),
+            remainders=tuple(self.remainders.values()),
+            last_ports={state.name: state.last_port for state in self.nodes if state.last_port},
         )
 
     @classmethod
@@ -130,8 +146,10 @@ class ClusterState(NodeIndex):
         Raises `CorruptStateError` if the snapshot refers to a server that is not among its nodes.
         """
         cluster = cls(snapshot.nodes)
-        named = {lease.placement.node for lease in snapshot.leases}
-        named.update(snapshot.retired, snapshot.watched, (drained.node for drained in snapshot.drained))
+        held = (*snapshot.leases, *snapshot.remainders)
+        named = {member.node for lease in held for member in lease.members}
+        named.update(snapshot.retired, snapshot.last_ports, snapshot.watched)
+        named.update(drained.node for drained in snapshot.drained)
         named.update(each.node for each in snapshot.closed_gpus)
         named.update(each.node for each in snapshot.opened_gpus)
         named.update(each.node for each in snapshot.cleaning)
@@ -142,7 +160,9 @@ class ClusterState(NodeIndex):
         for name in snapshot.retired:
             cluster.by_name[name].retired = True
         cluster._set_teams(snapshot.teams)
-        for lease in snapshot.leases:
+        for name, port in snapshot.last_ports.items():
+            cluster.by_name[name].last_port = port
+        for lease in held:
             cluster._restore_lease(lease)
         cluster._restore_gpus(snapshot)
         cluster.pending = {pending.lease_id: pending for pending in snapshot.pending}
@@ -152,6 +172,13 @@ class ClusterState(NodeIndex):
         cluster.last_node = snapshot.last_node
         cluster._index(cluster.nodes)
         return cluster
+
+    def part(self, positions: Iterable[int]) -> ClusterState:
+        """Return an independent state of some of the nodes, without the leases and requests of the whole."""
+        part = ClusterState()
+        part._index([self.nodes[position].copy() for position in positions])
+        part.last_fencing_token, part.last_node = self.last_fencing_token, self.last_node
+        return part
 
     # ---- the only mutation ----
 
@@ -185,17 +212,21 @@ class ClusterState(NodeIndex):
 
     def _granted(self, change: Granted) -> None:
         lease = change.lease
-        placement = lease.placement
-        lease_id = lease.request.lease_id
+        request, placement = lease.request, lease.members[-1]
+        lease_id = request.lease_id
         if lease_id in self.leases:
             raise CapacityError(f"task {lease_id!r} already holds a lease")
-        state = self.by_name.get(placement.node)
-        if state is None:
-            raise UnknownNodeError(placement.node, len(self.nodes))
-        whole_before, milli_before = state.whole_free, state.free_milli
-        allocate(state, lease)
-        self._reindex(state, whole_before, milli_before)
-        state.leases[lease_id] = self.leases[lease_id] = lease
+        if request.nodes != 1 or len(lease.members) != 1:
+            self._allocate_members(lease)
+        else:
+            state = self.by_name.get(placement.node)
+            if state is None:
+                raise UnknownNodeError(placement.node, len(self.nodes))
+            whole_before, milli_before = state.whole_free, state.free_milli
+            allocate(state, request, placement)
+            self._reindex(state, whole_before, milli_before)
+            state.leases[lease_id] = lease
+        self.leases[lease_id] = lease
         if self.ledger is not None:
             self.ledger.add(lease, self.by_name)
         if lease.expires_at != math.inf:
@@ -207,6 +238,44 @@ class ClusterState(NodeIndex):
         if self._undo is not None:
             self._undo.append(partial(self._undo_grant, lease, pending))
 
+    def _allocate_members(self, lease: Lease) -> None:
+        """Allocate all members of a gang, or raise `CapacityError` and allocate none."""
+        request, members = lease.request, lease.members
+        if len(members) != request.nodes or (
+            request.spread is Spread.SERVERS and len({member.node for member in members}) != len(members)
+        ):
+            nodes = ", ".join(member.node for member in members)
+            raise CapacityError(
+                f"placement of {lease.lease_id!r} on {nodes} is not one of {request.nodes} nodes"
+            )
+        meets = self.node(members[0].node)
+        if (port := members[0].port) and any(
+            member.port == port for other in meets.leases.values() for member in other.on(meets.name)
+        ):
+            raise CapacityError(f"port {port} of {meets.name!r} is of another gang")
+        done: list[Placement] = []
+        try:
+            for member in members:
+                self._allocate_member(lease, member)
+                done.append(member)
+        except (CapacityError, UnknownNodeError):
+            for member in done:
+                self.by_name[member.node].leases.pop(lease.key, None)
+            for member in done:
+                self._deallocate_member(request, member)
+            raise
+        if port:
+            if self._undo is not None:
+                self._undo.append(partial(setattr, meets, "last_port", meets.last_port))
+            meets.last_port = port
+
+    def _allocate_member(self, lease: Lease, member: Placement, *, force: bool = False) -> None:
+        state = self.node(member.node)
+        whole_before, milli_before = state.whole_free, state.free_milli
+        allocate(state, lease.request, member, force=force)
+        self._reindex(state, whole_before, milli_before)
+        state.leases[lease.key] = lease
+
     def _undo_grant(self, lease: Lease, pending: PendingRequest | None) -> None:
         self._deallocate(lease)
         if pending is not None:
@@ -217,10 +286,57 @@ class ClusterState(NodeIndex):
         self._deallocate(lease)
         if self._undo is not None:
             self._undo.append(partial(self._restore_lease, lease))
+        self._clean_after(lease, change.at)
+
+    def _clean_after(self, lease: Lease, at: float) -> None:
+        """Begin to clean what the lease's members held on watched nodes."""
         for name in {member.node for member in lease.members}:
             state = self.by_name.get(name)  # a retired node has left with its last lease
             if state is not None and state.watched:
-                self._change_gpus(state, partial(begin_cleaning, state, lease, change.at))
+                self._change_gpus(state, partial(begin_cleaning, state, lease, at))
+
+    def _members_released(self, change: MembersReleased) -> None:
+        lease_id, fencing_token, ranks = change.lease_id, change.fencing_token, set(change.ranks)
+        lease = self.holding(lease_id, fencing_token)
+        if lease is None:
+            raise LeaseNotFoundError(lease_id, fencing_token)
+        if not ranks or not ranks.issubset(rank for rank, _ in lease.ranked):
+            raise CapacityError(f"lease {lease_id!r} has no members {sorted(ranks)}")
+        rest = lease.without(ranks)
+        self._exchange(lease, rest)
+        if self._undo is not None:
+            self._undo.append(partial(self._exchange, rest, lease))
+        ended = tuple(member for rank, member in lease.ranked if rank in ranks)
+        self._clean_after(replace(lease, members=ended), change.at)
+
+    def holding(self, lease_id: str, fencing_token: int) -> Lease | None:
+        """Return the lease of that id and fencing token, or the remainder of one, or None."""
+        lease = self.leases.get(lease_id)
+        if lease is not None and lease.fencing_token == fencing_token:
+            return lease
+        return self.remainders.get(f"{lease_id}{KEY_SEPARATOR}{fencing_token}")
+
+    def _exchange(self, old: Lease | None, new: Lease | None) -> None:
+        """Replace a lease by one with fewer of its members, or with more as before; None has none."""
+        before, after = (Counter(lease.members if lease else ()) for lease in (old, new))
+        if self.ledger is not None and old is not None:
+            self.ledger.remove(old, self.by_name)
+        if self.ledger is not None and new is not None:
+            self.ledger.add(new, self.by_name)
+        if old is not None:
+            del (self.remainders if old.ranks else self.leases)[old.key]
+            for name in {member.node for member in old.members}:
+                del self.by_name[name].leases[old.key]
+        if new is not None:
+            (self.remainders if new.ranks else self.leases)[new.key] = new
+            for name in {member.node for member in new.members}:
+                self.by_name[name].leases[new.key] = new
+            for member in (after - before).elements():
+                self._allocate_member(new, member, force=True)
+            self._expiry_heap.push(new)
+        if old is not None:
+            for member in (before - after).elements():
+                self._deallocate_member(old.request, member)
 
     def _renewed(self, change: Renewed) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
@@ -237,7 +353,8 @@ class ClusterState(NodeIndex):
 
     def _put_back(self, lease: Lease) -> None:
         self.leases[lease.lease_id] = lease
-        self.by_name[lease.placement.node].leases[lease.lease_id] = lease
+        for member in lease.members:
+            self.by_name[member.node].leases[lease.lease_id] = lease
         self._expiry_heap.push(lease)
 
     def _queued(self, change: Queued) -> None:
@@ -279,7 +396,8 @@ class ClusterState(NodeIndex):
 
     def _set_teams(self, teams: Teams) -> None:
         ledger = TeamLedger(teams) if teams else None
-        self.ledger = None if ledger is None else ledger.recount(self.leases.values(), self.by_name)
+        held = (*self.leases.values(), *self.remainders.values()) if teams else ()
+        self.ledger = None if ledger is None else ledger.recount(held, self.by_name)
 
     def _gpus_changed(self, change: GpuChange) -> None:
         state = self.node(change.node)
@@ -331,11 +449,7 @@ class ClusterState(NodeIndex):
                 states.append(retired)
         for state in states:
             if state.name in old:
-                state.drained = old[state.name].drained
-                for lease in old[state.name].leases.values():
-                    allocate(state, lease, force=True)
-                    state.leases[lease.lease_id] = lease
-                carry_over(old[state.name], state)
+                _take_over(state, old[state.name])
         self._index(states)
 
     def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
@@ -354,11 +468,7 @@ class ClusterState(NodeIndex):
         for node, before in places:
             if node is not before.node:
                 state = NodeState(node, before.index)
-                state.drained = before.drained
-                for lease in before.leases.values():
-                    allocate(state, lease, force=True)
-                    state.leases[lease.lease_id] = lease
-                carry_over(before, state)
+                _take_over(state, before)
                 resized.append(state)
         self._swap(resized)
         return True
@@ -370,34 +480,54 @@ class ClusterState(NodeIndex):
         return lease
 
     def _restore_lease(self, lease: Lease) -> None:
-        """Allocate a lease that existed before, even if its node no longer has the capacity."""
-        state = self.by_name[lease.placement.node]
-        whole_before, milli_before = state.whole_free, state.free_milli
-        allocate(state, lease, force=True)
-        self._reindex(state, whole_before, milli_before)
-        state.leases[lease.lease_id] = lease
-        self.leases[lease.lease_id] = lease
+        """Allocate a lease that existed before, even if its nodes no longer have the capacity."""
+        for member in lease.members:
+            self._allocate_member(lease, member, force=True)
+        (self.remainders if lease.ranks else self.leases)[lease.key] = lease
         if self.ledger is not None:
             self.ledger.add(lease, self.by_name)
         self._expiry_heap.push(lease)
 
     def _deallocate(self, lease: Lease) -> None:
-        lease_id = lease.request.lease_id
-        state = self.by_name[lease.placement.node]
-        whole_before, milli_before = state.whole_free, state.free_milli
+        request, members = lease.request, lease.members
+        lease_id = request.lease_id
         del self.leases[lease_id]
         if self.ledger is not None:
             self.ledger.remove(lease, self.by_name)
-        del state.leases[lease_id]
-        deallocate(state, lease)
+        if len(members) == 1:
+            del self.by_name[members[0].node].leases[lease_id]
+            self._deallocate_member(request, members[0])
+            return
+        for name in {member.node for member in members}:
+            del self.by_name[name].leases[lease_id]
+        for member in members:
+            self._deallocate_member(request, member)
+
+    def _deallocate_member(self, request: Request, member: Placement) -> None:
+        state = self.by_name.get(member.node)
+        if state is None:
+            return  # a retired node that left with another member of the gang
+        whole_before, milli_before = state.whole_free, state.free_milli
+        deallocate(state, request, member)
         self._reindex(state, whole_before, milli_before)
         if state.retired and not state.leases and self._undo is None:
             self._index([other for other in self.nodes if other is not state])
 
 
+def _take_over(state: NodeState, before: NodeState) -> None:
+    """Give a node of a new inventory what the node of the same name had."""
+    state.drained, state.last_port = before.drained, before.last_port
+    for key, lease in before.leases.items():
+        for member in lease.on(state.name):
+            allocate(state, lease.request, member, force=True)
+        state.leases[key] = lease
+    carry_over(before, state)
+
+
 _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Granted: ClusterState._granted,
     Released: ClusterState._ended,
+    MembersReleased: ClusterState._members_released,
     Expired: ClusterState._ended,
     Renewed: ClusterState._renewed,
     Quarantined: ClusterState._quarantined,

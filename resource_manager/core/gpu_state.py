@@ -67,8 +67,11 @@ def begin_cleaning(state: NodeState, lease: Lease, at: float) -> Callable[[], No
         if member.node == state.name:
             gpu_ids += state.gpu_ids_of(member)
             for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids or repeat(""), strict=False):
-                state.cleaning[gpu_id, lease.fencing_token] = Cleaning(
-                    state.name, gpu_id, uuid, lease.fencing_token, lease.request.gpu_milli, lease.lease_id, at
+                key = (gpu_id, lease.fencing_token)
+                other = state.cleaning.get(key)  # another member's part of the same GPU
+                milli = lease.request.gpu_milli + (other.milli if other else 0)
+                state.cleaning[key] = Cleaning(
+                    state.name, gpu_id, uuid, lease.fencing_token, milli, lease.lease_id, at
                 )
     recount(state, gpu_ids)
     return partial(_end_cleaning, state, before, gpu_ids)

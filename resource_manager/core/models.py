@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_copy, direct_init
 from resource_manager.errors import InvalidRequestError
@@ -14,6 +15,12 @@ MILLI_PER_GPU = 1000
 
 MAX_PRIORITY = 2**31 - 1
 """Upper bound of Airflow's `priority_weight`; every queue order computes with it exactly."""
+
+GANG_PORTS = (29500, 29999)
+"""First and last port at which the members of a gang meet on a server whose inventory names none."""
+
+KEY_SEPARATOR = "\x1f"
+"""Separator of lease id and fencing token in the key of a remainder; no lease id has control characters."""
 
 Amount = int | float
 """A quantity of a divisible resource; integers stay exact, floats are allowed."""
@@ -49,6 +56,7 @@ class Node:
     address: str = ""
     vendor: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    gang_ports: tuple[int, int] = GANG_PORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,13 @@ class Utility:
         return self.priority * (shrunk if exponent > 0 else 1.0) / (1.0 + shrunk)
 
 
+class Spread(StrEnum):
+    """Distribution of a gang: one member a server, or as many as fit."""
+
+    SERVERS = "servers"
+    PACK = "pack"
+
+
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -91,6 +106,10 @@ class Request:
     `quarantine` keeps the capacity allocated after expiry until an operator or the reconciler confirms that
     the job is gone. `utility` matters only under admission by price. A request that is not `preemptible` is
     never taken for another one, and in return stops at its team's guarantee.
+
+    With `nodes` above 1 it is a gang: the demand is that of each of so many members, on as many nodes or,
+    with `spread="pack"`, on fewer. All members must be on nodes of one value of the label `same`, and should
+    be on nodes of one value of the label `prefer_same`.
     """
 
     lease_id: str
@@ -111,6 +130,10 @@ class Request:
     utility: Utility | None = None
     labels_required: Mapping[str, str] = field(default_factory=dict)
     preemptible: bool = True
+    nodes: int = 1
+    spread: Spread = Spread.SERVERS
+    same: str = ""
+    prefer_same: str = ""
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
 
@@ -139,19 +162,20 @@ class Request:
             )
         if not self.ttl_s > 0:
             raise InvalidRequestError(f"ttl_s must be above 0, got {self.ttl_s}", field="ttl_s")
-        object.__setattr__(
-            self,
-            "shape",
-            (
-                self.gpus,
-                self.gpu_milli,
-                amounts,
-                self.gpu_types,
-                self.vendor,
-                self.required_node,
-                tuple(sorted(self.labels_required.items())),
-            ),
+        shape = (
+            self.gpus,
+            self.gpu_milli,
+            amounts,
+            self.gpu_types,
+            self.vendor,
+            self.required_node,
+            tuple(sorted(self.labels_required.items())),
         )
+        if self.nodes != 1:
+            if self.nodes < 1:
+                raise InvalidRequestError(f"nodes must be 1 or more, got {self.nodes}", field="nodes")
+            shape += (self.nodes, self.spread, self.same, self.prefer_same)  # type: ignore[assignment]
+        object.__setattr__(self, "shape", shape)
 
     def for_task(self, lease_id: str) -> Request:
         """Return a copy of the request for another task, without validating the other fields again."""
@@ -195,6 +219,8 @@ class Lease:
     expires_at: float = math.inf
     queued_at: float | None = None
     quarantined: bool = False
+    ranks: tuple[int, ...] = ()
+    """Ranks of the members of a remainder; empty for a whole lease, whose members are in order of rank."""
 
     @property
     def lease_id(self) -> str:
@@ -204,6 +230,33 @@ class Lease:
     def placement(self) -> Placement:
         """The first member, which is the only one unless several nodes were asked for."""
         return self.members[0]
+
+    @property
+    def key(self) -> str:
+        """Key of the lease among all: its id, for a remainder followed by its fencing token."""
+        return f"{self.request.lease_id}{KEY_SEPARATOR}{self.fencing_token}" if self.ranks else self.lease_id
+
+    @property
+    def ranked(self) -> Iterator[tuple[int, Placement]]:
+        """The members with their ranks."""
+        return zip(self.ranks, self.members, strict=True) if self.ranks else enumerate(self.members)
+
+    def without(self, ranks: Collection[int]) -> Lease | None:
+        """Return the remainder without these members; None if no member is left."""
+        left = [(rank, member) for rank, member in self.ranked if rank not in ranks]
+        if not left:
+            return None
+        return replace(
+            self,
+            members=tuple(member for _, member in left),
+            ranks=tuple(rank for rank, _ in left),
+            quarantined=True,
+            expires_at=math.inf,
+        )
+
+    def on(self, node: str) -> Iterator[Placement]:
+        """Yield the members on that node."""
+        return (member for member in self.members if member.node == node)
 
 
 @dataclass(frozen=True, slots=True)

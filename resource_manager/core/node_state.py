@@ -47,6 +47,7 @@ class NodeState:
     `watched` is True while an agent reports its GPUs; then `cleaning` has, by GPU id at the grant and fencing
     token, what ended leases held. A GPU in `closed_gpus` has nothing free; `opened_gpus` has the last change
     that opened one.
+    `last_port` is the last port given to a gang, or 0.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class NodeState:
         "gpu_uuids",
         "has_mig",
         "index",
+        "last_port",
         "leases",
         "name",
         "node",
@@ -91,6 +93,15 @@ class NodeState:
         self.closed_gpus: dict[int, GpuClosed] = {}
         self.opened_gpus: dict[int, GpuOpened] = {}
         self.cleaning: dict[tuple[int, int], Cleaning] = {}
+        self.last_port = 0
+
+    def copy(self) -> NodeState:
+        """Return an independent copy, for trials among some of the nodes."""
+        copy = NodeState.__new__(NodeState)
+        for name in NodeState.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy.free, copy.gpu_free, copy.leases = dict(self.free), dict(self.gpu_free), dict(self.leases)
+        return copy
 
     @property
     def is_open(self) -> bool:
@@ -147,6 +158,13 @@ class NodeState:
         """Return the ids of the GPUs that have the requested free milli, type and vendor, ascending."""
         return usable_gpus(self.node, request, self.gpu_free)
 
+    def free_port(self) -> int:
+        """Return the next port after the last one where no gang meets, wrapping; 0 if none is left."""
+        first, last = self.node.gang_ports
+        used = {member.port for lease in self.leases.values() for member in lease.on(self.name)}
+        start = self.last_port + 1 if first <= self.last_port < last else first
+        return next((port for port in (*range(start, last + 1), *range(first, start)) if port not in used), 0)
+
     def pick_gpus(self, request: Request) -> tuple[int, ...]:
         """Return the lowest eligible ids; for a GPU fraction, the lowest id among the tightest fits."""
         need = request.gpus
@@ -180,15 +198,14 @@ class NodeState:
         return tuple(gpu_id for gpu_id in present if gpu_id is not None)
 
 
-def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:
-    """Allocate the lease's amounts on the node, or raise `CapacityError` and allocate nothing.
+def allocate(state: NodeState, request: Request, placement: Placement, *, force: bool = False) -> None:
+    """Allocate one member's amounts on the node, or raise `CapacityError` and allocate nothing.
 
     With `force` they are allocated even if the node no longer has the capacity.
     """
     if not force:
-        _check_capacity(state, lease)
-    request = lease.request
-    gpu_ids = state.gpu_ids_of(lease.placement)
+        _check_capacity(state, request, placement)
+    gpu_ids = state.gpu_ids_of(placement)
     if gpu_ids:
         milli = request.gpu_milli
         gpu_free, closed = state.gpu_free, state.closed_gpus
@@ -208,17 +225,16 @@ def allocate(state: NodeState, lease: Lease, *, force: bool = False) -> None:
         free[name] = free.get(name, 0) - amount
 
 
-def _check_capacity(state: NodeState, lease: Lease) -> None:
-    request = lease.request
-    gpu_ids = lease.placement.gpu_ids
+def _check_capacity(state: NodeState, request: Request, placement: Placement) -> None:
+    gpu_ids = placement.gpu_ids
     count = len(gpu_ids)
     if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
         raise CapacityError(
             f"placement of {request.lease_id!r} names GPUs {gpu_ids}, but the request has gpus={request.gpus}"
         )
-    if lease.placement.gpu_uuids and lease.placement != state.identified(lease.placement):
+    if placement.gpu_uuids and placement.gpu_uuids != state.identified(placement).gpu_uuids:
         raise CapacityError(
-            f"placement of {request.lease_id!r} names GPUs {lease.placement.gpu_uuids}, which are not those "
+            f"placement of {request.lease_id!r} names GPUs {placement.gpu_uuids}, which are not those "
             f"of {state.name!r} with the numbers {gpu_ids}"
         )
     for gpu_id in gpu_ids:
@@ -242,11 +258,11 @@ def is_rounding_error(difference: Amount, total: Amount) -> bool:
     return isinstance(difference, float) and abs(difference) <= 1e-9 * max(1.0, abs(total))
 
 
-def deallocate(state: NodeState, lease: Lease) -> None:
-    """Deallocate the lease's amounts; the lease must have been removed from `state.leases` before."""
-    gpu_ids = state.gpu_ids_of(lease.placement)
+def deallocate(state: NodeState, request: Request, placement: Placement) -> None:
+    """Deallocate one member's amounts; its lease must have been removed from `state.leases` before."""
+    gpu_ids = state.gpu_ids_of(placement)
     if gpu_ids:
-        milli = lease.request.gpu_milli
+        milli = request.gpu_milli
         gpu_free, closed = state.gpu_free, state.closed_gpus
         mended = given = 0
         for gpu_id in gpu_ids:
@@ -261,7 +277,7 @@ def deallocate(state: NodeState, lease: Lease) -> None:
         state.free_milli += given
     if state.leases:
         free = state.free
-        for name, amount in lease.request.resources.items():
+        for name, amount in request.resources.items():
             free[name] += amount
     else:
         state.free = dict(state.node.resources)

@@ -120,7 +120,7 @@ def _never(allowed: list[NodeState], request: Request) -> str:
         if any(has_mig_devices_for(state.node, request) for state in allowed):
             has = f"{ONE_MIG_DEVICE}, and {has} other GPUs" if most else ONE_MIG_DEVICE
         return f"{who} satisfy {needed(request)}: {has}"
-    if lack := _lack(allowed, request, ever=True):
+    if lack := lack_of(allowed, request, ever=True):
         return f"{who} satisfy {needed(request)}: {lack}"
     return f"no server has {'both ' if _parts(request) == 2 else ''}{needed(request)}"
 
@@ -130,13 +130,13 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
     is_open = [state for state in usable if state.is_open and state.could_fit(request)]
     if not is_open:
-        return Refusal(RefusalKind.MAINTENANCE, _closed(usable, request))
+        return Refusal(RefusalKind.MAINTENANCE, closed_servers(usable, request))
     detail = _among_labelled(request) + _nearest(is_open, request)
     if unreleased := unreleased_lease(is_open, request):
         return Refusal(RefusalKind.AWAITING_RELEASE, f"{detail}; {unreleased}")
     free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
     if free_but_closed:
-        detail = f"{detail}; {_closed(free_but_closed, request)}"
+        detail = f"{detail}; {closed_servers(free_but_closed, request)}"
     for state in is_open:
         if request.gpus and (reasons := withheld(state, accepted_gpu_ids(state.node, request))):
             detail = f"{detail}; on {short(state.name)} {'; '.join(map(short, reasons))}"
@@ -241,10 +241,10 @@ def _nearest(states: list[NodeState], request: Request) -> str:
     """Describe the free capacity of the best of these open servers, none of which fits the request."""
     what = needed(request)
     if request.required_node is not None:
-        return f"{short(request.required_node)} cannot fit {what} now: {_lack(states, request)}"
+        return f"{short(request.required_node)} cannot fit {what} now: {lack_of(states, request)}"
     if request.gpus:
-        best = max(states, key=lambda state: _most_free(state, request))
-        most = _most_free(best, request)
+        best = max(states, key=lambda state: most_free(state, request))
+        most = most_free(best, request)
         if request.gpu_milli != MILLI_PER_GPU and most < request.gpu_milli:
             largest = f"the most free is {most} milli on {short(best.name)}" if most else "none has any free"
             return f"no GPU with {request.gpu_milli} milli free: {largest}"
@@ -253,10 +253,10 @@ def _nearest(states: list[NodeState], request: Request) -> str:
             largest = f"largest free is {most} on {short(best.name)}" if most else "none is free anywhere"
             return f"no server with {wanted}: {largest}"
         states = [state for state in states if _gpus_suffice(state, request)]
-    return f"no server with {what}: {_lack(states, request)}"
+    return f"no server with {what}: {lack_of(states, request)}"
 
 
-def _most_free(state: NodeState, request: Request) -> int:
+def most_free(state: NodeState, request: Request) -> int:
     """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
     if request.gpu_milli == MILLI_PER_GPU:
         any_gpu = not (request.gpu_types or request.vendor or state.has_mig)
@@ -269,16 +269,16 @@ def _gpus_suffice(state: NodeState, request: Request) -> bool:
     return len(state.eligible_gpus(request)) >= request.gpus
 
 
-def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> str:
+def lack_of(states: list[NodeState], request: Request, *, ever: bool = False) -> str:
     """Describe the resource that is short, on the server with most of it: free, or with `ever` in total.
 
     Empty if with `ever` no single resource is short.
     """
     free = "" if ever else " free"
     if not ever and request.gpus and not any(_gpus_suffice(state, request) for state in states):
-        best = max(states, key=lambda state: _most_free(state, request))
+        best = max(states, key=lambda state: most_free(state, request))
         unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
-        return f"{_most_free(best, request)}{unit} free"
+        return f"{most_free(best, request)}{unit} free"
     for name, amount in request.resources.items():
 
         def has(state: NodeState, name: str = name) -> float:
@@ -290,14 +290,14 @@ def _lack(states: list[NodeState], request: Request, *, ever: bool = False) -> s
     return "" if ever else f"no server has {'both' if _parts(request) == 2 else 'all of it'} free at once"
 
 
-def _closed(states: list[NodeState], request: Request) -> str:
+def closed_servers(states: list[NodeState], request: Request) -> str:
     """Describe the closed servers or GPUs: `s3 has 8 but is drained: broken fan`."""
     parts = []
     for state in states[:MAX_TYPES]:
         has = "could take it"
         if request.gpus:
             unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
-            has = f"has {_most_free(state, request)}{unit}"
+            has = f"has {most_free(state, request)}{unit}"
         if state.is_open:
             reasons = withheld(state, state.closed_gpus.keys() & accepted_gpu_ids(state.node, request))
             parts.append(f"{short(state.name)} {has} but {'; '.join(map(short, reasons))}")
@@ -316,5 +316,6 @@ def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -
     free = state.capacity_without_leases
     for lease in state.leases.values():
         if lease not in gone:
-            free = free.minus(lease.request, state.gpu_ids_of(lease.placement))
+            for member in lease.on(state.name):
+                free = free.minus(lease.request, state.gpu_ids_of(member))
     return fits(state.node, request, free)

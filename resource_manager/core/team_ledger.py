@@ -14,7 +14,7 @@ UNNAMED = ""
 
 def milli_of(request: Request) -> int:
     """Return the thousandths of GPUs that a lease of the request holds, over all its members."""
-    return request.gpus * request.gpu_milli
+    return request.nodes * request.gpus * request.gpu_milli
 
 
 class Account:

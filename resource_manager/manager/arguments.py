@@ -36,6 +36,10 @@ class DemandOptions(TypedDict, total=False):
     vendor: str | None
     labels_required: Mapping[str, str] | None
     server: int | str | None
+    nodes: int | None
+    spread: str | None
+    same: str | None
+    prefer_same: str | None
     team: str | None
     owner: str | None
     priority: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Self, Unpack, get_origin
+from typing import Annotated, Any, Literal, Self, Unpack, get_origin
 
 from pydantic import (
     BaseModel,
@@ -67,6 +67,12 @@ def _amount(text: str) -> object:
         return text
 
 
+def _one_label(value: object) -> object:
+    if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
+        raise PydanticCustomError("one_label", "must name one label, got {got}", {"got": f"{value!r:.100}"})
+    return value
+
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=PRINTABLE)]
 LeaseId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=PRINTABLE)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=PRINTABLE)]
@@ -79,6 +85,7 @@ Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
     | Annotated[float, Field(strict=True, ge=0, le=2**53, allow_inf_nan=False)]
 )
+Label = Annotated[Text, BeforeValidator(_one_label)]
 Labels = Annotated[dict[Name, Text], BeforeValidator(_pairs), Field(max_length=50)]
 
 
@@ -110,6 +117,18 @@ class Demand(BaseModel):
     )
     prefer_server: ServerRef | None = Field(default=None, description="Server to try first: name or id.")
     server: ServerRef | None = Field(default=None, description="The only server allowed: name or id.")
+    nodes: Annotated[Whole, Field(ge=1, le=MAX_COUNT)] = Field(
+        default=1, description="Members of a gang, each with this demand, in one lease on as many servers."
+    )
+    spread: Literal["servers", "pack"] = Field(
+        default="servers", description="One member of a gang a server, or pack: several where they fit."
+    )
+    same: Label = Field(
+        default="", description="Label of which all servers of a gang must have one value, such as rack."
+    )
+    prefer_same: Label = Field(
+        default="", description="Label of which the servers of a gang should have one value."
+    )
     team: Text = Field(default="", description="Team whose share of the cluster is charged.")
     owner: Text = Field(
         default="", description="Owner of the lease; only an operator may name another than themselves."

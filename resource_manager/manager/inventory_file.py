@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from resource_manager.core.models import Gpu, Node
+from resource_manager.core.models import GANG_PORTS, Gpu, Node
 from resource_manager.errors import InventoryError
 
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -30,6 +30,8 @@ Uuid = Annotated[str, Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9/_
 """Identity of a GPU or MIG device, as its maker's library gives it: `GPU-…`, `MIG-…`."""
 
 PciAddress = Annotated[str, Field(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")]
+
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 MAX_SERVERS = 1_000_000
 MAX_GPUS = 4_000_000
@@ -86,6 +88,7 @@ class Server(BaseModel):
     resources: dict[str, Amount] = Field(default_factory=dict)
     address: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
+    gang_ports: tuple[Port, Port] = GANG_PORTS
 
     @model_validator(mode="after")
     def _pattern_of_names(self) -> Server:
@@ -93,6 +96,8 @@ class Server(BaseModel):
             raise ValueError("with count, name must contain {id}")
         if self.count is not None and self.id is not None:
             raise ValueError("give either count or id")
+        if self.gang_ports[0] > self.gang_ports[1]:
+            raise ValueError(f"gang_ports must be the first and the last port, got {list(self.gang_ports)}")
         if "cpus" in self.resources or (self.memory_mib is not None and "memory_mib" in self.resources):
             raise ValueError("cpus and memory_mib have keys of their own; remove them from resources")
         return self
@@ -196,7 +201,16 @@ def _nodes(inventory: InventoryFile, path: Path, text: str) -> tuple[Node, ...]:
                 resources["memory_mib"] = server.memory_mib
             resources.update(server.resources)
             nodes.append(
-                Node(name, server_id, resources, gpus, server.address, server.vendor, dict(server.labels))
+                Node(
+                    name,
+                    server_id,
+                    resources,
+                    gpus,
+                    server.address,
+                    server.vendor,
+                    dict(server.labels),
+                    server.gang_ports,
+                )
             )
     return tuple(nodes)
 

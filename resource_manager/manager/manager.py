@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -329,18 +329,25 @@ class GPUResourceManager:
     ) -> ReleaseResult:
         """End the lease if it has that fencing token and owner, as far as they are given.
 
-        `outcome` (SUCCESS, FAILED, …) is written to the history.
+        `outcome` (SUCCESS, FAILED, …) is written to the history. The remainder of a gang needs its token.
         """
+        return self._release(
+            lease_id,
+            lambda cluster, now: allocator.release(
+                cluster, lease_id, now, fencing_token=fencing_token, owner=owner, outcome=outcome
+            ),
+            outcome,
+            once,
+        )
+
+    def _release(self, lease_id: str, decide: Step, outcome: str, once: Once | None) -> ReleaseResult:
         check_text(outcome=outcome)
         is_live = False
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             nonlocal is_live
             is_live = lease_id in cluster.leases
-            released = allocator.release(
-                cluster, lease_id, now, fencing_token=fencing_token, owner=owner, outcome=outcome
-            )
-            return self._commits.with_dispatch(cluster, released, now)
+            return self._commits.with_dispatch(cluster, decide(cluster, now), now)
 
         try:
             self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
@@ -349,6 +356,30 @@ class GPUResourceManager:
             return ReleaseResult.OTHER_HOLDER if is_live else ReleaseResult.NOT_HELD
         logger.info("released task %r", lease_id)
         return ReleaseResult.RELEASED
+
+    def release_members(
+        self,
+        lease_id: str,
+        ranks: Collection[int],
+        *,
+        fencing_token: int,
+        owner: str | None = None,
+        outcome: str = "",
+        once: Once | None = None,
+    ) -> ReleaseResult:
+        """End these members of a gang; quarantine the others until they are released by the fencing token.
+
+        Such a remainder has no time to live, and its lease id may be queued again. All members at once, or
+        the last ones of a remainder, end it as `release` does.
+        """
+        return self._release(
+            lease_id,
+            lambda cluster, now: allocator.release_members(
+                cluster, lease_id, ranks, now, fencing_token=fencing_token, owner=owner, outcome=outcome
+            ),
+            outcome,
+            once,
+        )
 
     def cancel(
         self,
@@ -406,11 +437,14 @@ class GPUResourceManager:
         return self._commits.read(lambda cluster, now: self._status(cluster, lease_id, now))
 
     def leases(self) -> list[Allocation]:
-        """Return every live lease as an allocation, oldest first."""
+        """Return every live lease, and every remainder of a gang, as an allocation, oldest first."""
         return self._commits.read(
             lambda cluster, now: [
                 serializers.allocation(cluster, lease)
-                for lease in sorted(cluster.leases.values(), key=lambda lease: lease.fencing_token)
+                for lease in sorted(
+                    (*cluster.leases.values(), *cluster.remainders.values()),
+                    key=lambda lease: lease.fencing_token,
+                )
             ]
         )
 
@@ -667,8 +701,9 @@ class GPUResourceManager:
                 answers.append(result)
             else:
                 lease, answer = result
-                gpu_ids, node = ",".join(map(str, lease.placement.gpu_ids)), lease.placement.node
-                logger.info("task %r holds GPUs %s of %s", request.lease_id, gpu_ids, node)
+                for member in lease.members:
+                    gpu_ids = ",".join(map(str, member.gpu_ids))
+                    logger.info("task %r holds GPUs %s of %s", request.lease_id, gpu_ids, member.node)
                 answers.append(answer)
         return answers
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import chain
+from typing import Any
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
-from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Request, Utility
+from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Request, Spread, Utility
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.inventory_file import default_inventory
@@ -61,11 +62,24 @@ def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> 
             labels=demand.labels,
             utility=_utility(demand),
             labels_required=demand.labels_required,
+            **_gang(demand),
         )
         return checked(request)
     except InvalidRequestError as error:
         error.rename({**REQUEST_NAMES, **demand._names})
         raise
+
+
+def _gang(demand: Demand) -> dict[str, Any]:
+    """Return the fields of a gang, none for one server, where they make no difference."""
+    if demand.nodes == 1:
+        return {}
+    return {
+        "nodes": demand.nodes,
+        "spread": Spread(demand.spread),
+        "same": demand.same,
+        "prefer_same": demand.prefer_same,
+    }
 
 
 def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
@@ -120,7 +134,10 @@ def checked(request: Request) -> Request:
     A request that other processes could not read would lock all of them out of the state, and a name must
     not be able to forge a log line.
     """
-    single = {name: (getattr(request, name),) for name in ("lease_id", "team", "owner", "vendor")}
+    single = {
+        name: (getattr(request, name),)
+        for name in ("lease_id", "team", "owner", "vendor", "same", "prefer_same")
+    }
     several = {
         "gpu_types": request.gpu_types,
         "resources": request.resources,

@@ -15,6 +15,7 @@ class Requested(TypedDict):
 
     gpu_milli: int
     gpu_types: list[str]
+    nodes: int
     resources: dict[str, Amount]
     priority: int
     team: str
@@ -247,6 +248,7 @@ class Explanation(TypedDict):
     could_ever_fit: bool
     server_name: str | None
     gpu_ids: list[int]
+    members: list[Member]
     ahead_in_queue: int
     policy: str
     servers: list[ServerVerdict]

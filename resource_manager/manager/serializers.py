@@ -28,6 +28,7 @@ from resource_manager.manager.results import (
 )
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
+from resource_manager.scheduling.gangs import Members, select_members
 from resource_manager.scheduling.policies import Policy, scores_of
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import QueueDiscipline
@@ -66,7 +67,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "state": "ERROR" if lease.quarantined else "RUNNING",
         "quarantined": lease.quarantined,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
-        "members": [_member(cluster, request, rank, placed) for rank, placed in enumerate(lease.members)],
+        "members": [_member(cluster, request, rank, placed) for rank, placed in lease.ranked],
         **_demand(request),
     }
 
@@ -146,6 +147,7 @@ def _demand(request: Request) -> Requested:
     return {
         "gpu_milli": request.gpu_milli,
         "gpu_types": list(request.gpu_types),
+        "nodes": request.nodes,
         "resources": dict(request.resources),
         "priority": request.priority,
         "team": request.team,
@@ -286,7 +288,7 @@ def summary(cluster: ClusterState) -> Summary:
     return {
         "total_servers": len(cluster.nodes),
         "servers": [server(state) for state in cluster.nodes],
-        "leases": len(cluster.leases),
+        "leases": len(cluster.leases) + len(cluster.remainders),
         "queue_length": len(cluster.pending),
         "version": cluster.version,
     }
@@ -304,7 +306,7 @@ def explanation(
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
     verdicts = explain(cluster, request)
     scores = scores_of(policy, cluster, request)
-    placement = allocator.select_placement(cluster, request, policy)
+    members = select_members(cluster, request, policy)
     granted, kind, reason = False, None, ""
     if request.lease_id in cluster.leases:
         reason = "the task has a lease already"
@@ -319,14 +321,15 @@ def explanation(
     admission = order.admission
     return {
         "task_id": request.lease_id,
-        "admission": None if admission is None else quotes(cluster, request, admission, placement, now),
-        "fits": placement is not None,
+        "admission": None if admission is None else quotes(cluster, request, admission, members, now),
+        "fits": members is not None,
         "would_be_granted": granted,
         "kind": kind,
         "reason": reason,
         "could_ever_fit": kind != RefusalKind.NEVER_FITS,
-        "server_name": placement.node if placement else None,
-        "gpu_ids": list(placement.gpu_ids) if placement else [],
+        "server_name": members[0].node if members else None,
+        "gpu_ids": list(members[0].gpu_ids) if members else [],
+        "members": [_member(cluster, request, rank, placed) for rank, placed in enumerate(members or ())],
         "ahead_in_queue": len(cluster.pending),
         "policy": policy_name,
         "servers": [verdict(answer, scores.get(answer.node)) for answer in verdicts],
@@ -349,7 +352,7 @@ def quotes(
     cluster: ClusterState,
     request: Request,
     admission: PriceAdmission,
-    placement: Placement | None,
+    members: Members | None,
     now: float,
 ) -> Quotes:
     """Return the price of the request now on every server, and on the one where it would start.
@@ -357,8 +360,8 @@ def quotes(
     `price` and `utility` are None without a utility, `covered` if the request fits on no server now.
     """
     chosen = None
-    if placement is not None:
-        chosen = admission.quote(cluster.by_name[placement.node], request, now, now)
+    if members is not None:
+        chosen = admission.quote(cluster, request, members, now, now)
     return {
         "price_per_hour": None if chosen is None else chosen.price_per_hour,
         "price": None if chosen is None else chosen.price,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import httpx
 
+from resource_manager.core.changes import ReleaseResult
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.core.teams import stated
 from resource_manager.errors import (
@@ -159,6 +160,13 @@ class ServiceClient:
         """End a lease; return False if there is no such lease."""
         body = {"task_id": task_id, "fencing_token": fencing_token, "outcome": outcome}
         return self._found("/api/release", body)
+
+    def release_members(
+        self, lease_id: str, ranks: Collection[int], *, fencing_token: int, outcome: str = ""
+    ) -> ReleaseResult:
+        """End members of a gang; the others stay quarantined."""
+        body = {"task_id": lease_id, "fencing_token": fencing_token, "ranks": list(ranks), "outcome": outcome}
+        return ReleaseResult.RELEASED if self._found("/api/release", body) else ReleaseResult.NOT_HELD
 
     def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""

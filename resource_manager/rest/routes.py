@@ -134,13 +134,20 @@ def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | 
     tags=("leases",),
 )
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> Any:
-    result = service.manager.release(
-        body.task_id,
-        fencing_token=body.fencing_token,
-        owner=owner_required(caller),
-        outcome=body.outcome,
-        once=once,
-    )
+    owner, outcome = owner_required(caller), body.outcome
+    if body.ranks is None or body.fencing_token is None:
+        result = service.manager.release(
+            body.task_id, fencing_token=body.fencing_token, owner=owner, outcome=outcome, once=once
+        )
+    else:
+        result = service.manager.release_members(
+            body.task_id,
+            body.ranks,
+            fencing_token=body.fencing_token,
+            owner=owner,
+            outcome=outcome,
+            once=once,
+        )
     if result is not ReleaseResult.RELEASED:
         raise not_released(service, caller, body.task_id, body.fencing_token)
     return {"success": True, "task_id": body.task_id}

@@ -61,6 +61,16 @@ class ReleaseBody(LeaseBody):
     """`POST /api/release`."""
 
     outcome: Text = Field(default="", description="Outcome of the task, for the history.")
+    ranks: Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Members of a gang to end; the others stay quarantined. It needs the fencing token.",
+    )
+
+    @model_validator(mode="after")
+    def _of_one_lease(self) -> Self:
+        if self.ranks is not None and self.fencing_token is None:
+            raise ValueError("ranks needs fencing_token beside it")
+        return self
 
 
 class CancelBody(Body):
@@ -179,6 +189,9 @@ class Member(Answer):
     server_name: str
     gpu_ids: list[int]
     gpu_uuids: list[str]
+    cpu_count: int | float
+    address: str
+    port: int = Field(description="Port at which the members of a gang meet, of the first only; else 0.")
 
 
 class Allocation(Answer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from resource_manager.core.changes import (
     Cancelled,
@@ -11,6 +11,7 @@ from resource_manager.core.changes import (
     GpuCleaned,
     GpuOpened,
     Granted,
+    MembersReleased,
     Quarantined,
     Queued,
     Released,
@@ -20,7 +21,6 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_milli, cleaning_on
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.node_state import is_rounding_error
-from resource_manager.core.refusal import never_fits
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -30,18 +30,11 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.scheduling.backfill import Reservations
-from resource_manager.scheduling.policies import Policy, nothing_fits
+from resource_manager.scheduling.gang_refusals import never_fits
+from resource_manager.scheduling.gangs import Members, could_start, select_members
+from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
-
-
-def select_placement(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
-    """Return a placement on the preferred node if the request fits there, else the policy's choice."""
-    if request.preferred_node is not None and policy is not nothing_fits:
-        preferred = cluster.by_name.get(request.preferred_node)
-        if preferred is not None and preferred.fits(request):
-            return Placement(preferred.name, preferred.pick_gpus(request))
-    return policy(cluster, request)
 
 
 def allocate(
@@ -53,10 +46,10 @@ def allocate(
     """
     if cluster.ledger is not None and stop_of(cluster.ledger, request) is not None:
         return []
-    placement = select_placement(cluster, request, policy)
-    if placement is None or not (order is None or order.admits(cluster, request, placement, now, now)):
+    members = select_members(cluster, request, policy)
+    if members is None or not (order is None or order.admits(cluster, request, members, now, now)):
         return []
-    return [grant(cluster, request, placement, now)]
+    return [grant(cluster, request, members, now)]
 
 
 def allocate_in_order(
@@ -82,14 +75,13 @@ def allocate_in_order(
     return changes
 
 
-def grant(cluster: ClusterState, request: Request, placement: Placement, now: float) -> Granted:
-    """Return the grant of that placement, unchecked: `ClusterState.apply` refuses it if it does not fit."""
+def grant(cluster: ClusterState, request: Request, members: Members, now: float) -> Granted:
+    """Return the grant of these placements, unchecked: `ClusterState.apply` refuses it if it does not fit."""
     pending = cluster.pending.get(request.lease_id) if cluster.pending else None
-    node = cluster.by_name.get(placement.node)
     return Granted(
         Lease(
             request,
-            (placement if node is None else node.identified(placement),),
+            tuple([_identified(cluster, member) for member in members]),
             cluster.last_fencing_token + 1,
             now,
             now + request.ttl_s if cluster.ledger is None else lease_end(cluster.ledger, request, now, now),
@@ -97,6 +89,11 @@ def grant(cluster: ClusterState, request: Request, placement: Placement, now: fl
         ),
         now,
     )
+
+
+def _identified(cluster: ClusterState, member: Placement) -> Placement:
+    node = cluster.by_name.get(member.node)
+    return member if node is None else node.identified(member)
 
 
 def enqueue(cluster: ClusterState, requests: Iterable[Request], now: float) -> list[Change]:
@@ -139,7 +136,33 @@ def release(
     that owner's.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
+    if lease.ranks:
+        return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome)]
     return [Released(lease_id, lease.fencing_token, now, outcome)]
+
+
+def release_members(
+    cluster: ClusterState,
+    lease_id: str,
+    ranks: Collection[int],
+    now: float,
+    *,
+    fencing_token: int,
+    owner: str | None = None,
+    outcome: str = "",
+) -> list[Change]:
+    """Return the release of these members of a lease, or of a remainder; all of them end it as a whole.
+
+    Raises `LeaseNotFoundError` if there is none with that fencing token or a member has ended already, and
+    `OtherOwnerError` if it is not that owner's.
+    """
+    lease = _require_lease(cluster, lease_id, fencing_token, owner)
+    held = {rank for rank, _ in lease.ranked}
+    if not ranks or not held.issuperset(ranks):
+        raise LeaseNotFoundError(lease_id, fencing_token)
+    if not lease.ranks and len(held) == len(set(ranks)):
+        return [Released(lease_id, fencing_token, now, outcome)]
+    return [MembersReleased(lease_id, fencing_token, tuple(sorted(set(ranks))), now, outcome)]
 
 
 def renew(
@@ -152,6 +175,8 @@ def renew(
 ) -> list[Change]:
     """Return the renewal of a lease for its TTL from now; raises as `release` does."""
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
+    if lease.ranks:  # a remainder has no life to restart
+        raise LeaseNotFoundError(lease_id, fencing_token)
     ends_at = now + lease.request.ttl_s
     if cluster.ledger is not None:
         ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now)
@@ -164,7 +189,9 @@ def _require_lease(
     lease = cluster.leases.get(lease_id)
     # First the token: the holder of a lease that has ended must learn that, also where another took its id.
     if lease is None or fencing_token not in (None, lease.fencing_token):
-        raise LeaseNotFoundError(lease_id, fencing_token)
+        lease = None if fencing_token is None else cluster.holding(lease_id, fencing_token)
+        if lease is None:
+            raise LeaseNotFoundError(lease_id, fencing_token)
     if owner not in (None, lease.request.owner):
         raise OtherOwnerError(lease_id, lease.request.owner, owner)
     return lease
@@ -226,8 +253,8 @@ def with_dispatch(
     with cluster.trial():
         for change in changes:
             cluster.apply(change)
-        for pending, placement in dispatch(cluster, policy, order, now):
-            granted = grant(cluster, pending.request, placement, now)
+        for pending, members in dispatch(cluster, policy, order, now):
+            granted = grant(cluster, pending.request, members, now)
             cluster.apply(granted)
             combined.append(granted)
     return combined
@@ -235,8 +262,8 @@ def with_dispatch(
 
 def dispatch(
     cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
-) -> Iterator[tuple[PendingRequest, Placement]]:
-    """Yield the pending requests that start now, with placements; apply each grant before the next step.
+) -> Iterator[tuple[PendingRequest, Members]]:
+    """Yield the pending requests that start now, with their members; apply each grant before the next step.
 
     The first request that does not fit blocks all behind it, unless the queue discipline backfills: then
     such requests get reservations as soon as a request behind them could start.
@@ -244,24 +271,29 @@ def dispatch(
     reservations: Reservations | None = None
     without_place: list[Request] = []
     blocked: set[str] = set()
+    too_large: set[tuple[object, ...]] = set()
+    """Shapes of gangs that do not fit; nothing is freed during the pass."""
     for pending in order.starting(cluster, now):
         request = pending.request
         if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
             continue
-        placement = select_placement(cluster, request, policy)
-        if placement is not None and not order.admits(cluster, request, placement, pending.queued_at, now):
+        is_too_large = bool(too_large) and request.shape in too_large
+        members = None if is_too_large else select_members(cluster, request, policy)
+        if members is not None and not order.admits(cluster, request, members, pending.queued_at, now):
             continue
-        if placement is not None and (reservations is not None or without_place):
+        if members is not None and (reservations is not None or without_place):
             if reservations is None:
                 reservations = Reservations(cluster, now, order.runtime_of)
             if not all(map(reservations.reserve, without_place)):
                 return
             without_place.clear()
-            placement = reservations.without_delay(request, placement)
-        if placement is not None:
-            yield pending, placement
+            members = reservations.without_delay(request, members)
+        elif members is None and request.nodes != 1:
+            too_large.add(request.shape)
+        if members is not None:
+            yield pending, members
             if reservations is not None:
-                reservations.started(request, placement)
+                reservations.started(request, members)
         elif blocks_queue(cluster, request):
             if not order.backfill:
                 if cluster.ledger is None:
@@ -277,7 +309,7 @@ def blocks_queue(cluster: ClusterState, request: Request) -> bool:
     It does not if no open node could ever fit it with its open GPUs: a request that only a drained server or
     a closed GPU could satisfy would otherwise stop the whole queue.
     """
-    return any(state.is_open and state.could_fit(request) for state in cluster.nodes)
+    return could_start(cluster, request)
 
 
 def require_new_task(cluster: ClusterState, request: Request) -> None:
@@ -309,6 +341,8 @@ def describe(request: Request) -> str:
     if request.vendor:
         parts[0] += f" by {request.vendor}"
     parts += [f"{amount} {name}" for name, amount in request.resources.items()]
+    if request.nodes != 1:
+        parts.insert(0, f"{request.nodes} times")
     if request.required_node is not None:
         parts.append(f"on {request.required_node}")
     parts += [f"with label {name}={value}" for name, value in request.labels_required.items()]
@@ -320,8 +354,8 @@ def check(cluster: ClusterState) -> None:
     for state in cluster.nodes:
         held: dict[int, int] = dict.fromkeys(state.gpu_free, 0)
         for lease in state.leases.values():
-            for member in lease.members:
-                for gpu_id in state.gpu_ids_of(member) if member.node == state.name else ():
+            for member in lease.on(state.name):
+                for gpu_id in state.gpu_ids_of(member):
                     held[gpu_id] = held.get(gpu_id, 0) + lease.request.gpu_milli
         for gpu_id, free in state.gpu_free.items():
             dirty = cleaning_milli(state, gpu_id) if state.cleaning else 0
@@ -332,7 +366,11 @@ def check(cluster: ClusterState) -> None:
                     f"{dirty} being cleaned"
                 )
         for name, total in state.node.resources.items():
-            used = sum(lease.request.resources.get(name, 0) for lease in state.leases.values())
+            used = sum(
+                lease.request.resources.get(name, 0)
+                for lease in state.leases.values()
+                for _ in lease.on(state.name)
+            )
             difference = state.free[name] + used - total
             if difference and not is_rounding_error(difference, total):
                 raise CapacityError(f"{name} of {state.name!r}: {state.free[name]} free, {used} allocated")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import (
     FreeCapacity,
     accepted_gpu_ids,
+    fits,
     pick_gpus,
 )
 from resource_manager.core.models import Placement, Request
+from resource_manager.scheduling.gangs import Members, Part, plan, positions, ranked, slots
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 
 MAX_RESERVATIONS = 32
@@ -39,6 +42,8 @@ class Reservations:
         """
         if self._count == MAX_RESERVATIONS:
             return False
+        if request.nodes != 1:
+            return self._reserve_gang(request)
         start, best = math.inf, None
         runtime_s = self._runtime_s(request)
         for node in self._cluster.nodes:
@@ -58,26 +63,108 @@ class Reservations:
         self._count += 1
         return True
 
-    def started(self, request: Request, placement: Placement) -> None:
-        """Record a request that starts now."""
-        timeline = self._timeline(self._cluster.by_name[placement.node])
-        timeline.occupy(request, placement.gpu_ids, self._now, self._now + self._runtime_s(request))
+    def _reserve_gang(self, request: Request) -> bool:
+        """Reserve nodes for all members at the first time at which they are free together for the runtime."""
+        runtime_s = self._runtime_s(request)
+        for start in self._gang_starts(request, runtime_s):
+            free = partial(self._free, start, start + runtime_s)
+            parts = plan(self._cluster, request, slots_of=lambda node: slots(node.node, request, free(node)))  # noqa: B023
+            if parts:
+                for member in self._fill(request, parts, free):
+                    timeline = self._timeline(self._cluster.by_name[member.node])
+                    timeline.occupy(request, member.gpu_ids, start, start + runtime_s)
+                self._count += 1
+                return True
+        return False
 
-    def without_delay(self, request: Request, placement: Placement) -> Placement | None:
-        """Return the placement, or another one for now, that delays no reservation; None if there is none."""
-        wanted = self._cluster.by_name[placement.node]
+    def _free(self, start: float, end: float, node: NodeState) -> FreeCapacity:
+        return self._timeline(node).least_free(start, end)
+
+    def _gang_starts(self, request: Request, runtime_s: float) -> Iterator[float]:
+        """Yield the times, ascending, at which enough nodes of one domain may be free for the runtime.
+
+        A sweep over the events of all nodes: each adds the members that it takes from a time on, and takes
+        them back where its free time has become too short.
+        """
+        events: list[tuple[float, int, str, int]] = []
+        for node in self._cluster.nodes:
+            if not node.is_open or not node.node.address or request.required_node not in (None, node.name):
+                continue
+            domain = node.node.labels.get(request.same) if request.same else ""
+            if domain is None:
+                continue
+            for begin, end, is_at_end, count in self._timeline(node).gang_starts(request, runtime_s):
+                events.append((begin, 0, domain, count))
+                if end < math.inf:
+                    events.append((end, int(is_at_end), domain, -count))
+        events.sort()
+        count_of: dict[str, int] = {}
+        enough: set[str] = set()
+        for place, (at, phase, domain, count) in enumerate(events):
+            count_of[domain] = count_of.get(domain, 0) + count
+            (enough.add if count_of[domain] >= request.nodes else enough.discard)(domain)
+            following = events[place + 1][:2] if place + 1 < len(events) else None
+            if enough and phase == 0 and following != (at, 0):
+                yield at
+
+    def _fill(
+        self, request: Request, parts: Iterable[Part], free_of: Callable[[NodeState], FreeCapacity]
+    ) -> list[Placement]:
+        """Return a placement for each member on the nodes of the parts, in inventory order."""
+        found: list[Placement] = []
+        for mask, count in parts:
+            wanted = len(found) + count
+            for position in positions(mask):
+                node = self._cluster.nodes[position]
+                free = free_of(node)
+                for _ in range(min(slots(node.node, request, free), wanted - len(found))):
+                    gpu_ids = self._timeline(node).pick_gpus(request, free) or ()
+                    found.append(Placement(node.name, gpu_ids))
+                    free = free.minus(request, gpu_ids)
+                if len(found) == wanted:
+                    break
+        return found
+
+    def started(self, request: Request, members: Members) -> None:
+        """Record a request that starts now."""
         end = self._now + self._runtime_s(request)
-        for node in (wanted, *self._cluster.candidates(request)):
-            timeline = self._timeline(node)
+        for member in members:
+            timeline = self._timeline(self._cluster.by_name[member.node])
+            timeline.occupy(request, member.gpu_ids, self._now, end)
+
+    def without_delay(self, request: Request, members: Members) -> Members | None:
+        """Return the placements, or others for now, that delay no reservation; None if there are none."""
+        end = self._now + self._runtime_s(request)
+
+        def free_of(node: NodeState) -> FreeCapacity:
             # Intersect with what is free now: a lease past its expected end is still allocated.
-            free = timeline.least_free(self._now, end).intersect(node.capacity)
-            gpu_ids = timeline.pick_gpus(request, free)
+            return self._timeline(node).least_free(self._now, end).intersect(node.capacity)
+
+        if request.nodes != 1:
+            return self._gang_without_delay(request, members, free_of)
+        placement = members[0]
+        wanted = self._cluster.by_name[placement.node]
+        for node in (wanted, *self._cluster.candidates(request)):
+            free = free_of(node)
+            gpu_ids = self._timeline(node).pick_gpus(request, free)
             if gpu_ids is None:
                 continue
             if node is wanted and all(free.gpus[gpu_id] >= request.gpu_milli for gpu_id in placement.gpu_ids):
-                return placement
-            return Placement(node.name, gpu_ids)
+                return members
+            return (Placement(node.name, gpu_ids),)
         return None
+
+    def _gang_without_delay(
+        self, request: Request, members: Members, free_of: Callable[[NodeState], FreeCapacity]
+    ) -> Members | None:
+        left: dict[str, FreeCapacity] = {}
+        for member in members:
+            free = left.get(member.node) or free_of(self._cluster.by_name[member.node])
+            left[member.node] = free.minus(request, member.gpu_ids)
+        if all(min((*free.gpus.values(), *free.amounts.values()), default=0) >= 0 for free in left.values()):
+            return members
+        parts = plan(self._cluster, request, slots_of=lambda node: slots(node.node, request, free_of(node)))
+        return ranked(self._cluster, request, self._fill(request, parts, free_of)) if parts else None
 
     def _timeline(self, node: NodeState) -> _Timeline:
         timeline = self._timelines.get(node.name)
@@ -100,7 +187,30 @@ class _Timeline:
         self._free = [node.capacity_without_leases]
         for lease in node.leases.values():
             end = max(lease.granted_at + runtime_s(lease.request), now)
-            self.occupy(lease.request, node.gpu_ids_of(lease.placement), now, end)
+            for member in lease.on(node.name):
+                self.occupy(lease.request, node.gpu_ids_of(member), now, end)
+
+    def gang_starts(self, request: Request, runtime_s: float) -> Iterator[tuple[float, float, bool, int]]:
+        """Yield spans of starts from which members of the gang fit for the runtime, and the most that do.
+
+        A span is its begin, its end, and True if a start at its end is possible too.
+        """
+        if self._accepted_gpus(request) is None:
+            return
+        node, times = self._node.node, self._times
+        for place, begin in enumerate(times):
+            count = slots(node, request, self.least_free(begin, begin + runtime_s))
+            if not count:
+                continue
+            following = times[place + 1] if place + 1 < len(times) else math.inf
+            least, until = self._free[place], math.inf
+            for later in range(place + 1, len(times)):
+                least = least.intersect(self._free[later])
+                if not fits(node, request, least):
+                    until = times[later]
+                    break
+            last = until - runtime_s
+            yield (begin, last, True, count) if last < following else (begin, following, False, count)
 
     def occupy(self, request: Request, gpu_ids: tuple[int, ...], start: float, end: float) -> None:
         """Allocate the request from start to end."""

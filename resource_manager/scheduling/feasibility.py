@@ -22,17 +22,16 @@ from resource_manager.core.refusal import (
     RecoveryWindow,
     Refusal,
     RefusalKind,
-    free_on,
     label_words,
     leases_in_the_way,
     needs,
-    never_fits,
-    no_capacity,
     recovering,
     short,
 )
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
+from resource_manager.scheduling.gang_refusals import free_now, never_fits, no_capacity
+from resource_manager.scheduling.gangs import fitting_node, select_members
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import quota_refusal, stop_of
@@ -151,26 +150,27 @@ class _Reasons:
     def _node(self, request: Request) -> NodeState | None:
         """Return a node that the request fits now, or None."""
         if request.shape not in self._nodes:
-            self._nodes[request.shape] = next(self._cluster.candidates(request), None)
+            self._nodes[request.shape] = fitting_node(self._cluster, request)
         return self._nodes[request.shape]
 
     def _by_price(self, entry: PendingRequest) -> Refusal | None:
         admission, request = self._order.admission, entry.request
         if admission is None or request.utility is None:
             return None
-        placement = allocator.select_placement(self._cluster, request, self._policy)
-        if placement is None:
+        members = select_members(self._cluster, request, self._policy)
+        if members is None:
             return None
-        quote = admission.quote(self._cluster.node(placement.node), request, entry.queued_at, self._now)
+        quote = admission.quote(self._cluster, request, members, entry.queued_at, self._now)
         if quote.covered:
             return None
         return Refusal(
             RefusalKind.PRICE,
-            f"utility {quote.utility:g} does not exceed the price {quote.price:g} on {short(placement.node)}",
+            f"utility {quote.utility:g} does not exceed the price {quote.price:g} on "
+            f"{short(members[0].node)}{f' and {len(members) - 1} more' if len(members) > 1 else ''}",
         )
 
     def _behind(self, request: Request, node: NodeState) -> Refusal:
-        free = free_on(node, request)
+        free = free_now(node, request)
         if self._ahead is None:
             detail = f"{free}; no request is ahead: granted at the next pass over the queue, within seconds"
             return Refusal(RefusalKind.BEHIND_QUEUE, detail)
@@ -206,9 +206,9 @@ class _Reasons:
     def _fits_a_gap(self, request: Request) -> bool:
         """Return True if the request could start now if it were short enough."""
         assert self._reservations is not None
-        placement = allocator.select_placement(self._cluster, request, self._policy)
+        members = select_members(self._cluster, request, self._policy)
         brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
-        return placement is not None and self._reservations.without_delay(brief, placement) is not None
+        return members is not None and self._reservations.without_delay(brief, members) is not None
 
     def _no_place(self, position: int, ahead: Request) -> str:
         """Say why a request ahead has no reservation, so that no request overtakes it."""
@@ -242,18 +242,21 @@ def explain(cluster: ClusterState, request: Request) -> list[Verdict]:
 
 def verdict(state: NodeState, request: Request) -> Verdict:
     """Return one server's verdict on the request."""
-    fits = state.fits(request)
+    can_meet = request.nodes == 1 or bool(state.node.address)
+    fits = can_meet and state.fits(request)
     return Verdict(
         state.name,
         state.node.server_id,
         fits,
-        not state.retired and could_ever_fit(state.node, request),
+        can_meet and not state.retired and could_ever_fit(state.node, request),
         () if fits else tuple(_reasons(state, request)),
     )
 
 
 def _reasons(state: NodeState, request: Request) -> list[str]:
     reasons: list[str] = []
+    if request.nodes != 1 and not state.node.address:
+        reasons.append("has no address in the inventory, which each member of a gang needs")
     if state.retired:
         reasons.append("left the inventory")
     if state.drained is not None:

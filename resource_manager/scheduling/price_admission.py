@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.scheduling.gangs import Members
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -58,9 +59,11 @@ class PriceAdmission:
                 price += amount / total * self._of_whole(1 - state.free[name] / total)
         return price
 
-    def quote(self, state: NodeState, request: Request, queued_at: float, now: float) -> Quote:
-        """Return the server's price and the utility of the task if it starts there now."""
-        per_hour = self.price_per_hour(state, request)
+    def quote(
+        self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
+    ) -> Quote:
+        """Return the price of the members' servers and the utility of the task if it starts there now."""
+        per_hour = sum(self.price_per_hour(cluster.by_name[member.node], request) for member in members)
         if request.utility is None or request.expected_runtime_s is None:
             return Quote(per_hour, None, None)
         runtime_s = request.expected_runtime_s
@@ -71,10 +74,10 @@ class PriceAdmission:
         )
 
     def admits(
-        self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
+        self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
     ) -> bool:
-        """Return True if the task may start at that placement now."""
-        return self.quote(cluster.by_name[placement.node], request, queued_at, now).covered
+        """Return True if the task may start at these placements now."""
+        return self.quote(cluster, request, members, queued_at, now).covered
 
     def _of_whole(self, used_share: float) -> float:
         return self.low * math.pow(self.high / self.low, min(max(used_share, 0.0), 1.0))

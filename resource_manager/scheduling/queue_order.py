@@ -10,9 +10,10 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Request
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError
+from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.quotas import shares_by_weight
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
@@ -55,10 +56,10 @@ class QueueDiscipline:
     compares_teams: bool = False
 
     def admits(
-        self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
+        self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
     ) -> bool:
-        """Return True if the request, which fits the placement, may start there."""
-        return self.admission is None or self.admission.admits(cluster, request, placement, queued_at, now)
+        """Return True if the request, which fits these placements, may start there."""
+        return self.admission is None or self.admission.admits(cluster, request, members, queued_at, now)
 
     def __call__(self, cluster: ClusterState, now: float) -> list[PendingRequest]:
         """Return the pending requests in queue order, the next to start first."""
@@ -119,7 +120,9 @@ def by_service(cluster: ClusterState, now: float) -> list[PendingRequest]:
     Source: Gu et al., Tiresias, NSDI 2019.
     """
     return _starved_first(
-        cluster, now, lambda request: runtime_s(request) * request.gpus * request.gpu_milli / MILLI_PER_GPU
+        cluster,
+        now,
+        lambda request: runtime_s(request) * request.nodes * request.gpus * request.gpu_milli / MILLI_PER_GPU,
     )
 
 
@@ -163,6 +166,8 @@ def by_fair_share(
     held: dict[str, Counter[str]] = {team: Counter() for team in queues}
     for lease in cluster.leases.values():
         held.setdefault(account(lease.request), Counter()).update(_demand(lease.request))
+    for rest in cluster.remainders.values():
+        held.setdefault(account(rest.request), Counter()).update(_demand(rest.request, len(rest.members)))
     for pending in starved:
         held.setdefault(account(pending.request), Counter()).update(_demand(pending.request))
     quota_of = _quotas(quotas or {}, held)
@@ -185,8 +190,11 @@ def by_fair_share(
     return ordered
 
 
-def _demand(request: Request) -> dict[str, Amount]:
-    return {"gpu_milli": request.gpus * request.gpu_milli, **request.resources}
+def _demand(request: Request, members: int = 0) -> dict[str, Amount]:
+    """Return the amounts of all members of the request, or of so many."""
+    one: dict[str, Amount] = {"gpu_milli": request.gpus * request.gpu_milli, **request.resources}
+    times = members or request.nodes
+    return one if times == 1 else {name: times * amount for name, amount in one.items()}
 
 
 def _capacity(cluster: ClusterState) -> Counter[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from resource_manager.core.changes import Change, Expired, Granted, Outcome, Released
+from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Outcome, Released
 from resource_manager.core.models import Lease, Request
 
 KEPT_RUNTIMES = 20
@@ -71,6 +71,10 @@ class RuntimeHistory:
         match change:
             case Granted(lease=lease):
                 self._live[lease.lease_id] = lease
+            case MembersReleased(lease_id=lease_id, fencing_token=fencing_token):
+                broken = self._live.get(lease_id)
+                if broken is not None and broken.fencing_token == fencing_token:
+                    del self._live[lease_id]
             case Released() | Expired():
                 lease_of = self._live.pop(change.lease_id, None)
                 if (

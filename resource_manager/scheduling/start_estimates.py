@@ -10,9 +10,10 @@ from itertools import count
 from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
-from resource_manager.core.refusal import RefusalKind, leases_in_the_way, no_capacity, short, unreleased_lease
+from resource_manager.core.refusal import RefusalKind, leases_in_the_way, short, unreleased_lease
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
+from resource_manager.scheduling.gang_refusals import no_capacity
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeOf
@@ -181,8 +182,8 @@ def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) 
 def _grant(cluster: ClusterState, policy: Policy, order: QueueDiscipline, at: float) -> list[Lease]:
     """Apply the allocator's grants of that time to the cluster in its trial; return their leases."""
     granted: list[Lease] = []
-    for pending, placement in allocator.dispatch(cluster, policy, order, at):
-        change = allocator.grant(cluster, pending.request, placement, at)
+    for pending, members in allocator.dispatch(cluster, policy, order, at):
+        change = allocator.grant(cluster, pending.request, members, at)
         cluster.apply(change)
         granted.append(change.lease)
     return granted

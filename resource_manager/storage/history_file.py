@@ -20,6 +20,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Quarantined,
     Queued,
     Released,
@@ -105,6 +106,9 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     granted = {(c.lease.lease_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
     queued = {c.request.lease_id for c in changes if isinstance(c, Queued)}
     leases = tuple(lease for lease in now.leases if (lease.lease_id, lease.fencing_token) not in granted)
+    remainders = tuple(
+        lease for lease in now.remainders if (lease.lease_id, lease.fencing_token) not in granted
+    )
     pending = [entry for entry in now.pending if entry.lease_id not in queued]
     pending += _pending_before(changes)
     sequence = now.sequence - sum(isinstance(c, Queued) for c in changes)
@@ -118,6 +122,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         sequence=sequence,
         nodes=nodes,
         leases=leases,
+        remainders=remainders,
         pending=tuple(
             replace(entry, sequence=entry.sequence or sequence - len(pending) + place)
             for place, entry in enumerate(pending, start=1)
@@ -157,7 +162,8 @@ def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]
     first: dict[str, Change] = {}
     for change in changes:
         if isinstance(change, Granted):
-            first.setdefault(change.lease.placement.node, change)
+            for member in change.lease.members:
+                first.setdefault(member.node, change)
         elif isinstance(change, Drained | Restored):
             first.setdefault(change.node, change)
     still = [entry for entry in now.drained if entry.node not in first]
@@ -212,7 +218,7 @@ def _known(
             queue.discard(change.lease.lease_id)
         elif isinstance(change, Queued):
             queue.add(change.request.lease_id)
-        elif isinstance(change, Released | Expired | Renewed | Quarantined):
+        elif isinstance(change, Released | Expired | MembersReleased | Renewed | Quarantined):
             key = (change.lease_id, change.fencing_token)
             if key not in live:
                 forgotten += 1

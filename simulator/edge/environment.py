@@ -122,7 +122,7 @@ class Environment:
             resources=_resources(category.cpus, category.memory_mib),
             required_node=device.name,
         )
-        self.cluster.apply(grant(self.cluster, request, Placement(device.name), self.now))
+        self.cluster.apply(grant(self.cluster, request, (Placement(device.name),), self.now))
         self._commands().adds.append(Add(executor.executor_id, category.category_id, device))
         self.on_device[device.index][executor.executor_id] = executor
         return executor

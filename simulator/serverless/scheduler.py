@@ -74,7 +74,7 @@ class PolicyScheduler:
         else:
             placement = self._shortest_queue(memory_mib)
             demand = NO_DEMAND
-        cluster.apply(grant(cluster, demand.for_task(lease_id), placement, env.now))
+        cluster.apply(grant(cluster, demand.for_task(lease_id), (placement,), env.now))
         return cluster.by_name[placement.node].index, memory_mib
 
     def observe(self, log: EnvLog) -> None:

@@ -116,7 +116,7 @@ class Ledger:
                 for name, amount in zip(DIMENSIONS, booked[lease.lease_id], strict=True)
             }
             request = replace(lease.request, resources={**lease.request.resources, **amounts})
-            self.cluster.apply(allocator.grant(self.cluster, request, lease.placement, now))
+            self.cluster.apply(allocator.grant(self.cluster, request, lease.members, now))
 
     def quota(self, lease: Lease, profile: Profile) -> Amounts:
         """Return the task's limit in the sandbox: demand times oversubscription, or its slices."""

@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Outcome,
     Quarantined,
     Queued,
@@ -33,6 +34,7 @@ from resource_manager.core.teams import Team, Teams
 from tests.builders import nodes
 
 LEASE = Lease(Request("t", 1), (Placement("a", (0,)),), 1, 0.0, 60.0)
+GANG = (Placement("a", (0,), port=29500), Placement("b", (0,)))
 STEPS: list[Change] = [
     Queued(Request("t", 1), 0.0, 1, 0.0),
     Granted(LEASE, 1.0),
@@ -52,6 +54,9 @@ STEPS: list[Change] = [
     AgentLost("a", 97.5),
     TeamsChanged(Teams((Team("vision", 1),)), 98.0),
     InventoryChanged(nodes("abc"), 99.0),
+    Granted(Lease(Request("g", 1, nodes=2), GANG, 3, 99.0), 99.0),
+    MembersReleased("g", 3, (0,), 100.0),
+    MembersReleased("g", 3, (1,), 101.0, "FAILED"),
 ]
 
 

@@ -68,7 +68,7 @@ def test_every_path_agrees_with_the_rule(node: Node, held: list[Request], reques
     assert not now or could_ever_fit(node, request)
     if now:
         placement = Placement("a", state.pick_gpus(request))
-        assert Reservations(cluster, 0.0).without_delay(request, placement) == placement
+        assert Reservations(cluster, 0.0).without_delay(request, (placement,)) == (placement,)
         with cluster.trial():
             cluster.apply(Granted(Lease(request, (placement,), 99, 0.0), 0.0))
     elif request.required_node in (None, "a"):

@@ -11,7 +11,7 @@ from resource_manager.core.refusal import never_fits
 from resource_manager.errors import CapacityError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import explain
-from resource_manager.scheduling.policies import POLICIES, get_policy
+from resource_manager.scheduling.policies import POLICIES, get_policy, select_placement
 
 FIRST_FIT = get_policy("first_fit")
 MIG_TYPE = "A100-SXM4-80GB:1g.10gb"
@@ -113,8 +113,8 @@ def test_a_lease_takes_one_mig_device_and_several_are_refused_in_one_line() -> N
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_gives_several_gpus_without_mig_devices(name: str) -> None:
     cluster = ClusterState([mig_server(whole=2)])
-    placement = allocator.select_placement(cluster, Request("t", 2), get_policy(name))
+    placement = select_placement(cluster, Request("t", 2), get_policy(name))
     assert placement is not None
     assert set(placement.gpu_ids) == {3, 4}
-    assert allocator.select_placement(cluster, Request("t", 3), get_policy(name)) is None
-    assert allocator.select_placement(cluster, Request("t", 1), get_policy(name)) is not None
+    assert select_placement(cluster, Request("t", 3), get_policy(name)) is None
+    assert select_placement(cluster, Request("t", 1), get_policy(name)) is not None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.models import Lease, PendingRequest, Placement, Request, Utility
+from resource_manager.core.models import Lease, PendingRequest, Placement, Request, Spread, Utility
 from resource_manager.errors import InvalidRequestError
 
 
@@ -29,6 +29,7 @@ from resource_manager.errors import InvalidRequestError
         ({"resources": {"cpus": math.nan}}, "resources", "got nan"),
         ({"ttl_s": 0.0}, "ttl_s", "must be above 0, got 0.0"),
         ({"ttl_s": math.nan}, "ttl_s", "must be above 0, got nan"),
+        ({"nodes": 0}, "nodes", "nodes must be 1 or more, got 0"),
         ({"utility": Utility(1.0, 1.0)}, "expected_runtime_s", "utility needs expected_runtime_s"),
     ],
 )
@@ -68,16 +69,22 @@ OTHER: dict[str, Any] = {
     "labels": {"a": "b"},
     "utility": Utility(1.0, 2.0),
 }
+GANG: dict[str, Any] = {"nodes": 2, "spread": Spread.PACK, "same": "rack", "prefer_same": "row"}
 
 
 def test_the_shape_holds_what_decides_the_fit_and_no_more() -> None:
     """Caches of the allocator rest on it: equal shapes must fit the same nodes."""
     plain = Request("t", 1, resources={"cpus": 1})
     assert replace(plain, gpus=2).shape != plain.shape
-    assert {field.name for field in fields(Request)} == PLACING.keys() | OTHER.keys() | {"shape"}
+    assert {field.name for field in fields(Request)} == PLACING.keys() | OTHER.keys() | GANG.keys() | {
+        "shape"
+    }
     for name, value in list(PLACING.items())[1:]:
         assert replace(plain, **{name: value}).shape != plain.shape, name
     assert replace(plain, **OTHER).shape == plain.shape
+    assert replace(plain, **{**GANG, "nodes": 1}).shape == plain.shape, "they make no difference to one node"
+    for name, value in GANG.items():
+        assert replace(plain, **{"nodes": 3, name: value}).shape != replace(plain, nodes=3).shape, name
     hash(replace(plain, **PLACING).shape)
 
 

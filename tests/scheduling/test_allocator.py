@@ -30,7 +30,8 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import POLICIES, nothing_fits
+from resource_manager.scheduling.gangs import Members
+from resource_manager.scheduling.policies import POLICIES, nothing_fits, select_placement
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
 from tests.builders import node, nodes
 
@@ -97,9 +98,9 @@ def admits_all_but(*task_ids: str) -> QueueDiscipline:
     @dataclass(frozen=True, slots=True)
     class Choosy:
         def admits(
-            self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
+            self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
         ) -> bool:
-            assert placement.node in cluster.by_name
+            assert members[0].node in cluster.by_name
             assert queued_at <= now
             return request.lease_id not in task_ids
 
@@ -110,18 +111,12 @@ def admits_all_but(*task_ids: str) -> QueueDiscipline:
 
 
 def test_the_preferred_node_comes_before_the_policys_choice(cluster: Untouched) -> None:
-    assert allocator.select_placement(cluster, Request("t", 1), FIRST_FIT) == Placement("a", (0,))
-    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement(
-        "b", (0,)
-    )
-    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="x"), FIRST_FIT) == Placement(
-        "a", (0,)
-    )
+    assert select_placement(cluster, Request("t", 1), FIRST_FIT) == Placement("a", (0,))
+    assert select_placement(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement("b", (0,))
+    assert select_placement(cluster, Request("t", 1, preferred_node="x"), FIRST_FIT) == Placement("a", (0,))
     cluster.move(held("full", "b"))
-    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement(
-        "a", (0,)
-    )
-    assert allocator.select_placement(cluster, Request("t", 1, preferred_node="a"), nothing_fits) is None
+    assert select_placement(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement("a", (0,))
+    assert select_placement(cluster, Request("t", 1, preferred_node="a"), nothing_fits) is None
 
 
 # ---- grants ----
@@ -130,18 +125,18 @@ def test_the_preferred_node_comes_before_the_policys_choice(cluster: Untouched) 
 def test_a_grant_sets_every_field_of_the_lease(cluster: Untouched) -> None:
     cluster.move(held("other", "a", token=7), Queued(Request("t", 2, ttl_s=60.0), 3.0, 1, 3.0))
     request = Request("t", 2, ttl_s=60.0)
-    granted = allocator.grant(cluster, request, Placement("b", (0, 1)), 5.0)
+    granted = allocator.grant(cluster, request, (Placement("b", (0, 1)),), 5.0)
     lease = Lease(request, (Placement("b", (0, 1)),), 8, granted_at=5.0, expires_at=65.0, queued_at=3.0)
     assert granted == Granted(lease, 5.0)
     other = Request("u", 2)
-    granted = allocator.grant(cluster, other, Placement("b", (0, 1)), 5.0)
+    granted = allocator.grant(cluster, other, (Placement("b", (0, 1)),), 5.0)
     assert granted.lease == Lease(other, (Placement("b", (0, 1)),), 8, 5.0, math.inf, None)
 
 
 def test_allocate_grants_a_request_that_fits_and_returns_nothing_otherwise(cluster: Untouched) -> None:
     assert allocator.allocate(cluster, Request("t", 5), FIRST_FIT, 1.0) == []
     (granted,) = allocator.allocate(cluster, Request("t", 4), FIRST_FIT, 1.0)
-    assert granted == allocator.grant(cluster, Request("t", 4), Placement("a", (0, 1, 2, 3)), 1.0)
+    assert granted == allocator.grant(cluster, Request("t", 4), (Placement("a", (0, 1, 2, 3)),), 1.0)
 
 
 def test_admission_may_refuse_a_request_that_fits(cluster: Untouched) -> None:
@@ -327,7 +322,7 @@ def test_admission_gets_the_time_at_which_the_request_was_queued(cluster: Untouc
 
     class Watching:
         def admits(
-            self, cluster: ClusterState, request: Request, placement: Placement, queued_at: float, now: float
+            self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
         ) -> bool:
             seen.append((request.lease_id, queued_at, now))
             return True

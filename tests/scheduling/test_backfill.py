@@ -16,6 +16,12 @@ from resource_manager.scheduling.runtime_history import Confidence, Runtime
 from tests.builders import node, nodes
 
 
+def without_delay(planned: Reservations, request: Request, placement: Placement) -> Placement | None:
+    """Return what becomes of the placement of a request for one server."""
+    members = planned.without_delay(request, (placement,))
+    return None if members is None else members[0]
+
+
 def ask(lease_id: str, gpus: int, runtime_s: float | None = None, cpus: int = 0, **more: object) -> Request:
     return Request(lease_id, gpus, resources={"cpus": cpus}, expected_runtime_s=runtime_s, **more)  # type: ignore[arg-type]
 
@@ -37,19 +43,19 @@ def test_what_ends_before_a_reservation_or_runs_beside_it_may_start() -> None:
     planned = Reservations(one_busy_node(), 10.0)
     assert planned.reserve(ask("head", 3, 50.0)), "from 100 on GPUs 1, 2 and 3"
     last = Placement("a", (3,))
-    assert planned.without_delay(ask("brief", 1, 90.0), last) == last
-    assert planned.without_delay(ask("one too long", 1, 90.1), last) is None
-    assert planned.without_delay(ask("endless", 1), last) is None
+    assert without_delay(planned, ask("brief", 1, 90.0), last) == last
+    assert without_delay(planned, ask("one too long", 1, 90.1), last) is None
+    assert without_delay(planned, ask("endless", 1), last) is None
 
 
 def test_a_started_request_takes_its_part_of_the_plan() -> None:
     planned = Reservations(one_busy_node(), 10.0)
     assert planned.reserve(ask("head", 3, 50.0))
     brief = ask("brief", 1, 20.0)
-    placement = planned.without_delay(brief, Placement("a", (3,)))
+    placement = without_delay(planned, brief, Placement("a", (3,)))
     assert placement is not None
-    planned.started(brief, placement)
-    assert planned.without_delay(ask("second", 1, 20.0), Placement("a", (3,))) is None
+    planned.started(brief, (placement,))
+    assert without_delay(planned, ask("second", 1, 20.0), Placement("a", (3,))) is None
 
 
 def test_a_later_reservation_delays_no_earlier_one() -> None:
@@ -57,8 +63,8 @@ def test_a_later_reservation_delays_no_earlier_one() -> None:
     planned = Reservations(one_busy_node(), 10.0)
     assert planned.reserve(ask("first", 4, 100.0)), "from 200 to 300"
     assert planned.reserve(ask("second", 3, 200.0)), "from 300: from 100 on it would run into the first"
-    assert planned.without_delay(ask("until 200", 1, 190.0), Placement("a", (3,))) is not None
-    assert planned.without_delay(ask("beyond", 1, 191.0), Placement("a", (3,))) is None
+    assert without_delay(planned, ask("until 200", 1, 190.0), Placement("a", (3,))) is not None
+    assert without_delay(planned, ask("beyond", 1, 191.0), Placement("a", (3,))) is None
 
 
 def test_the_placement_is_kept_if_it_delays_nothing_and_replaced_if_another_does() -> None:
@@ -67,8 +73,8 @@ def test_the_placement_is_kept_if_it_delays_nothing_and_replaced_if_another_does
     planned = Reservations(cluster, 0.0)
     assert planned.reserve(ask("head", 2, 50.0, required_node="a"))
     on_a = Placement("a", (1,))
-    assert planned.without_delay(ask("brief", 1, 100.0), on_a) == on_a
-    assert planned.without_delay(ask("endless", 1), on_a) == Placement("b", (0,))
+    assert without_delay(planned, ask("brief", 1, 100.0), on_a) == on_a
+    assert without_delay(planned, ask("endless", 1), on_a) == Placement("b", (0,))
 
 
 def test_the_lowest_gpus_and_for_a_fraction_the_tightest_are_taken() -> None:
@@ -76,17 +82,17 @@ def test_the_lowest_gpus_and_for_a_fraction_the_tightest_are_taken() -> None:
     hold(cluster, replace(ask("part", 1), gpu_milli=600), "a", 1)
     planned = Reservations(cluster, 0.0)
     taken = Placement("a", (1,))
-    assert planned.without_delay(ask("whole", 1, 5.0), taken) == Placement("a", (0,))
+    assert without_delay(planned, ask("whole", 1, 5.0), taken) == Placement("a", (0,))
     part = replace(ask("other part", 1, 5.0), gpu_milli=400)
-    assert planned.without_delay(part, taken) == taken
-    assert planned.without_delay(part, Placement("a", (0,))) == Placement("a", (0,)), "as the policy chose"
+    assert without_delay(planned, part, taken) == taken
+    assert without_delay(planned, part, Placement("a", (0,))) == Placement("a", (0,)), "as the policy chose"
 
 
 def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus() -> None:
     cluster = ClusterState([node("a", 2)])
     hold(cluster, ask("overdue", 2, 100.0), "a", 0, 1)
     planned = Reservations(cluster, 500.0)
-    assert planned.without_delay(ask("t", 1, 1.0), Placement("a", (0,))) is None, "not free yet"
+    assert without_delay(planned, ask("t", 1, 1.0), Placement("a", (0,))) is None, "not free yet"
     assert planned.reserve(ask("head", 2, 10.0)), "from now on"
 
 
@@ -95,26 +101,26 @@ def test_behind_an_overdue_lease_the_reservation_begins_now() -> None:
     hold(cluster, ask("overdue", 1, 100.0), "a", 0)
     planned = Reservations(cluster, 500.0)
     assert planned.reserve(ask("head", 2, 10.0)), "from 500 to 510, not from 100"
-    assert planned.without_delay(ask("brief", 1, 1.0), Placement("a", (1,))) is None
+    assert without_delay(planned, ask("brief", 1, 1.0), Placement("a", (1,))) is None
 
 
 def test_a_request_for_all_cpus_of_a_node_is_reserved_and_let_through() -> None:
     planned = Reservations(ClusterState(nodes("ab", 2, 8)), 0.0)
     assert planned.reserve(ask("head", 0, 10.0, cpus=8))
-    assert planned.without_delay(ask("all", 0, cpus=8), Placement("b")) == Placement("b")
-    planned.started(ask("all", 0, cpus=8), Placement("b"))
-    assert planned.without_delay(ask("one more", 0, 5.0, cpus=1), Placement("b")) is None
+    assert without_delay(planned, ask("all", 0, cpus=8), Placement("b")) == Placement("b")
+    planned.started(ask("all", 0, cpus=8), (Placement("b"),))
+    assert without_delay(planned, ask("one more", 0, 5.0, cpus=1), Placement("b")) is None
 
 
 def test_gpus_of_another_type_are_not_taken() -> None:
     mixed = Node("a", 0, {}, (Gpu(0, "V100"), Gpu(1, "A100"), Gpu(2, "A100")))
     planned = Reservations(ClusterState([mixed]), 0.0)
     typed = ask("t", 1, 5.0, gpu_types=("A100",))
-    assert planned.without_delay(typed, Placement("a", (1,))) == Placement("a", (1,))
-    planned.started(typed, Placement("a", (1,)))
-    assert planned.without_delay(typed, Placement("a", (1,))) == Placement("a", (2,))
-    planned.started(typed, Placement("a", (2,)))
-    assert planned.without_delay(typed, Placement("a", (1,))) is None
+    assert without_delay(planned, typed, Placement("a", (1,))) == Placement("a", (1,))
+    planned.started(typed, (Placement("a", (1,)),))
+    assert without_delay(planned, typed, Placement("a", (1,))) == Placement("a", (2,))
+    planned.started(typed, (Placement("a", (2,)),))
+    assert without_delay(planned, typed, Placement("a", (1,))) is None
 
 
 def test_a_fraction_that_must_move_goes_to_the_tightest_gpu() -> None:
@@ -122,7 +128,7 @@ def test_a_fraction_that_must_move_goes_to_the_tightest_gpu() -> None:
     hold(cluster, replace(ask("half", 1), gpu_milli=500), "a", 2)
     hold(cluster, ask("whole", 1), "a", 0)
     part = replace(ask("part", 1, 5.0), gpu_milli=400)
-    assert Reservations(cluster, 0.0).without_delay(part, Placement("a", (0,))) == Placement("a", (2,))
+    assert without_delay(Reservations(cluster, 0.0), part, Placement("a", (0,))) == Placement("a", (2,))
 
 
 def test_an_unknown_runtime_has_no_end_unless_it_was_learnt() -> None:
@@ -202,7 +208,7 @@ def test_what_is_let_through_delays_nobody_whose_runtimes_are_right(
     cluster, newcomer = busy(), ask("late", late[0], float(late[1]))
     planned = Reservations(cluster, 0.0)
     assert all(planned.reserve(request) for request in waiting)
-    placement = planned.without_delay(newcomer, Placement("a", (2,)))
+    placement = without_delay(planned, newcomer, Placement("a", (2,)))
     if placement is None:
         return
     before = starts(busy(), waiting, 0.0)

@@ -11,9 +11,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind
-from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import explain, refusals_of, standings, verdict
-from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.policies import get_policy, select_placement
 from resource_manager.scheduling.queue_order import get_order
 from tests.builders import node, nodes
 
@@ -155,5 +154,5 @@ def test_a_server_has_a_reason_exactly_if_it_cannot_take_the_request(
     for answer in answers:
         assert answer.fits is (not answer.reasons)
         assert answer.could_fit is could_ever_fit(cluster.by_name[answer.node].node, request)
-    granted = allocator.select_placement(cluster, request, FIRST_FIT)
+    granted = select_placement(cluster, request, FIRST_FIT)
     assert (granted.node if granted else None) == next((a.node for a in answers if a.fits), None)

@@ -15,6 +15,7 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Quarantined,
     Queued,
     Released,
@@ -23,17 +24,25 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, NewerFormatError
 from resource_manager.storage import codec
 
 NODE = Node("a", 0, {"cpus": 64, "compute_tflops": 57.6}, (Gpu(0, "A100"), Gpu(1, "A100", memory_mib=81920)))
 REQUEST = Request("t", gpus=1, gpu_milli=250, resources={"cpus": 2}, ttl_s=60.0, labels={"dag": "d"})
+GANG = Lease(
+    Request("g", 1, nodes=2, spread=Spread.PACK, same="rack", prefer_same="row"),
+    (Placement("a", (0,), port=29500), Placement("a", (1,))),
+    9,
+    1.5,
+)
 CHANGES: list[Change] = [
     Granted(Lease(REQUEST, (Placement("a", (1,)),), 7, 1.5, 61.5, queued_at=0.25), 1.5),
     Granted(Lease(Request("u"), (Placement("a"),), 8, 1.5, math.inf), 1.5),
+    Granted(GANG, 1.5),
     Released("t", 7, 2.0, "SUCCESS"),
+    MembersReleased("g", 9, (0, 2), 2.0, "FAILED"),
     Renewed("t", 7, 2.0, 62.0),
     Renewed("u", 8, 2.0),
     Expired("t", 7, 70.0),
@@ -52,6 +61,15 @@ def test_a_change_is_read_back_from_json_and_dict(change: Change) -> None:
     assert codec.change_from_json(codec.change_to_json(change)) == change
     assert codec.change_from_json(codec.change_to_json(change).encode()) == change
     assert codec.change_from_dict(codec.change_to_dict(change)) == change
+
+
+def test_a_lease_of_one_server_is_written_without_any_field_of_gangs() -> None:
+    text = codec.change_to_json(CHANGES[0])
+    for word in ("nodes", "spread", "same", "ranks", "port"):
+        assert word not in text
+    stored = codec.snapshot_to_dict(ClusterState([NODE]).snapshot())
+    assert stored.keys() == {"format", "version", "last_fencing_token", "sequence", "nodes"}
+    assert "gang_ports" not in stored["nodes"][0]
 
 
 def test_amounts_keep_their_type() -> None:
@@ -99,12 +117,12 @@ def test_invalid_changes_are_refused_in_one_line(text: str | bytes) -> None:
         (
             {
                 "change": "queued",
-                "request": {"lease_id": "t", "nodes": 2},
+                "request": {"lease_id": "t", "sockets": 2},
                 "queued_at": 1,
                 "sequence": 1,
                 "at": 1,
             },
-            "nodes of a queued change",
+            "sockets of a queued change",
         ),
     ],
 )

@@ -52,6 +52,7 @@ def normal(snapshot: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         leases=tuple(sorted(snapshot.leases, key=lambda lease: lease.fencing_token)),
+        remainders=tuple(sorted(snapshot.remainders, key=lambda lease: lease.fencing_token)),
         pending=tuple(sorted(snapshot.pending, key=lambda pending: pending.sequence)),
     )
 
@@ -201,7 +202,7 @@ def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, se
 
 def test_the_history_applied_to_the_first_state_gives_the_state(open_client: OpenStore) -> None:
     store = open_client()
-    mine, walk = started(store), Walk(11)
+    mine, walk = started(store), Walk(23)
     for _ in range(60):
         commit(store, mine, lambda now: walk.changes(mine, now))
     history = open_client().history(limit=10_000)

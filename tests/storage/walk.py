@@ -18,7 +18,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
@@ -28,7 +28,15 @@ from resource_manager.storage import Store
 
 def servers(count: int = 4) -> tuple[Node, ...]:
     return tuple(
-        Node(f"gpu-server-{i}", i, {"cpus": 64}, tuple(Gpu(k, "A100") for k in range(8)))
+        Node(
+            f"gpu-server-{i}",
+            i,
+            {"cpus": 64},
+            tuple(Gpu(k, "A100") for k in range(8)),
+            "10.0.0.1",
+            labels={"rack": "ab"[i % 2]},
+            gang_ports=(29500, 29503),
+        )
         for i in range(count)
     )
 
@@ -61,6 +69,9 @@ def add(store: Store, cluster: ClusterState, task_id: str) -> None:
     cluster.apply(change)
 
 
+STEPS = ("allocate", "submit", "release", "release", "members", "renew", "expire", "cancel", "node", "gpu")
+
+
 class Walk:
     """A source of random changes decided on a replica, which it does not change."""
 
@@ -81,13 +92,14 @@ class Walk:
             ttl_s=rng.choice((5.0, 60.0, float("inf"))),
             quarantine=rng.random() < 0.2,
             team=rng.choice(("", "vision", "nlp")),
+            nodes=rng.choice((1, 1, 2)),
+            spread=rng.choice(list(Spread)),
+            same=rng.choice(("", "rack")),
         )
 
     def changes(self, cluster: ClusterState, now: float) -> list[Change]:
         rng = self.rng
-        step = rng.choice(
-            ("allocate", "submit", "release", "release", "renew", "expire", "cancel", "node", "gpu")
-        )
+        step = rng.choice(STEPS)
         if step == "allocate":
             return allocator.allocate(cluster, self.request(), self.policy, now)
         if step == "submit":
@@ -99,6 +111,17 @@ class Walk:
             return self._settled(cluster, gone, now)
         if step == "release" and cluster.leases:
             ended = allocator.release(cluster, rng.choice(sorted(cluster.leases)), now, outcome="success")
+            return self._settled(cluster, ended, now)
+        if step == "members" and (held := [*cluster.leases.values(), *cluster.remainders.values()]):
+            lease = rng.choice(held)
+            ranks = [rank for rank, _ in lease.ranked]
+            ended = allocator.release_members(
+                cluster,
+                lease.lease_id,
+                rng.sample(ranks, rng.randint(1, len(ranks))),
+                now,
+                fencing_token=lease.fencing_token,
+            )
             return self._settled(cluster, ended, now)
         if step == "renew" and cluster.leases:
             return allocator.renew(cluster, rng.choice(sorted(cluster.leases)), now)
@@ -133,7 +156,7 @@ class Walk:
             return [Restored(state.name, now) for state in cluster.nodes if state.drained is not None]
         if kind == 2:
             keep = servers(self.rng.randint(3, 5))
-            return [InventoryChanged(tuple(replace(node, address="10.0.0.1") for node in keep), now)]
+            return [InventoryChanged(tuple(replace(node, address="10.0.0.2") for node in keep), now)]
         if kind == 3:
             team = Team("vision", self.rng.randint(0, 8), limit=self.rng.choice((None, 9)))
             return [TeamsChanged(self.rng.choice((Teams(), Teams((team,)))), now)]

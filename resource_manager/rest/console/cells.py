@@ -69,15 +69,16 @@ class LeaseRow:
 def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
     """Return the colours of leases, unique among all leases, or among `shown` if there are too many."""
     few = len(cluster.leases) <= 2 * colours.HALF
+    everything = (*cluster.leases.values(), *cluster.remainders.values())
     return colours.assign(
         Holder(
-            lease.lease_id,
+            lease.key,
             cluster.by_name[lease.placement.node].node.server_id,
             cluster.by_name[lease.placement.node].gpu_ids_of(lease.placement),
             lease.request.gpu_milli,
             lease.fencing_token,
         )
-        for lease in (cluster.leases.values() if few else shown)
+        for lease in (everything if few else shown)
     )
 
 
@@ -113,8 +114,9 @@ def _cells(state: NodeState, found: dict[str, Colour]) -> list[Cell]:
     """Return a cell for each GPU; neighbours allocated whole to one lease are joined to one bar."""
     holders: dict[int, list[Lease]] = {}
     for lease in state.leases.values():
-        for gpu_id in state.gpu_ids_of(lease.placement):
-            holders.setdefault(gpu_id, []).append(lease)
+        for member in lease.on(state.name):
+            for gpu_id in state.gpu_ids_of(member):
+                holders.setdefault(gpu_id, []).append(lease)
     cells: list[Cell] = []
     for place, (gpu_id, free_milli) in enumerate(state.gpu_free.items()):
         leases = holders.get(gpu_id, [])
@@ -140,7 +142,7 @@ def _cell(
         f"{lease.lease_id} ({lease.request.owner})" if lease.request.owner else lease.lease_id
         for lease in leases
     )
-    classes = f"cell {css_classes(found[first.lease_id])}"
+    classes = f"cell {css_classes(found[first.key])}"
     text = short_name(first.lease_id) if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
         classes += f" share p{(MILLI_PER_GPU - free_milli) * 4 // MILLI_PER_GPU}"
@@ -149,7 +151,7 @@ def _cell(
         classes += " quarantined"
         text = f"⚠ {text}"
         who += "; quarantined"
-    return Cell(classes, text, f"GPU {gpu_id}: {who}", first.lease_id)
+    return Cell(classes, text, f"GPU {gpu_id}: {who}", first.key)
 
 
 def level(state: NodeState) -> int:
@@ -161,14 +163,15 @@ def level(state: NodeState) -> int:
 def lease_row(
     cluster: ClusterState, lease: Lease, colour: Colour, caller: Identity, service: Service
 ) -> LeaseRow:
-    request, node = lease.request, cluster.by_name[lease.placement.node]
+    request = lease.request
     share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli} milli)"
+    gpu_ids = [cluster.by_name[member.node].gpu_ids_of(member) for member in lease.members]
     return LeaseRow(
         lease.lease_id,
-        lease.placement.node,
-        ",".join(map(str, node.gpu_ids_of(lease.placement))) + share,
-        ", ".join(lease.placement.gpu_uuids),
-        f"{request.resources.get('cpus', 0):g}",
+        ", ".join(dict.fromkeys(member.node for member in lease.members)),
+        "; ".join(",".join(map(str, ids)) for ids in gpu_ids) + share,
+        ", ".join(uuid for member in lease.members for uuid in member.gpu_uuids),
+        f"{len(lease.members) * request.resources.get('cpus', 0):g}",
         request.owner,
         request.team,
         lease.granted_at,
@@ -202,7 +205,7 @@ def totals(cluster: ClusterState) -> dict[str, Any]:
         "closed": sum(not state.is_open for state in cluster.nodes),
         "gpus": _sum(map(gpu_usage, cluster.nodes)),
         "cpus": _sum(map(cpu_usage, cluster.nodes)),
-        "leases": len(cluster.leases),
+        "leases": len(cluster.leases) + len(cluster.remainders),
         "waiting": len(cluster.pending),
         "version": cluster.version,
     }

@@ -115,16 +115,16 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
         text = query.q.casefold()
         found = [
             lease
-            for lease in cluster.leases.values()
+            for lease in (*cluster.leases.values(), *cluster.remainders.values())
             if not text
             or text in lease.lease_id.casefold()
             or text in lease.request.owner.casefold()
-            or text in lease.placement.node.casefold()
+            or any(text in member.node.casefold() for member in lease.members)
         ]
         found.sort(key=lambda lease: lease.fencing_token)
         shown, paging = _paged(found, query.page)
         colours = cells.colours_of(cluster, shown)
-        rows = [cells.lease_row(cluster, lease, colours[lease.lease_id], caller, service) for lease in shown]
+        rows = [cells.lease_row(cluster, lease, colours[lease.key], caller, service) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
     return _page("leases.html", service, caller, query=query, **service.watch.look(look))

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from resource_manager.core.changes import Change, Expired, Granted, Quarantined, Released
+from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Quarantined, Released
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.refusal import RefusalKind
@@ -120,12 +120,17 @@ class Metrics:
         match change:
             case Granted(lease=lease):
                 self.leases[lease.lease_id] = lease
-                self._allocations.labels(lease.placement.node).inc()
+                for node in {member.node for member in lease.members}:
+                    self._allocations.labels(node).inc()
                 queued_at = lease.granted_at if lease.queued_at is None else lease.queued_at
                 self._waits.observe(max(lease.granted_at - queued_at, 0.0))
             case Released(lease_id=lease_id, at=at):
                 self._releases.inc()
                 self._ended(lease_id, at)
+            case MembersReleased(lease_id=lease_id, fencing_token=fencing_token, at=at):
+                lease_of = self.leases.get(lease_id)
+                if lease_of is not None and lease_of.fencing_token == fencing_token:
+                    self._ended(lease_id, at)
             case Expired(lease_id=lease_id, at=at):
                 self._expirations.labels("false").inc()
                 self._ended(lease_id, at)
@@ -195,7 +200,9 @@ class _State:
             cpus_allocated,
             cpus_closed,
             is_open,
-            GaugeMetricFamily("gpu_manager_leases", "Live leases.", len(cluster.leases)),
+            GaugeMetricFamily(
+                "gpu_manager_leases", "Live leases.", len(cluster.leases) + len(cluster.remainders)
+            ),
             GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.pending)),
             GaugeMetricFamily(
                 "gpu_manager_queue_oldest_seconds",

@@ -13,10 +13,11 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Queued,
     Released,
 )
-from resource_manager.core.models import MILLI_PER_GPU, Lease
+from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease
 
 BIN_S = 60
 KEEP_S = 7 * 86_400
@@ -61,6 +62,8 @@ class UsageHistory:
                 self._granted(lease, change.at)
             case Released() | Expired():
                 self._ended(change)
+            case MembersReleased(lease_id=lease_id, fencing_token=fencing_token, ranks=ranks):
+                self._members_ended(lease_id, fencing_token, ranks)
             case Queued(request=request):
                 self._waiting.add(request.lease_id)
             case Cancelled(lease_id=lease_id):
@@ -122,9 +125,22 @@ class UsageHistory:
             return
         self._held -= _milli(lease)
 
+    def _members_ended(self, lease_id: str, fencing_token: int, ranks: tuple[int, ...]) -> None:
+        live = self._leases.get(lease_id)
+        if live is not None and live.fencing_token == fencing_token:
+            key = lease_id
+        else:
+            key = f"{lease_id}{KEY_SEPARATOR}{fencing_token}"
+        if (lease := self._leases.pop(key, None)) is None:
+            return
+        self._held -= _milli(lease)
+        if rest := lease.without(ranks):
+            self._leases[rest.key] = rest
+            self._held += _milli(rest)
+
     def _bin(self, at: float) -> MinuteBucket:
         return self.bins.setdefault(int(at // BIN_S), MinuteBucket())
 
 
 def _milli(lease: Lease) -> int:
-    return len(lease.placement.gpu_ids) * lease.request.gpu_milli
+    return sum(len(member.gpu_ids) for member in lease.members) * lease.request.gpu_milli

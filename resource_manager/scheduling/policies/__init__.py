@@ -42,6 +42,15 @@ def nothing_fits(cluster: ClusterState, request: Request) -> Placement | None:
     return None
 
 
+def select_placement(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
+    """Return a placement on the preferred node if the request fits there, else the policy's choice."""
+    if request.preferred_node is not None and policy is not nothing_fits:
+        preferred = cluster.by_name.get(request.preferred_node)
+        if preferred is not None and preferred.fits(request):
+            return Placement(preferred.name, preferred.pick_gpus(request))
+    return policy(cluster, request)
+
+
 ENTRY_POINT_GROUP = "gpu_resource_manager.policies"
 
 
@@ -72,4 +81,4 @@ def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[s
     return {} if scores is None else scores(cluster, request)
 
 
-__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits", "scores_of", "takes_seed"]
+__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits", "scores_of", "select_placement", "takes_seed"]

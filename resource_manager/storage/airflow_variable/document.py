@@ -157,15 +157,17 @@ def _server(state: NodeState) -> dict[str, Any]:
         ],
         "total_cpus": state.node.resources.get("cpus", 0),
         "available_cpus": state.free.get("cpus", 0) if state.is_open else 0,
-        "running_tasks": [_task(lease) for lease in state.leases.values()],
+        "running_tasks": [
+            _task(lease, member) for lease in state.leases.values() for member in lease.on(state.name)
+        ],
         "open": state.is_open,
     }
 
 
-def _task(lease: Lease) -> dict[str, Any]:
+def _task(lease: Lease, member: Placement) -> dict[str, Any]:
     return {
         "task_id": lease.lease_id,
-        "allocated_gpus": list(lease.placement.gpu_ids),
+        "allocated_gpus": list(member.gpu_ids),
         "allocated_cpus": lease.request.resources.get("cpus", 0),
         "start_time": _iso(lease.granted_at),
         "fencing_token": lease.fencing_token,

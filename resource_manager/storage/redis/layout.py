@@ -7,7 +7,7 @@ JSON as in the stream. A whole state is the inventory with these changes applied
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Quarantined,
     Queued,
     Released,
@@ -31,7 +32,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Lease, Node, PendingRequest
+from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import (
@@ -45,6 +46,7 @@ from resource_manager.storage.redis import gpu_layout
 OPERATIONS: dict[type, str] = {
     Granted: "grant",
     Released: "end",
+    MembersReleased: "members",
     Expired: "end",
     Renewed: "renew",
     Quarantined: "quarantine",
@@ -65,6 +67,9 @@ OPERATIONS: dict[type, str] = {
 
 TEAMS = "teams"
 """Field of the rules with the change that made those of the teams."""
+
+LAST_PORT = "last_port:"
+"""Prefix of the names of servers in `meta`, where the last port of a gang on them is kept."""
 
 
 class Inventory(NamedTuple):
@@ -93,14 +98,16 @@ def _field(change: Change) -> str:
         return TEAMS
     if isinstance(change, AgentSeen | AgentLost | GpuClosed | GpuOpened | GpuCleaned):
         return gpu_layout.field_of(change)
+    if isinstance(change, MembersReleased):
+        return f"{change.lease_id}{KEY_SEPARATOR}{change.fencing_token}"
     return change.lease_id
 
 
 def parts_of(snapshot: Snapshot) -> list[str]:
     """Return the arguments of replace_state.lua for a state: part, field and JSON of each entry."""
     parts: list[str] = []
-    for lease in snapshot.leases:
-        parts += ("lease", lease.lease_id, change_to_json(Granted(lease, lease.granted_at)))
+    for lease in (*snapshot.leases, *snapshot.remainders):
+        parts += ("lease", lease.key, change_to_json(Granted(lease, lease.granted_at)))
     for pending in snapshot.pending:
         queued = Queued(pending.request, pending.queued_at, pending.sequence, pending.queued_at)
         parts += ("pending", pending.lease_id, change_to_json(queued))
@@ -110,6 +117,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
     for field, text in gpu_layout.fields_of(snapshot).items():
         parts += ("gpu", field, text)
+    for node, port in snapshot.last_ports.items():
+        parts += ("port", f"{LAST_PORT}{node}", str(port))
     return parts
 
 
@@ -128,19 +137,23 @@ def inventory_from_json(version: bytes, text: bytes) -> Inventory:
 
 
 def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:
-    """Return the state in refresh.lua's answer: fencing, sequence, last node, then the seven hashes.
+    """Return the state in refresh.lua's answer: fencing, sequence, last node, seven hashes and `meta`.
 
     Raises `CorruptStateError`.
     """
     fencing, sequence, last_node = answer[:3]
-    leases, renewals, quarantined, pending, drained, rules, gpus = (
-        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:10]
+    leases, renewals, quarantined, pending, drained, rules, gpus, meta = (
+        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:11]
     )
+    separator = KEY_SEPARATOR.encode()
+    remainders = [
+        _remainder(leases.pop(key), quarantined.get(key, b"")) for key in list(leases) if separator in key
+    ]
     held = [
         _lease(text, renewals.get(lease_id), lease_id in quarantined) for lease_id, text in leases.items()
     ]
     held.sort(key=lambda lease: lease.fencing_token)
-    in_use = {lease.placement.node for lease in held}
+    in_use = {member.node for lease in (*held, *remainders) for member in lease.members}
     gone = set(inventory.retired) - in_use
     nodes = tuple(node for node in inventory.nodes if node.name not in gone)
     names = {node.name for node in nodes}
@@ -162,6 +175,8 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             closed_gpus=tuple(known_gpus.closed),
             opened_gpus=tuple(known_gpus.opened),
             cleaning=tuple(known_gpus.cleaning),
+            remainders=tuple(sorted(remainders, key=lambda lease: lease.fencing_token)),
+            last_ports={node: port for node, port in _last_ports(meta) if node in names},
         )
     )
 
@@ -177,6 +192,28 @@ def _lease(text: bytes, renewal: bytes | None, quarantined: bool) -> Lease:
             raise CorruptStateError(f"not a renewal: {renewal[:120]!r}")
         lease = replace(lease, expires_at=renewed.expires_at, quarantined=False)
     return replace(lease, quarantined=True) if quarantined else lease
+
+
+def _remainder(text: bytes, released: bytes) -> Lease:
+    """Return what is left of a lease after the releases of members, one a line."""
+    change = change_from_json(text)
+    if not isinstance(change, Granted):
+        raise CorruptStateError(f"not a lease: {text[:120]!r}")
+    lease = change.lease
+    for line in released.splitlines():
+        ended = change_from_json(line)
+        if not isinstance(ended, MembersReleased):
+            raise CorruptStateError(f"not a release of members: {line[:120]!r}")
+        if (rest := lease.without(ended.ranks)) is None:
+            raise CorruptStateError(f"a remainder without members: {text[:120]!r}")
+        lease = rest
+    return lease
+
+
+def _last_ports(meta: dict[bytes, bytes]) -> Iterator[tuple[str, int]]:
+    for name, port in meta.items():
+        if name.startswith(LAST_PORT.encode()):
+            yield name.decode(errors="replace").removeprefix(LAST_PORT), _number(port)
 
 
 def _pending(text: bytes) -> PendingRequest:

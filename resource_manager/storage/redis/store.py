@@ -116,7 +116,10 @@ class RedisStore:
         fencing, last_node, sequence, inventory = "", "", 0, ""
         for change in changes:
             if isinstance(change, Granted):
-                fencing, last_node = str(change.lease.fencing_token), change.lease.placement.node
+                members = change.lease.members
+                fencing, last_node = str(change.lease.fencing_token), members[-1].node
+                if port := members[0].port:
+                    operations += ("port", f"{layout.LAST_PORT}{members[0].node}", str(port))
             elif isinstance(change, Queued):
                 sequence = max(sequence, change.sequence)
             elif isinstance(change, InventoryChanged) and not inventory:
@@ -226,7 +229,7 @@ class RedisStore:
             self._inventory = layout.inventory_from_json(inventory_version, inventory)
         self._incarnation = incarnation.decode()
         check_kinds(kind.decode(errors="replace") for kind in answer[17])
-        parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:20])
+        parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:21])
         return layout.read_state(answer[3], parts, self._inventory)
 
     # ---- writing ----
@@ -250,6 +253,10 @@ class RedisStore:
             for field in fields:
                 if (name := field.decode()) not in kept:
                     forgotten += (operation, name, "")
+        names = (field.decode(errors="replace") for field in answer[20][::2])
+        ports = {name.removeprefix(layout.LAST_PORT) for name in names if name.startswith(layout.LAST_PORT)}
+        for node in sorted(ports - snapshot.last_ports.keys()):
+            forgotten += ("forget port", f"{layout.LAST_PORT}{node}", "")
         return layout.inventory_to_json(snapshot), forgotten
 
     def _once_keys(self, once: Sequence[tuple[Once, str]]) -> list[str]:

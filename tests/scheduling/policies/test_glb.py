@@ -24,7 +24,7 @@ def ask(compute: float, memory: float, **more: object) -> Request:
 
 def grant(cluster: ClusterState, name: str, compute: float, memory: float) -> None:
     request = Request(f"on-{name}", resources={"compute_tflops": compute, "memory_gb": memory})
-    cluster.apply(allocator.grant(cluster, request, Placement(name), 0.0))
+    cluster.apply(allocator.grant(cluster, request, (Placement(name),), 0.0))
 
 
 def test_node_score_computed_by_hand() -> None:

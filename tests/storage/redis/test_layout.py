@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Quarantined,
     Queued,
     Released,
@@ -55,7 +56,7 @@ def field(change: Change) -> bytes:
 
 
 def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, bytes]) -> Snapshot:
-    hashes = ("leases", "renewals", "quarantined", "pending", "drained", "rules", "gpus")
+    hashes = ("leases", "renewals", "quarantined", "pending", "drained", "rules", "gpus", "meta")
     flat = [[x for k, v in parts.get(name, {}).items() for x in (k.encode(), v)] for name in hashes]
     return read_state(version, [b"12", b"5", b"b", *flat], inventory).snapshot()
 
@@ -66,6 +67,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (Granted(lease("t", 1), 1.0), "grant", "t"),
         (Released("t", 1, 1.0), "end", "t"),
         (Expired("t", 1, 1.0), "end", "t"),
+        (MembersReleased("t", 1, (0,), 1.0), "members", "t\x1f1"),
         (Renewed("t", 1, 1.0), "renew", "t"),
         (Quarantined("t", 1, 1.0), "quarantine", "t"),
         (Queued(Request("t"), 1.0, 1, 1.0), "queue", "t"),
@@ -211,9 +213,9 @@ def test_an_inventory_that_is_not_json_is_corrupt(text: bytes) -> None:
 def test_a_counter_that_is_not_a_number_is_corrupt(fencing: bytes, sequence: bytes) -> None:
     inventory = Inventory(1, (), ())
     with pytest.raises(CorruptStateError, match="not a whole number"):
-        read_state(1, [fencing, sequence, b"", [], [], [], [], [], [], []], inventory)
+        read_state(1, [fencing, sequence, b"", [], [], [], [], [], [], [], []], inventory)
 
 
 def test_an_unreadable_last_node_is_replaced() -> None:
-    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], [], [], []], Inventory(1, (), ()))
+    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], [], [], [], []], Inventory(1, (), ()))
     assert state.last_node == "\N{REPLACEMENT CHARACTER}"

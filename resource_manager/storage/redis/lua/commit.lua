@@ -2,8 +2,8 @@
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', 15 on:
---       idempotency keys as in once.lua, then for each change: operation, key, JSON ('forget' and 'forget gpu'
---       are no changes).
+--       idempotency keys as in once.lua, then for each change: operation, key, JSON ('port' and those that
+--       begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
 local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus =
@@ -65,9 +65,13 @@ local function grows()
   return false
 end
 
+local function is_change(operation)
+  return operation ~= 'port' and string.sub(operation, 1, 6) ~= 'forget'
+end
+
 local added, bytes = 0, 0
 for i = begin, #ARGV, 3 do
-  if string.sub(ARGV[i], 1, 6) ~= 'forget' then
+  if is_change(ARGV[i]) then
     added = added + 1
     bytes = bytes + stream_bytes(ARGV[i + 2])
   end
@@ -122,6 +126,30 @@ for i = begin, #ARGV, 3 do
     redis.call('HDEL', leases, key)
     redis.call('HDEL', renewals, key)
     redis.call('HDEL', quarantined, key)
+  elseif operation == 'members' then
+    -- The key is that of the remainder: lease id, separator, fencing token.
+    local lease, released = string.match(key, '^(.*)\31'), redis.call('HGET', quarantined, key)
+    if redis.call('HEXISTS', leases, key) == 0 then
+      redis.call('HSET', leases, key, redis.call('HGET', leases, lease))
+      redis.call('HDEL', leases, lease)
+      redis.call('HDEL', renewals, lease)
+      redis.call('HDEL', quarantined, lease)
+    end
+    released = released and released .. '\n' .. json or json
+    local left = #cjson.decode(redis.call('HGET', leases, key)).lease.members
+    for line in string.gmatch(released, '[^\n]+') do
+      left = left - #cjson.decode(line).ranks
+    end
+    if left > 0 then
+      redis.call('HSET', quarantined, key, released)
+    else
+      redis.call('HDEL', leases, key)
+      redis.call('HDEL', quarantined, key)
+    end
+  elseif operation == 'port' then
+    redis.call('HSET', meta, key, json)
+  elseif operation == 'forget port' then
+    redis.call('HDEL', meta, key)
   elseif operation == 'renew' then
     redis.call('HSET', renewals, key, json)
     redis.call('HDEL', quarantined, key)
@@ -143,7 +171,7 @@ for i = begin, #ARGV, 3 do
   elseif operation == 'unset gpu' or operation == 'forget gpu' then
     redis.call('HDEL', gpus, key)
   end
-  if string.sub(operation, 1, 6) ~= 'forget' then
+  if is_change(operation) then
     version = version + 1
     redis.call('XADD', changes, version .. '-0', 'c', json, 'i', ARGV[7])
     redis.call('SADD', kinds, string.match(json, '"change":"(%w+)"'))

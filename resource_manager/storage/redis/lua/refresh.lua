@@ -3,7 +3,8 @@
 --       5 version of the inventory that the reader has, 6 nodes in it.
 -- Returns: status, seconds, microseconds, stored version, detail, then 'changes' and a list of JSON, or
 -- 'state' and incarnation, fencing, sequence, last node, inventory version, inventory ('' if the reader has it),
--- leases, renewals, quarantined, pending, drained, the kinds of changes that led to the state, rules, and gpus.
+-- leases, renewals, quarantined, pending, drained, the kinds of changes that led to the state, rules,
+-- gpus, and meta.
 local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, rules, gpus =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11], KEYS[12]
 local time = redis.call('TIME')
@@ -39,4 +40,5 @@ return {
   redis.call('HGETALL', leases), redis.call('HGETALL', renewals), redis.call('HGETALL', quarantined),
   redis.call('HGETALL', pending), redis.call('HGETALL', drained), redis.call('SMEMBERS', kinds),
   redis.call('HGETALL', rules), redis.call('HGETALL', gpus),
+  redis.call('HGETALL', meta),
 }

@@ -3,7 +3,8 @@
 --       6 sequence, 7 last node, 8 inventory, 9 on: idempotency keys as in once.lua, then: part, key, JSON.
 -- Returns: status, seconds, microseconds, stored version, detail, incarnation.
 local meta, inventory, changes = KEYS[1], KEYS[2], KEYS[8]
-local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7], rule = KEYS[11], gpu = KEYS[12]}
+local parts = {lease = KEYS[3], pending = KEYS[6], drained = KEYS[7], rule = KEYS[11], gpu = KEYS[12],
+  port = KEYS[1]}
 local time = redis.call('TIME')
 local found = redis.call('HMGET', meta, 'format', 'version', 'last_fencing_token', 'sequence', 'incarnation', 'history_bytes', 'moved_to')
 local version, fencing, sequence = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])

@@ -1,0 +1,326 @@
+"""Gangs: several members of one lease, placed all at once or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from resource_manager.core.changes import Drained, Granted
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import FreeCapacity, could_ever_fit, fits, total_capacity, usable_gpus
+from resource_manager.core.models import (
+    KEY_SEPARATOR,
+    MILLI_PER_GPU,
+    Amount,
+    Lease,
+    Node,
+    Placement,
+    Request,
+    Spread,
+)
+from resource_manager.scheduling.policies import Policy, nothing_fits, select_placement
+from resource_manager.scheduling.policies.first_fit import first_fit
+
+T = TypeVar("T")
+
+Members = tuple[Placement, ...]
+"""Placements of a lease in the order of their ranks; one unless several nodes were asked for."""
+
+SlotsOf = Callable[[NodeState], int]
+"""(node) -> the number of members that it can take."""
+
+
+class Part(NamedTuple):
+    """Nodes as a mask (bit i: node i) and how many members go there."""
+
+    mask: int
+    members: int
+
+
+class Domain(NamedTuple):
+    """Nodes of one value of a label that can take members, and how many; the fullest sorts first."""
+
+    is_other: bool
+    """False for the domain of the preferred node."""
+    slots: int
+    mask: int
+
+
+def select_members(cluster: ClusterState, request: Request, policy: Policy) -> Members | None:
+    """Return the placements of all members, in order of rank; None unless all fit now."""
+    if request.nodes == 1:
+        placement = select_placement(cluster, request, policy)
+        return None if placement is None else (placement,)
+    if policy is nothing_fits:
+        return None
+    without_port = 0
+    while parts := plan(cluster, request, ~without_port):
+        members = _place(cluster, request, policy, parts)
+        if members is None:
+            return None
+        if in_order := ranked(cluster, request, members):
+            return in_order
+        without_port |= 1 << min(cluster.by_name[member.node].index for member in members)
+    return None
+
+
+def ranked(cluster: ClusterState, request: Request, members: Iterable[Placement]) -> Members | None:
+    """Return the members of a gang by domain and inventory order, the first with a port where they meet.
+
+    None if that server has no port left.
+    """
+    label = request.prefer_same or request.same
+    firsts: dict[str, int] = {}
+    if label:
+        firsts = {value: _first(mask) for value, mask in domain_masks(cluster, label).items()}
+
+    def place(member: Placement) -> tuple[int, int, tuple[int, ...]]:
+        state = cluster.by_name[member.node]
+        return firsts.get(state.node.labels.get(label, ""), len(cluster.nodes)), state.index, member.gpu_ids
+
+    first, *others = sorted(members, key=place)
+    port = cluster.by_name[first.node].free_port()
+    return (replace(first, port=port), *others) if port else None
+
+
+def member_of(request: Request) -> Request:
+    """Return the request of one member."""
+    return replace(request, nodes=1, spread=Spread.SERVERS, same="", prefer_same="")
+
+
+def fitting_node(cluster: ClusterState, request: Request) -> NodeState | None:
+    """Return a node that the request, or a member of the gang, would get now; None if it does not fit."""
+    if request.nodes == 1:
+        return next(cluster.candidates(request), None)
+    members = select_members(cluster, request, first_fit)
+    return None if members is None else cluster.by_name[members[0].node]
+
+
+def plan(
+    cluster: ClusterState, request: Request, allowed: int = -1, slots_of: SlotsOf | None = None
+) -> list[Part]:
+    """Return nodes that can take all members now, as parts that each take a number of them; else nothing.
+
+    `allowed` is a mask of nodes. `slots_of` replaces what the nodes have free now.
+    """
+    nodes = request.nodes
+    allowed &= addressed(cluster)
+    if slots_of is None:
+        allowed &= cluster.candidate_mask(request)
+        if request.spread is Spread.SERVERS and allowed.bit_count() < nodes:
+            return []
+
+        def slots_of(state: NodeState) -> int:
+            return slots(state.node, request, state.capacity) if state.fits(request) else 0
+
+        if request.spread is Spread.SERVERS:
+
+            def slots_of(state: NodeState) -> int:
+                return state.fits(request)
+    else:
+        allowed &= cluster.open_mask
+    if not request.same:
+        if not request.prefer_same:
+            enough = _count(cluster, allowed, slots_of, nodes) >= nodes
+            return [Part(allowed, nodes)] if enough else []
+        return _near(cluster, request, allowed, slots_of)
+    best: list[Part] = []
+    for domain in _domains(cluster, request, request.same, allowed, slots_of):
+        if domain.slots >= nodes:
+            parts = _near(cluster, request, domain.mask, slots_of) if request.prefer_same else []
+            parts = parts or [Part(domain.mask, nodes)]
+            if not best or len(parts) < len(best):
+                best = parts
+    return best
+
+
+def _near(cluster: ClusterState, request: Request, allowed: int, slots_of: SlotsOf) -> list[Part]:
+    """Return the fullest domain of `prefer_same` that takes all members, else as few domains as possible."""
+    nodes = request.nodes
+    domains = _domains(cluster, request, request.prefer_same, allowed, slots_of)
+    for domain in domains:
+        if domain.slots >= nodes:
+            return [Part(domain.mask, nodes)]
+    parts: list[Part] = []
+    while domains and nodes:
+        enough = [domain for domain in domains if domain.slots >= nodes]
+        domain = enough[0] if enough else max(domains, key=lambda domain: domain.slots)
+        domains.remove(domain)
+        parts.append(Part(domain.mask, min(domain.slots, nodes)))
+        nodes -= parts[-1].members
+    if nodes:
+        unlabelled = allowed & ~_union(domain_masks(cluster, request.prefer_same).values())
+        if _count(cluster, unlabelled, slots_of, nodes) < nodes:
+            return []
+        parts.append(Part(unlabelled, nodes))
+    return parts
+
+
+def _domains(
+    cluster: ClusterState, request: Request, label: str, allowed: int, slots_of: SlotsOf
+) -> list[Domain]:
+    """Return the domains of the label that can take any members, the fullest first."""
+    preferred = cluster.by_name.get(request.preferred_node) if request.preferred_node else None
+    found: list[Domain] = []
+    for mask in domain_masks(cluster, label).values():
+        if not (mask := mask & allowed):
+            continue
+        if request.spread is Spread.SERVERS and request.same == label and mask.bit_count() < request.nodes:
+            continue
+        count = _count(cluster, mask, slots_of)
+        is_other = preferred is None or not (mask >> preferred.index & 1 and slots_of(preferred))
+        if count:
+            found.append(Domain(is_other, count, mask))
+    return sorted(found, key=lambda domain: (domain.is_other, domain.slots, _first(domain.mask)))
+
+
+def _count(cluster: ClusterState, mask: int, slots_of: SlotsOf, enough: int | None = None) -> int:
+    """Return how many members the nodes of the mask take; it stops at `enough`."""
+    count, nodes = 0, cluster.nodes
+    for position in positions(mask):
+        count += slots_of(nodes[position])
+        if enough is not None and count >= enough:
+            break
+    return count
+
+
+def _place(cluster: ClusterState, request: Request, policy: Policy, parts: list[Part]) -> Members | None:
+    """Ask the policy member by member inside a trial, part by part."""
+    member = member_of(request)
+    found: list[Placement] = []
+    for mask, count in parts:
+        # A policy reads the whole state it is given: to keep it to some nodes, it gets a state of these.
+        is_free = mask == cluster.candidate_mask(member)
+        arena = cluster if is_free else cluster.part(positions(mask))
+        with arena.trial():
+            for rank in range(count):
+                placement = select_placement(arena, member, policy)
+                if placement is None:
+                    return None
+                found.append(placement)
+                task = member.for_task(f"{KEY_SEPARATOR}{rank}")  # the id of no lease
+                lease = Lease(task, (placement,), arena.last_fencing_token + 1, 0.0)
+                arena.apply(Granted(lease, 0.0))
+                if request.spread is Spread.SERVERS:
+                    arena.apply(Drained(placement.node, 0.0))
+    return tuple(found)
+
+
+# ---- how many members nodes can take ----
+
+
+def slots(node: Node, request: Request, free: FreeCapacity) -> int:
+    """Return how many members of the gang the node takes with that free capacity."""
+    if not fits(node, request, free):
+        return 0
+    if request.spread is Spread.SERVERS:
+        return 1
+    most = request.nodes
+    if request.gpus:
+        usable, milli = usable_gpus(node, request, free.gpus), request.gpu_milli
+        is_whole = milli == MILLI_PER_GPU
+        most = min(
+            most,
+            len(usable) // request.gpus if is_whole else sum(free.gpus[gpu_id] // milli for gpu_id in usable),
+        )
+    for name, amount in request.resources.items():
+        most = _times(free.amounts.get(name, 0), amount, most)
+    return most
+
+
+def _times(free: Amount, amount: Amount, most: int) -> int:
+    """Return how often the amount can be taken, subtracted one by one as grants do; at most `most`."""
+    count = 0
+    while count < most and free >= amount:
+        free -= amount
+        count += 1
+    return count
+
+
+def ever_slots(state: NodeState, request: Request) -> int:
+    """Return how many members of the gang the node takes when it is empty; none without an address."""
+    if not state.node.address or state.retired or not could_ever_fit(state.node, request):
+        return 0
+    return slots(state.node, request, total_capacity(state.node))
+
+
+def takes_ever(cluster: ClusterState, request: Request, mask: int) -> bool:
+    """Return True if the nodes of the mask take the whole gang when they are empty."""
+    return _count(cluster, mask, lambda state: ever_slots(state, request), request.nodes) >= request.nodes
+
+
+def could_start(cluster: ClusterState, request: Request) -> bool:
+    """Return True if the open nodes could take the request, or the whole gang, once all leases had ended."""
+    if request.nodes == 1:
+        return any(state.is_open and state.could_fit(request) for state in cluster.nodes)
+
+    def slots_of(state: NodeState) -> int:
+        return slots(state.node, request, state.capacity_without_leases)
+
+    allowed = cluster.open_mask & addressed(cluster)
+    areas = domain_masks(cluster, request.same).values() if request.same else [allowed]
+    return any(_count(cluster, mask & allowed, slots_of, request.nodes) >= request.nodes for mask in areas)
+
+
+# ---- nodes as masks ----
+
+
+def domain_masks(cluster: ClusterState, label: str) -> dict[str, int]:
+    """Return the nodes of each value of the label, as masks."""
+
+    def masks() -> dict[str, int]:
+        found: dict[str, list[int]] = {}
+        for state in cluster.nodes:
+            if (value := state.node.labels.get(label)) is not None:
+                found.setdefault(value, []).append(state.index)
+        return {value: _mask(indexes) for value, indexes in found.items()}
+
+    return _kept(cluster, f"label {label}", masks)
+
+
+def addressed(cluster: ClusterState) -> int:
+    """Return the mask of the nodes with an address, which the members of a gang need to meet."""
+    return _kept(
+        cluster, "address", lambda: _mask([state.index for state in cluster.nodes if state.node.address])
+    )
+
+
+def _kept(cluster: ClusterState, name: str, compute: Callable[[], T]) -> T:
+    """Return a value that depends on the inventory alone, each of which brings a new `largest`."""
+    known = cluster.policy_cache.get(_kept)
+    if known is None or known[0] is not cluster.largest:
+        known = cluster.policy_cache[_kept] = (cluster.largest, {})
+    values: dict[str, T] = known[1]
+    if name not in values:
+        values[name] = compute()
+    return values[name]
+
+
+def _mask(indexes: list[int]) -> int:
+    bits = bytearray(max(indexes, default=0) // 8 + 1)
+    for index in indexes:
+        bits[index >> 3] |= 1 << (index & 7)
+    return int.from_bytes(bits, "little")
+
+
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+def _first(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1
+
+
+def positions(mask: int) -> Iterator[int]:
+    """Yield the positions of the mask's bits, ascending."""
+    offset = 0
+    for byte in mask.to_bytes((mask.bit_length() + 7) // 8, "little"):
+        while byte:
+            low = byte & -byte
+            yield offset + low.bit_length() - 1
+            byte ^= low
+        offset += 8

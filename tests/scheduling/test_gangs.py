@@ -1,0 +1,494 @@
+"""Gangs: all members at once or none, in one domain, in a stable order, and nobody behind delays them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resource_manager.core.changes import Change, Drained, Granted, MembersReleased, Queued, Released
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
+from resource_manager.errors import CapacityError, LeaseNotFoundError
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.gangs import could_start, domain_masks, positions, select_members
+from resource_manager.scheduling.policies import POLICIES, nothing_fits
+from resource_manager.scheduling.queue_order import get_order
+
+FIRST_FIT = POLICIES["first_fit"]
+
+
+def server(name: str, number: int, gpus: int = 2, cpus: int = 8, **more: Any) -> Node:
+    return Node(name, number, {"cpus": cpus}, tuple(Gpu(i) for i in range(gpus)), f"10.0.0.{number}", **more)
+
+
+def cluster_of(*racks: str, gpus: int = 2, **more: Any) -> ClusterState:
+    """Return a cluster with a server for each letter, in racks 0, 1, …"""
+    named = [(letter, str(rack)) for rack, letters in enumerate(racks) for letter in letters]
+    return ClusterState(
+        server(letter, number, gpus, labels={"rack": rack}, **more)
+        for number, (letter, rack) in enumerate(named)
+    )
+
+
+def gang(lease_id: str, nodes: int, gpus: int = 2, **more: Any) -> Request:
+    return Request(lease_id, gpus, nodes=nodes, **more)
+
+
+def start(cluster: ClusterState, request: Request, policy: Any = FIRST_FIT, now: float = 0.0) -> Lease | None:
+    changes = allocator.allocate(cluster, request, policy, now)
+    for change in changes:
+        cluster.apply(change)
+    return cluster.leases.get(request.lease_id)
+
+
+def places(lease: Lease | None) -> str:
+    return "" if lease is None else "".join(member.node for member in lease.members)
+
+
+# ---- which servers ----
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_every_policy_places_one_member_a_server(policy: Any) -> None:
+    cluster = cluster_of("abcd")
+    start(cluster, Request("single", 2), policy)
+    lease = start(cluster, gang("g", 3), policy)
+    assert lease is not None
+    assert len({member.node for member in lease.members}) == 3
+    assert all(len(member.gpu_ids) == 2 for member in lease.members)
+    allocator.check(cluster)
+
+
+def test_nothing_is_allocated_unless_all_members_fit() -> None:
+    cluster = cluster_of("abc")
+    start(cluster, Request("single", 1))
+    before = cluster.snapshot()
+    assert start(cluster, gang("g", 3)) is None
+    assert select_members(cluster, gang("g", 2), nothing_fits) is None
+    assert cluster.snapshot() == before
+
+
+def test_of_the_domains_that_take_all_the_fullest_is_chosen() -> None:
+    cluster = cluster_of("abcd", "ef", "ghi")
+    assert places(start(cluster, gang("first", 2, same="rack"))) == "ef"
+    assert places(start(cluster, gang("second", 2, same="rack"))) == "gh"
+    assert places(start(cluster, gang("third", 3, same="rack"))) == "abc"
+    assert start(cluster, gang("fourth", 2, same="rack")) is None, "d and i are in two racks"
+    assert places(start(cluster, gang("anywhere", 2))) == "di"
+
+
+def test_servers_without_the_label_are_in_no_domain() -> None:
+    cluster = ClusterState([server("a", 0), server("b", 1, labels={"rack": "x"}), server("c", 2)])
+    assert start(cluster, gang("g", 2, same="rack")) is None
+    assert places(start(cluster, gang("g", 2, prefer_same="rack"))) == "ba", "the rack first"
+
+
+def test_a_preferred_domain_is_taken_if_it_has_all_else_as_few_as_possible() -> None:
+    assert places(start(cluster_of("ab", "cde", "f"), gang("g", 3, prefer_same="rack"))) == "cde"
+    assert places(start(cluster_of("a", "bcd", "ef"), gang("g", 5, prefer_same="rack"))) == "bcdef"
+    assert places(start(cluster_of("ab", "cd", "e"), gang("g", 3, prefer_same="rack"))) == "abe"
+    assert start(cluster_of("ab", "cd"), gang("g", 5, prefer_same="rack")) is None
+
+
+def test_a_required_and_a_preferred_domain_go_together() -> None:
+    def labelled(name: str, number: int, row: str, rack: str) -> Node:
+        return server(name, number, labels={"row": row, "rack": rack})
+
+    cluster = ClusterState(
+        [
+            labelled("a", 0, "1", "x"),
+            labelled("b", 1, "1", "y"),
+            labelled("c", 2, "2", "z"),
+            labelled("d", 3, "2", "w"),
+            labelled("e", 4, "2", "w"),
+        ]
+    )
+    request = gang("g", 2, same="row", prefer_same="rack")
+    assert places(start(cluster, request)) == "de", "the fuller row has no rack for both"
+    assert places(start(cluster, gang("h", 2, same="row", prefer_same="rack"))) == "ab"
+
+
+def test_the_preferred_server_decides_the_domain_and_gets_a_member() -> None:
+    cluster = cluster_of("ab", "cde")
+    assert places(start(cluster, gang("g", 2, same="rack", preferred_node="e"))) == "ce"
+
+
+def test_a_closed_server_and_one_without_an_address_take_no_member() -> None:
+    cluster = cluster_of("abc")
+    cluster.apply(Drained("a", 0.0))
+    assert places(start(cluster, gang("g", 2))) == "bc"
+    lonely = Node("z", 25, {"cpus": 8}, (Gpu(0), Gpu(1)))
+    assert start(ClusterState([lonely, server("a", 0)]), gang("g", 2)) is None
+    assert start(ClusterState([lonely]), Request("t", 2)) is not None
+
+
+def test_packed_members_share_servers() -> None:
+    cluster = cluster_of("ab", gpus=8)
+    lease = start(cluster, gang("g", 3, 4, spread=Spread.PACK))
+    assert places(lease) == "aab"
+    allocator.check(cluster)
+    assert lease is not None
+    assert [member.gpu_ids for member in lease.members] == [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]
+    assert places(start(cluster, gang("cpus", 2, 0, resources={"cpus": 4}, spread=Spread.PACK))) == "aa"
+    assert places(start(cluster, gang("more", 3, 0, resources={"cpus": 4}, spread=Spread.PACK))) == ""
+    for lease_id in ("g", "cpus"):
+        for change in allocator.release(cluster, lease_id, 1.0):
+            cluster.apply(change)
+    assert cluster.snapshot().leases == ()
+    assert [state.free for state in cluster.nodes] == [{"cpus": 8}, {"cpus": 8}]
+    assert all(state.whole_free == 8 for state in cluster.nodes)
+
+
+def test_fractions_are_packed_on_gpus() -> None:
+    cluster = cluster_of("a", gpus=2)
+    lease = start(cluster, gang("g", 4, 1, gpu_milli=400, spread=Spread.PACK))
+    assert lease is not None
+    assert Counter(member.gpu_ids for member in lease.members) == {(0,): 2, (1,): 2}
+    assert start(cluster, gang("h", 1, 1, gpu_milli=400, spread=Spread.PACK)) is None
+
+
+# ---- ranks and ports ----
+
+
+def test_ranks_follow_the_inventory_whatever_the_policy_chose() -> None:
+    cluster = cluster_of("abcd")
+    start(cluster, Request("single", 1, preferred_node="d"))
+    assert places(start(cluster, gang("g", 2, 1), POLICIES["best_fit"])) == "ad"
+
+
+def test_the_first_member_has_the_next_port_and_two_gangs_never_share_one() -> None:
+    cluster = cluster_of("ab", gpus=8, gang_ports=(7000, 7002))
+
+    def ports(lease: Lease | None) -> list[int]:
+        assert lease is not None
+        return [member.port for member in lease.members]
+
+    assert [ports(start(cluster, gang(name, 2, 1))) for name in "xyz"] == [[7000, 0], [7001, 0], [7002, 0]]
+    assert start(cluster, gang("full", 2, 1)) is None, "each server but b is first, and a has no port left"
+    [released] = allocator.release(cluster, "y", 1.0)
+    cluster.apply(released)
+    assert ports(start(cluster, gang("again", 2, 1))) == [7001, 0]
+    members = (Placement("a", (7,), port=7001), Placement("b", (7,)))
+    with pytest.raises(CapacityError, match="port 7001 of 'a' is of another gang"):
+        cluster.apply(Granted(Lease(gang("thief", 2, 1), members, 99, 2.0), 2.0))
+
+
+def test_the_last_port_outlives_its_lease_and_the_process() -> None:
+    cluster = cluster_of("ab")
+    start(cluster, gang("g", 2))
+    [released] = allocator.release(cluster, "g", 1.0)
+    cluster.apply(released)
+    for state in (cluster, ClusterState.from_snapshot(cluster.snapshot())):
+        with state.trial():
+            assert start(state, gang("h", 2)).members[0].port == 29501  # type: ignore[union-attr]
+        assert state.by_name["a"].last_port == 29500
+
+
+def test_a_server_without_a_port_is_left_out_if_others_fit() -> None:
+    cluster = cluster_of("abc", gpus=8, gang_ports=(7000, 7000))
+    assert places(start(cluster, gang("g", 2, 1))) == "ab"
+    assert places(start(cluster, gang("h", 2, 1))) == "bc"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (Placement("a", (0, 1)),),
+        (Placement("a", (0, 1)), Placement("a", (0, 1))),
+        (Placement("a", (0,)), Placement("b", (0, 1))),
+        (Placement("a", (0, 1)), Placement("b", (0, 9))),
+    ],
+)
+def test_a_grant_that_is_not_whole_changes_nothing(members: tuple[Placement, ...]) -> None:
+    cluster = cluster_of("ab")
+    before = cluster.snapshot()
+    with pytest.raises(CapacityError):
+        cluster.apply(Granted(Lease(gang("g", 2), members, 1, 0.0), 0.0))
+    assert cluster.snapshot() == before
+    allocator.check(cluster)
+
+
+# ---- the remainder ----
+
+
+def released_members(cluster: ClusterState, *ranks: int, lease_id: str = "g", token: int = 1) -> None:
+    for change in allocator.release_members(cluster, lease_id, ranks, 5.0, fencing_token=token):
+        cluster.apply(change)
+
+
+def test_the_rest_of_a_gang_keeps_its_capacity_and_frees_the_id() -> None:
+    cluster = cluster_of("abcd")
+    start(cluster, gang("g", 3))
+    released_members(cluster, 0, 2)
+    assert (cluster.leases, [lease.ranks for lease in cluster.remainders.values()]) == ({}, [(1,)])
+    assert places(start(cluster, gang("g", 3))) == "acd", "not on what the remainder holds"
+    assert allocator.expire(cluster, math.inf) == []
+    allocator.check(cluster)
+    restored = ClusterState.from_snapshot(cluster.snapshot())
+    assert restored.snapshot() == cluster.snapshot()
+    allocator.check(restored)
+    with pytest.raises(LeaseNotFoundError):
+        allocator.renew(cluster, "g", 6.0, fencing_token=1)
+    [ended] = allocator.release(cluster, "g", 6.0, fencing_token=1)
+    assert ended == MembersReleased("g", 1, (1,), 6.0)
+    cluster.apply(ended)
+    assert cluster.remainders == {}
+    assert cluster.by_name["b"].whole_free == 2
+    assert places(cluster.leases["g"]) == "acd"
+
+
+def test_a_remainder_ends_in_steps_and_a_trial_restores_it() -> None:
+    cluster = cluster_of("abc")
+    start(cluster, gang("g", 3))
+    before = cluster.snapshot()
+    with cluster.trial():
+        released_members(cluster, 1)
+        inside = cluster.snapshot()
+        with cluster.trial():
+            released_members(cluster, 0)
+            released_members(cluster, 2)
+            assert cluster.remainders == {}
+        assert cluster.snapshot() == inside
+    assert cluster.snapshot() == before
+    released_members(cluster, 1)
+    with pytest.raises(LeaseNotFoundError):
+        released_members(cluster, 1)
+    released_members(cluster, 2)
+    assert cluster.by_name["a"].whole_free == 0
+    released_members(cluster, 0)
+    assert cluster.remainders == {}
+    allocator.check(cluster)
+
+
+def test_all_members_of_a_lease_are_the_lease() -> None:
+    cluster = cluster_of("ab")
+    start(cluster, gang("g", 2))
+    assert allocator.release_members(cluster, "g", (0, 1), 5.0, fencing_token=1) == [Released("g", 1, 5.0)]
+    for ranks in ((), (2,), (0, 7)):
+        with pytest.raises(LeaseNotFoundError):
+            allocator.release_members(cluster, "g", ranks, 5.0, fencing_token=1)
+    with pytest.raises(LeaseNotFoundError):
+        allocator.release_members(cluster, "g", (0,), 5.0, fencing_token=9)
+
+
+def test_packed_members_of_one_server_end_one_by_one() -> None:
+    cluster = cluster_of("a", gpus=8)
+    start(cluster, gang("g", 2, 4, spread=Spread.PACK, resources={"cpus": 2}))
+    released_members(cluster, 0)
+    assert (cluster.by_name["a"].whole_free, cluster.by_name["a"].free["cpus"]) == (4, 6)
+    allocator.check(cluster)
+    released_members(cluster, 1)
+    assert (cluster.by_name["a"].whole_free, cluster.by_name["a"].free["cpus"]) == (8, 8)
+
+
+# ---- the queue ----
+
+
+def pass_over(cluster: ClusterState, order: str, now: float) -> list[str]:
+    changes = allocator.schedule_pending(cluster, FIRST_FIT, get_order(order), now)
+    for change in changes:
+        cluster.apply(change)
+    return [change.lease.lease_id for change in changes if isinstance(change, Granted)]
+
+
+def queue(cluster: ClusterState, *requests: Request) -> None:
+    for request in requests:
+        cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
+
+
+def test_a_pending_gang_reserves_servers_that_are_free_together() -> None:
+    cluster = cluster_of("abc")
+    start(cluster, Request("until 10", 2, preferred_node="a", expected_runtime_s=10.0))
+    start(cluster, Request("until 30", 2, preferred_node="b", expected_runtime_s=30.0))
+    queue(
+        cluster,
+        gang("both", 2, expected_runtime_s=5.0),
+        Request("too long", 2, expected_runtime_s=11.0),
+        Request("brief", 2, expected_runtime_s=10.0),
+    )
+    assert pass_over(cluster, "fifo+backfill", 0.0) == ["brief"], "c and a are free from 10 on"
+    for name, token in (("until 10", 1), ("brief", 3)):
+        cluster.apply(Released(name, token, 10.0))
+    assert pass_over(cluster, "fifo+backfill", 10.0)[:1] == ["both"]
+
+
+def test_a_gang_that_overtakes_moves_away_from_reserved_servers() -> None:
+    cluster = cluster_of("abcd")
+    start(cluster, Request("until 10", 2, preferred_node="a", expected_runtime_s=10.0))
+    queue(
+        cluster,
+        Request("wants a", 2, required_node="a", expected_runtime_s=100.0),
+        gang("four", 4, expected_runtime_s=5.0),
+        gang("long", 2, expected_runtime_s=1000.0),
+        gang("brief", 2, expected_runtime_s=9.0),
+    )
+    assert pass_over(cluster, "fifo+backfill", 0.0) == ["brief"]
+
+
+def test_a_gang_blocks_the_queue_only_if_the_open_servers_could_take_it() -> None:
+    cluster = cluster_of("ab", "c")
+    start(cluster, Request("single", 1))
+    queue(cluster, gang("g", 2, same="rack"), Request("behind", 1))
+    assert pass_over(cluster, "fifo", 0.0) == []
+    cluster.apply(Drained("b", 1.0))
+    assert not could_start(cluster, gang("g", 2, same="rack"))
+    assert pass_over(cluster, "fifo", 1.0) == ["behind"]
+
+
+# ---- against brute force ----
+
+SERVERS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # GPUs
+        st.integers(1, 6),  # CPUs
+        st.sampled_from(["", "x", "y"]),  # rack
+        st.sampled_from(["A100", "V100"]),
+        st.booleans(),  # open
+        st.integers(0, 3),  # GPUs in use
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@st.composite
+def gangs(draw: st.DrawFn) -> Request:
+    milli = draw(st.sampled_from([1000, 1000, 400]))
+    return Request(
+        "g",
+        1 if milli < 1000 else draw(st.integers(0, 3)),
+        gpu_milli=milli,
+        resources={"cpus": draw(st.integers(0, 3))},
+        gpu_types=draw(st.sampled_from([(), ("A100",)])),
+        nodes=draw(st.integers(2, 7)),
+        spread=draw(st.sampled_from(list(Spread))),
+        same=draw(st.sampled_from(["", "rack"])),
+        prefer_same=draw(st.sampled_from(["", "rack"])),
+    )
+
+
+def built(servers: list[tuple[int, int, str, str, bool, int]]) -> ClusterState:
+    cluster = ClusterState(
+        Node(
+            f"s{i}",
+            i,
+            {"cpus": cpus},
+            tuple(Gpu(n, kind) for n in range(gpus)),
+            f"10.0.0.{i}",
+            labels={"rack": rack} if rack else {},
+        )
+        for i, (gpus, cpus, rack, kind, _, _) in enumerate(servers)
+    )
+    for i, (gpus, _, _, _, is_open, used) in enumerate(servers):
+        if 0 < used <= gpus:
+            start(cluster, Request(f"busy {i}", used, required_node=f"s{i}"))
+        if not is_open:
+            cluster.apply(Drained(f"s{i}", 0.0))
+    return cluster
+
+
+def most_members(cluster: ClusterState, name: str, request: Request) -> int:
+    """Return how many members the server takes, found by granting one after the other."""
+    most = 1 if request.spread is Spread.SERVERS else request.nodes
+    one = {"gpu_milli": request.gpu_milli, "resources": request.resources, "gpu_types": request.gpu_types}
+    with cluster.trial():
+        for number in range(most):
+            member = Request(f"try {number}", request.gpus, required_node=name, **one)  # type: ignore[arg-type]
+            if start(cluster, member) is None:
+                return number
+    return most
+
+
+def brute_force(cluster: ClusterState, request: Request) -> bool:
+    """Return True if any set of servers, of one rack if required, takes all members."""
+    most = {state.name: most_members(cluster, state.name, request) for state in cluster.nodes}
+    for size in range(1, len(most) + 1):
+        for chosen in combinations(most, size):
+            racks = {cluster.by_name[name].node.labels.get("rack") for name in chosen}
+            if request.same and (len(racks) > 1 or None in racks):
+                continue
+            if sum(most[name] for name in chosen) >= request.nodes:
+                return True
+    return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(SERVERS, gangs(), st.sampled_from(sorted(POLICIES)))
+def test_a_gang_starts_exactly_if_brute_force_finds_a_place(
+    servers: list[tuple[int, int, str, str, bool, int]], request: Request, policy: str
+) -> None:
+    cluster = built(servers)
+    before = cluster.snapshot()
+    expected = brute_force(cluster, request)
+    assert cluster.snapshot() == before
+    lease = start(cluster, request, POLICIES[policy])
+    assert (lease is not None) == expected
+    allocator.check(cluster)
+    if lease is None:
+        assert cluster.snapshot() == before
+        return
+    assert len(lease.members) == request.nodes
+    assert len([member for member in lease.members if member.port]) == (lease.members[0].port > 0) == 1
+    nodes = [cluster.by_name[member.node] for member in lease.members]
+    if request.spread is Spread.SERVERS:
+        assert len({state.name for state in nodes}) == request.nodes
+    if request.same:
+        assert len({state.node.labels["rack"] for state in nodes}) == 1
+    label = request.prefer_same or request.same
+    if not label:
+        assert [state.index for state in nodes] == sorted(state.index for state in nodes)
+    else:
+        racks = [state.node.labels.get("rack", "") for state in nodes]
+        assert sum(a != b for a, b in pairwise(racks)) == len(set(racks)) - 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(SERVERS, st.lists(gangs(), min_size=1, max_size=6), st.data())
+def test_whatever_happens_members_are_whole_ports_unique_and_capacity_kept(
+    servers: list[tuple[int, int, str, str, bool, int]], requests: list[Request], data: st.DataObject
+) -> None:
+    """A walk over grants, releases and releases of members; every state equals its replay and snapshot."""
+    cluster, changes = built(servers), list[Change]()
+    first = cluster.snapshot()
+    for step, request in enumerate(requests * 2):
+        made: list[Change] = []
+        held = [*cluster.leases.values(), *cluster.remainders.values()]
+        if held and data.draw(st.booleans()):
+            lease = data.draw(st.sampled_from(held))
+            ranks = data.draw(st.sets(st.sampled_from([rank for rank, _ in lease.ranked]), min_size=1))
+            made = allocator.release_members(
+                cluster, lease.lease_id, ranks, float(step), fencing_token=lease.fencing_token
+            )
+        elif f"g{step % 3}" not in cluster.leases:
+            policy = POLICIES[data.draw(st.sampled_from(sorted(POLICIES)))]
+            made = allocator.allocate(cluster, request.for_task(f"g{step % 3}"), policy, float(step))
+        for change in made:
+            cluster.apply(change)
+        changes += made
+        allocator.check(cluster)
+        ports = Counter(
+            (member.node, member.port)
+            for lease in (*cluster.leases.values(), *cluster.remainders.values())
+            for member in lease.members
+            if member.port
+        )
+        assert set(ports.values()) <= {1}
+        for lease in cluster.leases.values():
+            assert len(lease.members) == lease.request.nodes
+    replayed = ClusterState.from_snapshot(first)
+    for change in changes:
+        replayed.apply(change)
+    assert replayed.snapshot() == cluster.snapshot()
+    assert ClusterState.from_snapshot(cluster.snapshot()).snapshot() == cluster.snapshot()
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_masks_and_positions_are_the_same(found: set[int]) -> None:
+    cluster = ClusterState(Node(f"s{i}", i, labels={"rack": "x"} if i in found else {}) for i in range(41))
+    assert set(positions(domain_masks(cluster, "rack").get("x", 0))) == found
