@@ -164,17 +164,10 @@ class Simulation:
         booked = {}
         for node, count in enumerate(state.running):
             for task in state.slots[node * self.width : node * self.width + count]:
-                used = (
-                    float(state.granted_compute[task]),
-                    float(state.granted_memory[task]),
-                    float(state.granted_bandwidth[task]),
-                )
+                used = _at(state.granted, task)
                 if self.scenario.scheduling.admission == "max":
-                    used = (
-                        max(used[0], float(state.quota_compute[task])),
-                        max(used[1], float(state.quota_memory[task])),
-                        max(used[2], float(state.quota_bandwidth[task])),
-                    )
+                    compute, memory, bandwidth = map(max, used, _at(state.quota, task))
+                    used = compute, memory, bandwidth
                 booked[self.tasks[task].task_id] = used
         return booked
 
@@ -186,7 +179,8 @@ class Simulation:
         index = self.node_index[node]
         state.slots[index * self.width + state.running[index]] = task
         state.running[index] += 1
-        state.quota_compute[task], state.quota_memory[task], state.quota_bandwidth[task] = quota
+        for quotas, amount in zip(state.quota, quota, strict=True):
+            quotas[task] = amount
         state.tokens[task] = max(quota[2] * scenario.sandbox.bandwidth_refill, 1e-9)
         state.adjust_tick[task] = tick
         state.drop_tick[task] = tick + self.life_ticks[task]
@@ -197,9 +191,7 @@ class Simulation:
         first, after = self.demand_used, self.demand_used + ticks
         state.demand_origin[task] = first - tick
         series = demand_series(self.tasks[task], tick, ticks, delta_t)
-        for buffer, demand in zip(
-            (state.demand_compute, state.demand_memory, state.demand_bandwidth), series, strict=True
-        ):
+        for buffer, demand in zip(state.demand, series, strict=True):
             buffer[first:after] = self.pack(demand)
         self.demand_used = after
 
@@ -234,10 +226,10 @@ class Simulation:
                     tick,
                     self.tasks[task].task_id,
                     self.nodes[node],
-                    (state.quota_compute[task], state.quota_memory[task], state.quota_bandwidth[task]),
-                    (state.demand_compute[k], state.demand_memory[k], state.demand_bandwidth[k]),
-                    (state.allowed_compute[task], state.allowed_memory[task], state.allowed_bandwidth[task]),
-                    (state.granted_compute[task], state.granted_memory[task], state.granted_bandwidth[task]),
+                    _at(state.quota, task),
+                    _at(state.demand, k),
+                    _at(state.allowed, task),
+                    _at(state.granted, task),
                     state.tokens[task],
                     state.scale[task],
                     state.progress[task],
@@ -282,8 +274,7 @@ class Simulation:
         shares: dict[str, dict[str, Utilisation]] = {}
         for node, name in enumerate(self.nodes):
             shares[name] = {}
-            capacity_of = (state.node_compute, state.node_memory, state.node_bandwidth)
-            for d, (key, capacities) in enumerate(zip(SHORT_DIMENSIONS, capacity_of, strict=True)):
+            for d, (key, capacities) in enumerate(zip(SHORT_DIMENSIONS, state.capacity, strict=True)):
                 capacity = float(capacities[node])
                 mean = float(state.used[3 * node + d]) / ticks
                 variance = float(state.used_squared[3 * node + d]) / ticks - mean * mean
@@ -296,6 +287,12 @@ class Simulation:
 
 
 ENDED = ("unfinished", "completed", "overtime")
+
+
+def _at(three: Sequence[Sequence[float]], place: int) -> Amounts:
+    """Return the compute, memory and bandwidth at that place of three sequences."""
+    compute, memory, bandwidth = three
+    return float(compute[place]), float(memory[place]), float(bandwidth[place])
 
 
 def rules_of(scenario: Scenario) -> Rules:

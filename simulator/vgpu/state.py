@@ -41,43 +41,34 @@ def empty_state(ledger: Ledger, tasks: Sequence[Task], width: int, demand_ticks:
     def whole(length: int) -> Any:
         return pack(np.zeros(length, dtype=np.int64))
 
+    def three(length: int) -> Any:
+        return tuple(reals(length) for _ in DIMENSIONS)
+
     return State(
-        node_compute=pack(totals[0]),
-        node_memory=pack(totals[1]),
-        node_bandwidth=pack(totals[2]),
+        capacity=tuple(map(pack, totals)),
         running=whole(nodes),
         slots=whole(nodes * width),
         order=whole(width),
         used=reals(3 * nodes),
         used_squared=reals(3 * nodes),
         used_peak=reals(3 * nodes),
-        quota_compute=reals(count),
-        quota_memory=reals(count),
-        quota_bandwidth=reals(count),
+        quota=three(count),
         demand_origin=whole(count),
         pressure_tick=whole(count),
         drop_tick=whole(count),
         workload=pack(workload),
-        mean_compute=pack(means[0]),
-        mean_memory=pack(means[1]),
-        mean_bandwidth=pack(means[2]),
+        mean_demand=tuple(map(pack, means)),
         tokens=reals(count),
         scale=pack(np.ones(count)),
         adjust_tick=whole(count),
-        allowed_compute=reals(count),
-        allowed_memory=reals(count),
-        allowed_bandwidth=reals(count),
-        granted_compute=reals(count),
-        granted_memory=reals(count),
-        granted_bandwidth=reals(count),
+        allowed=three(count),
+        granted=three(count),
         memory_events=whole(count),
         bandwidth_events=whole(count),
         compute_events=whole(count),
         progress=reals(count),
         outcome=whole(count),
-        demand_compute=reals(demand_ticks),
-        demand_memory=reals(demand_ticks),
-        demand_bandwidth=reals(demand_ticks),
+        demand=three(demand_ticks),
     )
 
 

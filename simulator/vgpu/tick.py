@@ -44,47 +44,36 @@ class Rules(NamedTuple):
 class State(NamedTuple):
     """State of a run between ticks, as lists (interpreted) or numpy arrays (compiled).
 
-    Per node: capacities, number of running tasks, their indexes in `slots` (`width` per node, in order of
-    start), and sums, squares and peaks of the used amounts. Per task: quotas, the offset of its demand,
-    and the state of its gates and of its work. `demand_*` are the demands of every started task by tick.
+    `capacity`, `quota`, `mean_demand`, `demand`, `allowed` and `granted` are three sequences each: compute,
+    memory, bandwidth. Per node: capacities, number of running tasks, their indexes in `slots` (`width` per
+    node, in order of start), and sums, squares and peaks of the used amounts. Per task: quotas, the offset
+    of its demand, and the state of its gates and of its work. `demand` has every started task's by tick.
     """
 
-    node_compute: Any
-    node_memory: Any
-    node_bandwidth: Any
+    capacity: Any
     running: Any
     slots: Any
     order: Any
     used: Any
     used_squared: Any
     used_peak: Any
-    quota_compute: Any
-    quota_memory: Any
-    quota_bandwidth: Any
+    quota: Any
     demand_origin: Any
     pressure_tick: Any
     drop_tick: Any
     workload: Any
-    mean_compute: Any
-    mean_memory: Any
-    mean_bandwidth: Any
+    mean_demand: Any
     tokens: Any
     scale: Any
     adjust_tick: Any
-    allowed_compute: Any
-    allowed_memory: Any
-    allowed_bandwidth: Any
-    granted_compute: Any
-    granted_memory: Any
-    granted_bandwidth: Any
+    allowed: Any
+    granted: Any
     memory_events: Any
     bandwidth_events: Any
     compute_events: Any
     progress: Any
     outcome: Any
-    demand_compute: Any
-    demand_memory: Any
-    demand_bandwidth: Any
+    demand: Any
 
 
 class PendingProfiles(NamedTuple):
@@ -173,20 +162,23 @@ def may_fit(state: State, waiting: PendingProfiles, width: int) -> bool:
     It may be wrong by a rounding error if True, never if False.
     """
     profiles = len(waiting.count)
+    node_compute, node_memory, node_bandwidth = state.capacity
+    quota_compute, quota_memory, quota_bandwidth = state.quota
+    granted_compute, granted_memory, granted_bandwidth = state.granted
     for node in range(len(state.running)):
-        compute = state.node_compute[node] + FIT_EPSILON
-        memory = state.node_memory[node] + FIT_EPSILON
-        bandwidth = state.node_bandwidth[node] + FIT_EPSILON
+        compute = node_compute[node] + FIT_EPSILON
+        memory = node_memory[node] + FIT_EPSILON
+        bandwidth = node_bandwidth[node] + FIT_EPSILON
         for i in range(node * width, node * width + state.running[node]):
             task = state.slots[i]
             if waiting.by_max:
-                compute -= max(state.granted_compute[task], state.quota_compute[task])
-                memory -= max(state.granted_memory[task], state.quota_memory[task])
-                bandwidth -= max(state.granted_bandwidth[task], state.quota_bandwidth[task])
+                compute -= max(granted_compute[task], quota_compute[task])
+                memory -= max(granted_memory[task], quota_memory[task])
+                bandwidth -= max(granted_bandwidth[task], quota_bandwidth[task])
             else:
-                compute -= state.granted_compute[task]
-                memory -= state.granted_memory[task]
-                bandwidth -= state.granted_bandwidth[task]
+                compute -= granted_compute[task]
+                memory -= granted_memory[task]
+                bandwidth -= granted_bandwidth[task]
         for kind in range(profiles):
             if (
                 waiting.count[kind] > 0
@@ -205,61 +197,22 @@ def advance(state: State, rules: Rules, waiting: PendingProfiles, width: int, ti
     With `stop_if_fits`, it also stops before a scheduling tick with free capacity for a pending profile.
     Returns the next tick to run. Ended tasks are marked in `state.outcome` and stay in their slots.
     """
-    (
-        node_compute,
-        node_memory,
-        node_bandwidth,
-        running,
-        slots,
-        order,
-        used,
-        used_squared,
-        used_peak,
-        quota_compute,
-        quota_memory,
-        quota_bandwidth,
-        demand_origin,
-        pressure_tick,
-        drop_tick,
-        workload,
-        mean_compute,
-        mean_memory,
-        mean_bandwidth,
-        tokens,
-        scale,
-        adjust_tick,
-        allowed_compute,
-        allowed_memory,
-        allowed_bandwidth,
-        granted_compute,
-        granted_memory,
-        granted_bandwidth,
-        memory_events,
-        bandwidth_events,
-        compute_events,
-        progress,
-        outcome,
-        demand_compute,
-        demand_memory,
-        demand_bandwidth,
-    ) = state
-    (
-        delta_t,
-        threshold,
-        memory_gated,
-        bandwidth_gated,
-        compute_gated,
-        refill,
-        ceiling,
-        guard,
-        adjust_interval,
-        boost_step,
-        max_boost,
-        decay,
-        heavy_first,
-        bottleneck,
-        sliced,
-    ) = rules
+    node_compute, node_memory, node_bandwidth = state.capacity
+    quota_compute, quota_memory, quota_bandwidth = state.quota
+    mean_compute, mean_memory, mean_bandwidth = state.mean_demand
+    demand_compute, demand_memory, demand_bandwidth = state.demand
+    allowed_compute, allowed_memory, allowed_bandwidth = state.allowed
+    granted_compute, granted_memory, granted_bandwidth = state.granted
+    running, slots, order, demand_origin = state.running, state.slots, state.order, state.demand_origin
+    used, used_squared, used_peak = state.used, state.used_squared, state.used_peak
+    tokens, scale, adjust_tick = state.tokens, state.scale, state.adjust_tick
+    pressure_tick, drop_tick = state.pressure_tick, state.drop_tick
+    memory_events, bandwidth_events = state.memory_events, state.bandwidth_events
+    compute_events = state.compute_events
+    workload, progress, outcome = state.workload, state.progress, state.outcome
+    delta_t, threshold, refill, ceiling = rules.delta_t, rules.threshold, rules.refill, rules.ceiling
+    memory_gated, bandwidth_gated = rules.memory_gate, rules.bandwidth_gate
+    compute_gated, guard, sliced, bottleneck = rules.compute_gate, rules.guard, rules.sliced, rules.bottleneck
     ended = False
     while tick < stop and not ended:
         for node in range(len(running)):
@@ -293,8 +246,10 @@ def advance(state: State, rules: Rules, waiting: PendingProfiles, width: int, ti
                     if guard and tick >= adjust_tick[task]:
                         pressed = tick >= pressure_tick[task]
                         if pressed or scale[task] > 1.0:
-                            scale[task] = guard_scale(scale[task], pressed, boost_step, max_boost, decay)
-                            adjust_tick[task] = tick + adjust_interval
+                            scale[task] = guard_scale(
+                                scale[task], pressed, rules.boost_step, rules.max_boost, rules.decay
+                            )
+                            adjust_tick[task] = tick + rules.adjust_interval
                     allowed = compute_throttle(compute, quota_compute[task], scale[task], ceiling, threshold)
                     if allowed + LIMITED_BY_MORE_THAN < compute:
                         compute_events[task] += 1
@@ -314,7 +269,7 @@ def advance(state: State, rules: Rules, waiting: PendingProfiles, width: int, ti
             left_bandwidth = node_bandwidth[node]
             crowded = sum_compute > left_compute or sum_memory > left_memory or sum_bandwidth > left_bandwidth
             if crowded:
-                sort_by_usage(slots, first, last, allowed_compute, heavy_first, order)
+                sort_by_usage(slots, first, last, allowed_compute, rules.heavy_first, order)
                 sum_compute = 0.0
                 sum_memory = 0.0
                 sum_bandwidth = 0.0
