@@ -234,6 +234,23 @@ def restore(target: Target, server: str, as_json: bool) -> None:
     print_json(view) if as_json else click.echo(f"{view['server_name']}: takes leases again")
 
 
+@main.command(name="open-gpu")
+@click.argument("server")
+@click.argument("gpu")
+@json_option
+@click.pass_obj
+@exit_codes
+def open_gpu(target: Target, server: str, gpu: str, as_json: bool) -> None:
+    """Allow new leases on a closed GPU (number or UUID) of a server (id or name) again."""
+    view = known_server(lambda: target.manager.open_gpu(server_of(server), server_of(gpu)))
+    if as_json:
+        print_json(view)
+        return
+    closed = [str(each["gpu_id"]) for each in view["gpus_closed"]]
+    rest = f"; still closed: GPU {', '.join(closed)}" if closed else ""
+    click.echo(f"{view['server_name']}: GPU {gpu} takes leases again{rest}")
+
+
 @main.command()
 @click.option("--after", type=click.IntRange(0, 2**53), default=0, help="Only changes after this version.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)

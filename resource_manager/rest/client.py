@@ -212,6 +212,10 @@ class ServiceClient:
             "ServerDetail", self._post(f"/api/servers/{self._server_id(server)}/adopt", {"gpus": listed})
         )
 
+    def open_gpu(self, server: int | str, gpu: int | str) -> ServerSummary:
+        path = f"/api/servers/{self._server_id(server)}/open-gpu"
+        return cast("ServerSummary", self._post(path, {"gpu": gpu}))
+
     def reset_resources(self) -> bool:
         return bool(self._post("/api/reset", {"confirm": True})["success"])
 

@@ -41,6 +41,7 @@ from resource_manager.rest.schemas import (
     Health,
     LeaseBody,
     NoBody,
+    OpenGpuBody,
     Page,
     PageQuery,
     ReleaseBody,
@@ -254,6 +255,22 @@ def adopt(
 ) -> Any:
     gpus = [Gpu(gpu.gpu_id, gpu.type, gpu.vendor, gpu.memory_mib, gpu.uuid) for gpu in body.gpus]
     return _server(lambda: service.manager.adopt(server_id, gpus, once=once))
+
+
+@routes.add(
+    "POST",
+    "/api/servers/<int:server_id>/open-gpu",
+    Role.OPERATOR,
+    "Open a closed GPU of a server: it takes new leases again",
+    body=OpenGpuBody,
+    answer=ServerSummary,
+    failures=(404,),
+    tags=("servers",),
+)
+def open_gpu(
+    service: Service, caller: Identity, body: OpenGpuBody, server_id: int, once: Once | None = None
+) -> Any:
+    return _server(lambda: service.manager.open_gpu(server_id, body.gpu, once=once))
 
 
 @routes.add(

@@ -106,6 +106,12 @@ class AdoptBody(Body):
     gpus: list[AdoptedGpu] = Field(max_length=MAX_GPUS_OF_SERVER)
 
 
+class OpenGpuBody(Body):
+    """`POST /api/servers/<id>/open-gpu`."""
+
+    gpu: Annotated[int, Field(ge=0, lt=2**31)] | Uuid = Field(description="Its number or UUID.")
+
+
 class NoBody(Body):
     """Body of a change without arguments: an empty object, or no body."""
 

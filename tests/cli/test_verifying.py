@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import Gpu, Node
 from tests.cli.targets import Run, running_on
 from tests.nvml.standin import State, gpu, library, mig, state, uuid_of
@@ -121,3 +122,28 @@ def test_an_unknown_server_is_one_line_and_exit_1(run: Run, command: str) -> Non
     done = run(command, "nope")
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     assert "'nope' is not in the inventory of 2 servers" in done.stderr
+
+
+def test_a_closed_gpu_is_opened_by_number_or_uuid(run: Run, manager: GPUResourceManager) -> None:
+    manager.commit(
+        lambda cluster, now: [
+            GpuClosed(HERE, 0, uuid_of(0), "xid 79", now),
+            GpuClosed(HERE, 1, "", "heat", now),
+        ]
+    )
+    assert [each["reason"] for each in manager.server(HERE)["gpus_closed"]] == ["xid 79", "heat"]
+    first = run("open-gpu", HERE, uuid_of(0))
+    assert (first.exit_code, first.stdout) == (
+        0,
+        f"{HERE}: GPU {uuid_of(0)} takes leases again; still closed: GPU 1\n",
+    )
+    second = run("open-gpu", "0", "1", "--json")
+    assert json.loads(second.stdout)["gpus_closed"] == []
+    for server, number, exit_code, line in (
+        (HERE, "7", 2, f"{HERE} has no GPU '7'"),
+        (HERE, "GPU-no", 2, f"{HERE} has no GPU 'GPU-no'"),
+        ("nope", "0", 1, "not in the inventory"),
+    ):
+        wrong = run("open-gpu", server, number)
+        assert (wrong.exit_code, wrong.stdout, len(wrong.stderr.splitlines())) == (exit_code, "", 1)
+        assert line in wrong.stderr

@@ -26,6 +26,7 @@ CHANGES = (
     "/api/cancel",
     "/api/servers/0/drain",
     "/api/servers/0/adopt",
+    "/api/servers/0/open-gpu",
     "/api/reset",
     "/api/teams",
 )

@@ -56,7 +56,12 @@ def test_a_lower_role_changes_nothing(as_role: AsRole, manager: GPUResourceManag
     payload = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
     for path in ("/api/allocate", "/api/submit"):
         assert reader.post(path, json=payload).status_code == 403
-    for path in ("/api/servers/0/drain", "/api/servers/0/restore", "/api/servers/0/adopt"):
+    for path in (
+        "/api/servers/0/drain",
+        "/api/servers/0/restore",
+        "/api/servers/0/adopt",
+        "/api/servers/0/open-gpu",
+    ):
         assert user.post(path).status_code == 403
     assert user.post("/api/reset", json={"confirm": True}).status_code == 403
     assert manager.get_resource_summary()["version"] == version
