@@ -1,0 +1,163 @@
+"""Units of `deploy/`, and the page about them: its commands install them, and what they start runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.stack import free_ports
+from resource_manager.settings import Settings
+from tests.e2e.bench import wait_for
+from tests.nvml.standin import State, library, state, uuid_of
+from tests.redis_server import RedisServer
+
+__all__ = ["library", "state"]
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+UNITS = sorted((ROOT / "deploy").glob("*.service"))
+INSTALLED = "/opt/gpu-manager/bin/"
+HERE = f"{Path(sys.executable).parent}/"
+ANALYZE = shutil.which("systemd-analyze")
+EXPOSURE = {"gpu-manager.service": 15, "gpu-manager-agent.service": 30}
+"""Largest exposure that systemd-analyze may find, in tenths: 0 is none, 100 no hardening at all."""
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Folder into which the page's commands installed all files, in place of /."""
+    (tmp_path / "servers.toml").write_text('[[servers]]\nname = "gpu-a"\ngpus = 2\ncpus = 8\n')
+    for block in blocks():
+        for line in block.splitlines():
+            assert line.startswith(("sudo ", "gpu-manager token create "))
+            if not line.startswith("sudo install "):
+                continue
+            words = [word if "/" not in word[:1] else f"{tmp_path}{word}" for word in shlex.split(line)[1:]]
+            words = [str(ROOT / word) if word.startswith("deploy/") else word for word in words]
+            (tmp_path / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
+            subprocess.run(words, check=True, cwd=tmp_path)
+    return tmp_path
+
+
+def test_the_page_installs_every_file_of_the_folder(root: Path) -> None:
+    for name in ("gpu-manager.service", "gpu-manager-agent.service"):
+        assert (root / "etc/systemd/system" / name).read_text() == (ROOT / "deploy" / name).read_text()
+    for name in ("service.env", "agent.env"):
+        installed = root / "etc/gpu-manager" / name
+        assert installed.read_text() == (ROOT / "deploy" / name).read_text()
+        assert installed.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in (ROOT / "deploy").iterdir()} == {
+        *("gpu-manager.service", "gpu-manager-agent.service", "service.env", "agent.env")
+    }
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_accepts_the_unit_and_finds_it_hardened(unit: Path, tmp_path: Path) -> None:
+    if ANALYZE is None:
+        pytest.skip("needs systemd-analyze (Debian: systemd)")
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace(INSTALLED, HERE))
+    verified = subprocess.run([ANALYZE, "verify", copy], capture_output=True, text=True)
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
+    command = [ANALYZE, "security", "--offline=true", f"--threshold={EXPOSURE[unit.name]}", copy]
+    rated = subprocess.run(command, capture_output=True, text=True)
+    assert rated.returncode == 0, rated.stdout.splitlines()[-1]
+
+
+def settings_in(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return {
+        name: shlex.split(value)[0] if value else ""
+        for name, _, value in (line.partition("=") for line in lines)
+    }
+
+
+def command_of(unit: str, environment: dict[str, str]) -> list[str]:
+    """Return what the unit starts, as systemd splits it: `$NAME` into words, `${NAME}` as one."""
+    found = re.search(r"^ExecStart=(.*)$", (ROOT / "deploy" / unit).read_text(), re.MULTILINE)
+    assert found is not None
+    words: list[str] = []
+    for word in found[1].replace(INSTALLED, HERE).split():
+        if word.startswith("${"):
+            words.append(environment[word[2:-1]])
+        elif word.startswith("$"):
+            words += shlex.split(environment[word[1:]])
+        else:
+            words.append(word)
+    return words
+
+
+def test_the_settings_exist() -> None:
+    service = settings_in(ROOT / "deploy" / "service.env")
+    fields = {f"GPU_MANAGER_{name.upper()}" for name in Settings.model_fields}
+    assert set(service) - {"SERVE_OPTIONS"} <= fields
+    assert set(settings_in(ROOT / "deploy" / "agent.env")) == {
+        *("GPU_MANAGER_URL", "GPU_MANAGER_SERVER", "GPU_MANAGER_AGENT_TOKEN")
+    }
+
+
+@pytest.fixture
+def service(root: Path, embedded_redis: RedisServer) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the address of the service that the unit starts, and its environment."""
+    [port] = free_ports(1)
+    settings = settings_in(root / "etc/gpu-manager/service.env")
+    settings["GPU_MANAGER_STORE"] = embedded_redis.fresh_url()
+    settings["GPU_MANAGER_INVENTORY"] = f"{root}{settings['GPU_MANAGER_INVENTORY']}"
+    settings["SERVE_OPTIONS"] = settings["SERVE_OPTIONS"].replace("5000", str(port))
+    environment = {**os.environ, "HOME": str(root), **settings}
+    process = subprocess.Popen(command_of("gpu-manager.service", settings), env=environment)
+    url = f"http://127.0.0.1:{port}"
+
+    def is_healthy() -> bool:
+        try:
+            with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    try:
+        wait_for(is_healthy, 120.0, "the service")
+        yield url, environment
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+def test_service_and_agent_run_with_the_files_that_the_page_installs(
+    service: tuple[str, dict[str, str]], root: Path, state: State
+) -> None:
+    url, environment = service
+    [create] = [line for block in blocks() for line in block.splitlines() if "token create" in line]
+    words = [f"{HERE}{create.split()[0]}", *create.split()[1:]]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    settings = settings_in(root / "etc/gpu-manager/agent.env")
+    settings |= {"GPU_MANAGER_URL": url, "GPU_MANAGER_AGENT_TOKEN": done.stdout.strip()}
+    agent = command_of("gpu-manager-agent.service", settings)
+    sent = subprocess.run([*agent, "--once"], env={**os.environ, **settings}, capture_output=True, text=True)
+    assert (sent.returncode, sent.stderr) == (0, "")
+    reader = subprocess.run(
+        [f"{HERE}gpu-manager", "token", "create", "ada", "--role", "reader"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    request = urllib.request.Request(f"{url}/api/reports", headers={"Authorization": f"Bearer {reader}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        [report] = json.load(answer)["items"]
+    assert (report["server"], [gpu["uuid"] for gpu in report["gpus"]]) == ("gpu-a", [uuid_of(0), uuid_of(1)])
