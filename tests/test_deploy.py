@@ -60,9 +60,7 @@ def test_the_page_installs_every_file_of_the_folder(root: Path) -> None:
         installed = root / "etc/gpu-manager" / name
         assert installed.read_text() == (ROOT / "deploy" / name).read_text()
         assert installed.stat().st_mode & 0o777 == 0o600
-    assert {path.name for path in (ROOT / "deploy").iterdir()} == {
-        *("gpu-manager.service", "gpu-manager-agent.service", "service.env", "agent.env")
-    }
+    assert {unit.name for unit in UNITS} == EXPOSURE.keys()
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
@@ -157,7 +155,7 @@ def test_service_and_agent_run_with_the_files_that_the_page_installs(
         text=True,
         check=True,
     ).stdout.strip()
-    request = urllib.request.Request(f"{url}/api/reports", headers={"Authorization": f"Bearer {reader}"})
+    request = urllib.request.Request(f"{url}/api/gpus", headers={"Authorization": f"Bearer {reader}"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         [report] = json.load(answer)["items"]
     assert (report["server"], [gpu["uuid"] for gpu in report["gpus"]]) == ("gpu-a", [uuid_of(0), uuid_of(1)])

@@ -7,6 +7,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     serving,
     storing,
     teams,
+    top,
     verifying,
 )
 from resource_manager.cli.bench import command  # noqa: F401

@@ -30,6 +30,7 @@ from resource_manager.errors import (
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
 
 if TYPE_CHECKING:
+    from resource_manager.agent.use import ServerUse
     from resource_manager.core.models import Gpu
     from resource_manager.core.teams import Teams
     from resource_manager.manager.demand import Demand
@@ -211,6 +212,10 @@ class ServiceClient:
         return cast(
             "ServerDetail", self._post(f"/api/servers/{self._server_id(server)}/adopt", {"gpus": listed})
         )
+
+    def gpus(self) -> list[ServerUse]:
+        """Return the use of every GPU as last reported, by server."""
+        return list(self._pages("/api/gpus"))
 
     def open_gpu(self, server: int | str, gpu: int | str) -> ServerSummary:
         path = f"/api/servers/{self._server_id(server)}/open-gpu"

@@ -10,6 +10,7 @@ import flask
 
 from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.reports import ReportError, read_report
+from resource_manager.agent.use import use_of
 from resource_manager.core.changes import ReleaseResult
 from resource_manager.core.models import Gpu
 from resource_manager.core.refusal import Refusal
@@ -334,6 +335,22 @@ def reports(service: Service, caller: Identity) -> Any:
         return service.receiver.receive(report, text)
     except ReportError as error:
         raise ProblemError(400, str(error)) from error
+
+
+@routes.add(
+    "GET",
+    "/api/gpus",
+    Role.READER,
+    "Use of every GPU as last reported, by server, with its leases",
+    query=PageQuery,
+    answer=Page,
+    tags=("servers",),
+)
+def gpus(service: Service, caller: Identity, query: PageQuery) -> Any:
+    names = service.watch.look(lambda cluster, now: [state.name for state in cluster.nodes])
+    end = query.after + query.limit
+    page = use_of(service.manager, names[query.after : end])
+    return {"items": page, "next": end if end < len(names) else None}
 
 
 @routes.add(

@@ -1,0 +1,208 @@
+"""Use of the GPUs: what the servers last reported, beside the leases."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from resource_manager.agent.health import HealthTable, findings, load_health_table
+from resource_manager.agent.receiving import Record
+from resource_manager.agent.reports import GpuReport, Report, ReportError, read_report
+from resource_manager.agent.transitions import rogue_processes
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.gpu_state import cleaning_on, leases_on
+from resource_manager.core.models import Gpu
+from resource_manager.core.node_state import NodeState
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.serializers import server_state
+from resource_manager.storage.base import Store
+
+logger = logging.getLogger(__name__)
+
+IDLE_BELOW_PERCENT = 5
+"""Utilization below which a leased GPU counts as idle at that moment."""
+
+
+class GpuLease(TypedDict):
+    """Lease on a GPU."""
+
+    task_id: str
+    team: str
+    owner: str
+    gpu_milli: int
+    fencing_token: int
+
+
+class GpuProcess(TypedDict):
+    """Process on a GPU; None is what the agent may not read. `rogue`: it belongs to no lease there."""
+
+    pid: int
+    user: str | None
+    command: str | None
+    memory_mib: int | None
+    lease_id: str | None
+    rogue: bool
+
+
+class GpuFinding(TypedDict):
+    """Condition of a GPU, what the manager does about it, and what a person should do."""
+
+    condition: str
+    action: str
+    text: str
+    todo: str
+
+
+class GpuUse(TypedDict):
+    """One GPU of the inventory; None is what its server did not report.
+
+    `closed` is the reason why it takes no new leases, `cleaning` names the ended leases whose processes may
+    be left. `idle`: it has a lease and computes nothing at this moment.
+    """
+
+    gpu_id: int
+    uuid: str
+    type: str
+    memory_mib: int | None
+    memory_used_mib: int | None
+    utilization_percent: int | None
+    temperature_c: int | None
+    power_w: float | None
+    leases: list[GpuLease]
+    processes: list[GpuProcess] | None
+    health: list[GpuFinding]
+    closed: str
+    cleaning: list[str]
+    rogue: bool
+    idle: bool
+
+
+class ServerUse(TypedDict):
+    """One server; `age_s` is the time since its last report, None without one. `error` is the report's."""
+
+    server_id: int
+    server_name: str
+    state: str
+    drain_reason: str
+    watched: bool
+    age_s: float | None
+    error: str
+    driver: str | None
+    gpus: list[GpuUse]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptReport:
+    """Last report of a server, and when it was received, by the store's clock."""
+
+    report: Report
+    received_at: float
+
+
+def kept_reports(store: Store, servers: Iterable[str]) -> dict[str, KeptReport]:
+    """Return the reports that the store keeps of these servers; one that cannot be read is left out."""
+    names = list(servers)
+    records = store.reports.records(names)
+    found = {}
+    for name, text in store.reports.reports(names).items():
+        record = Record.from_json(records.get(name))
+        try:
+            report = read_report(text)
+        except ReportError as error:
+            logger.warning("the report of %s cannot be shown: %s", name, error)
+            continue
+        found[name] = KeptReport(report, report.at if record is None else record.received_at)
+    return found
+
+
+def use_of(manager: GPUResourceManager, servers: Sequence[str] | None = None) -> list[ServerUse]:
+    """Return the use of these servers, by default of all, in the inventory's order."""
+    table = load_health_table(manager.settings.health)
+
+    def names(cluster: ClusterState, now: float) -> list[str]:
+        return [state.name for state in cluster.nodes if servers is None or state.name in servers]
+
+    wanted = manager.look(names)
+    kept = kept_reports(manager.store, wanted)
+
+    def view(cluster: ClusterState, now: float) -> list[ServerUse]:
+        states = (cluster.by_name.get(name) for name in wanted)
+        return [server_use(state, kept.get(state.name), table, now) for state in states if state is not None]
+
+    return manager.look(view)
+
+
+def server_use(state: NodeState, kept: KeptReport | None, table: HealthTable, now: float) -> ServerUse:
+    """Return the use of one server by its last report, if there is one."""
+    by_uuid: dict[str, GpuReport] = {}
+    by_index: dict[int, GpuReport] = {}
+    for gpu in () if kept is None else kept.report.gpus:
+        by_index[gpu.index] = gpu
+        if gpu.uuid is not None:
+            by_uuid[gpu.uuid] = gpu
+    return {
+        "server_id": state.node.server_id,
+        "server_name": state.name,
+        "state": server_state(state),
+        "drain_reason": "" if state.drained is None else state.drained.reason,
+        "watched": state.watched,
+        "age_s": None if kept is None else max(now - kept.received_at, 0.0),
+        "error": "" if kept is None else kept.report.error or "",
+        "driver": None if kept is None else kept.report.driver,
+        "gpus": [
+            _gpu_use(state, gpu, by_uuid.get(gpu.uuid) if gpu.uuid else by_index.get(gpu.gpu_id), table)
+            for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
+        ],
+    }
+
+
+def _gpu_use(state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable) -> GpuUse:
+    leases = list(leases_on(state, gpu.gpu_id))
+    closed = state.closed_gpus.get(gpu.gpu_id)
+    rogue = {process.pid for process in rogue_processes(state, gpu.gpu_id, found)} if found else set()
+    used = None if found is None else found.utilization_percent
+    return {
+        "gpu_id": gpu.gpu_id,
+        "uuid": gpu.uuid,
+        "type": gpu.gpu_type or (found.type if found else ""),
+        "memory_mib": gpu.memory_mib or (found.memory_mib if found else None),
+        "memory_used_mib": found.memory_used_mib if found else None,
+        "utilization_percent": used,
+        "temperature_c": found.temperature_c if found else None,
+        "power_w": found.power_w if found else None,
+        "leases": [
+            {
+                "task_id": lease.lease_id,
+                "team": lease.request.team,
+                "owner": lease.request.owner,
+                "gpu_milli": lease.request.gpu_milli,
+                "fencing_token": lease.fencing_token,
+            }
+            for lease in leases
+        ],
+        "processes": None
+        if found is None or found.processes is None
+        else [
+            {
+                "pid": process.pid,
+                "user": process.user,
+                "command": process.command,
+                "memory_mib": process.memory_mib,
+                "lease_id": process.lease_id,
+                "rogue": process.pid in rogue,
+            }
+            for process in found.processes
+        ],
+        "health": []
+        if found is None
+        else [
+            {"condition": each.condition, "action": str(each.action), "text": each.text, "todo": each.todo}
+            for each in findings(found, table)
+        ],
+        "closed": "" if closed is None else closed.reason,
+        "cleaning": [entry.lease_id for entry in cleaning_on(state, gpu.gpu_id)],
+        "rogue": bool(rogue),
+        "idle": bool(leases) and used is not None and used < IDLE_BELOW_PERCENT,
+    }

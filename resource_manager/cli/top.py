@@ -1,0 +1,70 @@
+"""`gpu-manager top`: what every GPU does now, and for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
+from resource_manager.cli.commands import check_interval, json_option, main
+from resource_manager.cli.target import Target, exit_codes
+
+if TYPE_CHECKING:
+    from resource_manager.agent.use import ServerUse
+
+
+@main.command()
+@click.argument("servers", nargs=-1, metavar="[SERVER]...")
+@click.option("--every", "interval_s", type=float, default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--once", is_flag=True, help="Print once and end.")
+@json_option
+@click.pass_obj
+@exit_codes
+def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool, as_json: bool) -> None:
+    """Show the use of each GPU and its lease until Ctrl-C: of all servers, or of each SERVER (id or name).
+
+    The figures are those that the agents last reported.
+    """
+    check_interval("--every", interval_s)
+    if as_json and not once:
+        raise Failure("--json goes with --once", BAD_INPUT)
+    found = _use(target, servers)
+    if as_json:
+        print_json(found)
+        return
+    from resource_manager.cli import gpu_table, tables
+
+    console = tables.console()
+    if once or not console.is_terminal:
+        console.print(gpu_table.servers(found))
+        return
+    from rich.live import Live
+
+    try:
+        with Live(gpu_table.servers(found), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(gpu_table.servers(_use(target, servers)), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _use(target: Target, servers: Sequence[str]) -> list[ServerUse]:
+    manager: Any = target.manager
+    if target.url:
+        found = manager.gpus()
+    else:
+        from resource_manager.agent.use import use_of
+
+        found = use_of(manager)
+    if not servers:
+        return list(found)
+    known = {name: row for row in found for name in (row["server_name"], str(row["server_id"]))}
+    for name in servers:
+        if name not in known:
+            raise Failure(f"SERVER {name!r} is not in the inventory of {len(found)} servers", REFUSED)
+    wanted = [known[name]["server_name"] for name in servers]
+    return [row for row in found if row["server_name"] in wanted]
