@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,10 +41,13 @@ def blocks() -> list[str]:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Folder into which the page's commands installed all files, in place of /."""
-    (tmp_path / "servers.toml").write_text('[[servers]]\nname = "gpu-a"\ngpus = 2\ncpus = 8\n')
+    uuids = json.dumps([uuid_of(0), uuid_of(1)])
+    (tmp_path / "servers.toml").write_text(
+        f'[[servers]]\nname = "gpu-a"\ncpus = 8\n[[servers.gpus]]\ncount = 2\nuuids = {uuids}\n'
+    )
     for block in blocks():
         for line in block.splitlines():
-            assert line.startswith(("sudo ", "gpu-manager token create "))
+            assert line.startswith(("sudo ", "gpu-manager "))
             if not line.startswith("sudo install "):
                 continue
             words = [word if "/" not in word[:1] else f"{tmp_path}{word}" for word in shlex.split(line)[1:]]
@@ -108,15 +112,25 @@ def test_the_settings_exist() -> None:
     }
 
 
+def token_for(name: str, environment: dict[str, str]) -> str:
+    """Return the token that the page makes for that holder."""
+    [line] = [line for line in "".join(blocks()).splitlines() if f"token create {name} " in line]
+    words = line.replace("--store redis://localhost:6379/0", "").split()
+    command = [f"{HERE}{words[0]}", *words[1:]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 @pytest.fixture
-def service(root: Path, embedded_redis: RedisServer) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the address of the service that the unit starts, and its environment."""
+def service(root: Path, embedded_redis: RedisServer) -> Iterator[tuple[str, dict[str, str], str]]:
+    """Yield the address of the service that the unit starts, and its environment, and the operator's token."""
     [port] = free_ports(1)
     settings = settings_in(root / "etc/gpu-manager/service.env")
     settings["GPU_MANAGER_STORE"] = embedded_redis.fresh_url()
     settings["GPU_MANAGER_INVENTORY"] = f"{root}{settings['GPU_MANAGER_INVENTORY']}"
     settings["SERVE_OPTIONS"] = settings["SERVE_OPTIONS"].replace("5000", str(port))
     environment = {**os.environ, "HOME": str(root), **settings}
+    operator = token_for("olga", environment)
     process = subprocess.Popen(command_of("gpu-manager.service", settings), env=environment)
     url = f"http://127.0.0.1:{port}"
 
@@ -129,7 +143,7 @@ def service(root: Path, embedded_redis: RedisServer) -> Iterator[tuple[str, dict
 
     try:
         wait_for(is_healthy, 120.0, "the service")
-        yield url, environment
+        yield url, environment, operator
     finally:
         process.terminate()
         process.wait(30)
@@ -137,25 +151,22 @@ def service(root: Path, embedded_redis: RedisServer) -> Iterator[tuple[str, dict
 
 @pytest.mark.slow
 def test_service_and_agent_run_with_the_files_that_the_page_installs(
-    service: tuple[str, dict[str, str]], root: Path, state: State
+    service: tuple[str, dict[str, str], str], root: Path, state: State
 ) -> None:
-    url, environment = service
-    [create] = [line for block in blocks() for line in block.splitlines() if "token create" in line]
-    words = [f"{HERE}{create.split()[0]}", *create.split()[1:]]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    url, environment, operator = service
     settings = settings_in(root / "etc/gpu-manager/agent.env")
-    settings |= {"GPU_MANAGER_URL": url, "GPU_MANAGER_AGENT_TOKEN": done.stdout.strip()}
+    settings |= {"GPU_MANAGER_URL": url, "GPU_MANAGER_AGENT_TOKEN": token_for("gpu-a", environment)}
     agent = command_of("gpu-manager-agent.service", settings)
     sent = subprocess.run([*agent, "--once"], env={**os.environ, **settings}, capture_output=True, text=True)
     assert (sent.returncode, sent.stderr) == (0, "")
-    reader = subprocess.run(
-        [f"{HERE}gpu-manager", "token", "create", "ada", "--role", "reader"],
-        env=environment,
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{url}/api/gpus", timeout=10)
+    shown = subprocess.run(
+        [f"{HERE}gpu-manager", "--url", url, "--token", operator, "top", "--once", "--json"],
         capture_output=True,
         text=True,
         check=True,
-    ).stdout.strip()
-    request = urllib.request.Request(f"{url}/api/gpus", headers={"Authorization": f"Bearer {reader}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        [report] = json.load(answer)["items"]
-    assert (report["server"], [gpu["uuid"] for gpu in report["gpus"]]) == ("gpu-a", [uuid_of(0), uuid_of(1)])
+    )
+    [found] = json.loads(shown.stdout)
+    assert (found["server_name"], found["watched"]) == ("gpu-a", True)
+    assert [gpu["temperature_c"] for gpu in found["gpus"]] == [34, 34]
