@@ -93,8 +93,8 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
         if not listed:
             return []
         return [
-            f"{listed:g} pods of the list, {count:g} of those that arrive, fit no node even when it is "
-            "empty: as published, they count as arrived and are never placed."
+            f"Pods that fit no node even when it is empty: {listed:g} of the list, {count:g} of those that "
+            "arrive. As published, they count as arrived and are never placed."
         ]
     first, found = table[0], []
     if not first["jobs"]:
