@@ -48,8 +48,8 @@ class Settings(BaseModel):
     order: str = Field(
         default="priority",
         description="Order of the pending requests: priority (equal ones first come, first served), fifo, "
-        "srtf, srsf or fair_share; with +backfill appended, later requests may fill gaps where they delay "
-        "no earlier one.",
+        "srtf, srsf, fair_share or tiresias; with +backfill appended, later requests may fill gaps where "
+        "they delay no earlier one.",
     )
     admission: Literal["open", "price"] = Field(
         default="open",

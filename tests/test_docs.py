@@ -218,7 +218,7 @@ def test_the_commands_of_a_page_run(
         manager.submit("earlier", gpus=2)
         manager.release_resources("earlier", outcome="SUCCESS")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    for folder in ("openb", "muri", "serverless"):
+    for folder in ("openb", "muri", "pollux", "serverless", "shockwave"):
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data" / folder).symlink_to(shared_data / folder)
     write_dataset(generate(3, jobs=3), tmp_path / "data" / "edge" / "test0")

@@ -466,6 +466,8 @@ class GPUResourceManager:
 
     def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         """Return the `queue` of the caller's state, which is not changed."""
+        if self.order.learns and cluster.pending:
+            self._commits.learner.catch_up(cluster)
         entries = serializers.queue(cluster, self.policy, self.order, now, self.recovery_window(now))
         if estimated and entries:
             starts = self.starts_in(cluster, now)

@@ -27,9 +27,13 @@ PAGE = 1000
 
 
 class RuntimeLearner:
-    """A `RuntimeHistory` kept up to date with a store; thread-safe."""
+    """A `RuntimeHistory` kept up to date with a store; thread-safe.
 
-    def __init__(self, store: Store) -> None:
+    Without `always` nothing is read while all runtimes are stated.
+    """
+
+    def __init__(self, store: Store, *, always: bool = False) -> None:
+        self._always = always
         self.runtimes = RuntimeHistory()
         self._store = store
         self._mutex = threading.Lock()
@@ -41,16 +45,20 @@ class RuntimeLearner:
         """How long the request should run, by what was learnt; None if nobody knows."""
         return self.runtimes.runtime_of(request)
 
+    def attained_gpu_s(self, request: Request) -> float:
+        """Return the GPU seconds that earlier leases of the request's job took, as far as was learnt."""
+        return self.runtimes.attained_gpu_s(request)
+
     def catch_up(self, cluster: ClusterState) -> None:
         """Learn runtimes from the history up to that state, at most every `LEARN_EVERY_S`.
 
-        Read nothing if all runtimes are stated. A history that cannot be read is logged, not raised.
+        A history that cannot be read is logged, not raised.
         """
         if time.monotonic() - self._checked_at < LEARN_EVERY_S or not self._mutex.acquire(blocking=False):
             return
         try:
             is_behind = self._version < cluster.version or self._more_is_there
-            if is_behind and _has_unstated_runtimes(cluster):
+            if is_behind and (self._always or _has_unstated_runtimes(cluster)):
                 self._read(cluster)
             self._checked_at = time.monotonic()
         except ResourceManagerError as error:

@@ -16,7 +16,12 @@ from resource_manager.errors import PolicyError
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.quotas import shares_by_weight
-from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
+from resource_manager.scheduling.runtime_history import (
+    AttainedOf,
+    RuntimeOf,
+    nothing_attained,
+    stated_runtime,
+)
 from resource_manager.scheduling.team_order import between_teams, guaranteed_first
 
 Ordering = Callable[[ClusterState, float], list[PendingRequest]]
@@ -27,6 +32,9 @@ PRIORITY_AGEING_S = 3600.0
 
 STARVATION_LIMIT_S = 86_400.0
 """Requests pending for longer come first in the orders that could otherwise starve a request."""
+
+FIRST_QUEUE_GPU_S = 57_600.0
+"""GPU seconds (16 GPU-hours) of attained service from which a job is in Tiresias' second queue."""
 
 UNKNOWN_RUNTIME_S = 86_400.0
 """Assumed runtime of a request that states none."""
@@ -54,6 +62,19 @@ class QueueDiscipline:
     rule: str = ""
     runtime_of: RuntimeOf = stated_runtime
     compares_teams: bool = False
+    uses_attained: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Return True if decisions depend on what a history tells."""
+        return self.backfill or self.uses_attained
+
+    def learning_from(self, runtime_of: RuntimeOf, attained_of: AttainedOf) -> QueueDiscipline:
+        """Return this discipline with what a history tells about runtimes and attained service."""
+        arrange: Callable[..., list[PendingRequest]] = self.arrange
+        if self.uses_attained:
+            arrange = partial(arrange, attained_of=attained_of)
+        return replace(self, runtime_of=runtime_of, arrange=arrange)
 
     def admits(
         self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
@@ -124,6 +145,17 @@ def by_service(cluster: ClusterState, now: float) -> list[PendingRequest]:
         now,
         lambda request: runtime_s(request) * request.nodes * request.gpus * request.gpu_milli / MILLI_PER_GPU,
     )
+
+
+def by_attained_service(
+    cluster: ClusterState, now: float, attained_of: AttainedOf = nothing_attained
+) -> list[PendingRequest]:
+    """Return pending requests in two queues: jobs that attained less than `FIRST_QUEUE_GPU_S` come first.
+
+    Service is what earlier leases of the job took, those that failed, expired or were preempted. Within a
+    queue the order is that of arrival. Source: Gu et al., Tiresias, NSDI 2019 (discretised, two queues).
+    """
+    return _starved_first(cluster, now, lambda request: attained_of(request) >= FIRST_QUEUE_GPU_S)
 
 
 def _starved_first(
@@ -218,6 +250,9 @@ srsf = QueueDiscipline(by_service, rule="least expected GPU time first")
 fair_share = QueueDiscipline(
     by_fair_share, rule="the team with the smallest part of its quota first", compares_teams=True
 )
+tiresias = QueueDiscipline(
+    by_attained_service, rule="jobs that used less than 16 GPU-hours first", uses_attained=True
+)
 
 ORDERS: dict[str, QueueDiscipline] = {
     "fifo": fifo,
@@ -225,6 +260,7 @@ ORDERS: dict[str, QueueDiscipline] = {
     "srtf": srtf,
     "srsf": srsf,
     "fair_share": fair_share,
+    "tiresias": tiresias,
 }
 
 

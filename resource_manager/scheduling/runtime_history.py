@@ -1,4 +1,4 @@
-"""Expected runtime of a request: the one it states, else the median of earlier runs of the same task."""
+"""What earlier leases tell: the expected runtime of a task, and the service that a job has attained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Outcome, Released
-from resource_manager.core.models import Lease, Request
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 
 KEPT_RUNTIMES = 20
 ENOUGH_RUNTIMES = 3
@@ -40,6 +40,15 @@ RuntimeOf = Callable[[Request], Runtime | None]
 """(request) -> its expected runtime; None if it is unknown."""
 
 
+AttainedOf = Callable[[Request], float]
+"""(request) -> GPU seconds that earlier leases of the same job took."""
+
+
+def nothing_attained(request: Request) -> float:
+    """Return 0: the service attained if nothing is known of earlier leases."""
+    return 0.0
+
+
 def stated_runtime(request: Request) -> Runtime | None:
     """Return the runtime that the request itself states, or None."""
     seconds = request.expected_runtime_s
@@ -54,8 +63,13 @@ def task_key(request: Request) -> str:
     return re.sub(r"\d+", "#", request.lease_id)
 
 
+def job_key(lease_id: str) -> str:
+    """Return the id that all leases of a job share: a replay numbers repeated ones `id#2`, `id#3`."""
+    return re.sub(r"#\d+$", "", lease_id)
+
+
 class RuntimeHistory:
-    """Runtimes of ended tasks: a fold of the changes, bounded in tasks and in runs of each.
+    """Runtimes of ended tasks and service of unfinished jobs: a fold of the changes, bounded in tasks.
 
     Add each change once, in order. It is not part of the state: two processes may have learnt from
     different parts of the history, and then estimate and backfill differently, both safely.
@@ -64,10 +78,15 @@ class RuntimeHistory:
     def __init__(self) -> None:
         self._runs: OrderedDict[str, deque[float]] = OrderedDict()
         self._medians: dict[str, Runtime] = {}
+        self._attained: OrderedDict[str, float] = OrderedDict()
         self._live: dict[str, Lease] = {}
 
     def add(self, change: Change) -> None:
-        """Learn from a change: a lease released with outcome SUCCESS tells how long its task ran."""
+        """Learn from a change.
+
+        A lease released with outcome SUCCESS tells how long its task ran. One that expired, or was released
+        with an outcome such as FAILED, adds to the service that its job has attained; other ends end the job.
+        """
         match change:
             case Granted(lease=lease):
                 self._live[lease.lease_id] = lease
@@ -75,15 +94,19 @@ class RuntimeHistory:
                 broken = self._live.get(lease_id)
                 if broken is not None and broken.fencing_token == fencing_token:
                     del self._live[lease_id]
+                    self._attain(broken, max(change.at - broken.granted_at, 1.0))
             case Released() | Expired():
                 lease_of = self._live.pop(change.lease_id, None)
-                if (
-                    lease_of is not None
-                    and isinstance(change, Released)
-                    and lease_of.fencing_token == change.fencing_token
-                    and change.outcome == Outcome.SUCCESS
-                ):
-                    self._learn(task_key(lease_of.request), max(change.at - lease_of.granted_at, 1.0))
+                if lease_of is None or lease_of.fencing_token != change.fencing_token:
+                    return
+                seconds = max(change.at - lease_of.granted_at, 1.0)
+                outcome = change.outcome if isinstance(change, Released) else Outcome.FAILED
+                if outcome == Outcome.SUCCESS:
+                    self._learn(task_key(lease_of.request), seconds)
+                if outcome in ("", Outcome.SUCCESS):
+                    self._attained.pop(job_key(change.lease_id), None)
+                else:
+                    self._attain(lease_of, seconds)
 
     def take_over(self, leases: Iterable[Lease]) -> None:
         """Replace the live leases by these, if the changes that led to them are not available."""
@@ -98,6 +121,18 @@ class RuntimeHistory:
         if request.expected_runtime_s is not None:
             return Runtime(request.expected_runtime_s, Confidence.GOOD)
         return self._medians.get(task_key(request)) if self._medians else None
+
+    def attained_gpu_s(self, request: Request) -> float:
+        """Return the GPU seconds of the leases with which the job did not end."""
+        return self._attained.get(job_key(request.lease_id), 0.0) if self._attained else 0.0
+
+    def _attain(self, lease: Lease, seconds: float) -> None:
+        request, key = lease.request, job_key(lease.lease_id)
+        gpus = request.gpus * request.gpu_milli / MILLI_PER_GPU * len(lease.members)
+        self._attained[key] = self._attained.get(key, 0.0) + gpus * seconds
+        self._attained.move_to_end(key)
+        while len(self._attained) > MAX_TASKS:
+            self._attained.popitem(last=False)
 
     def _learn(self, key: str, seconds: float) -> None:
         runs = self._runs.setdefault(key, deque(maxlen=KEPT_RUNTIMES))

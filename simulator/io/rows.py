@@ -59,8 +59,8 @@ class Row(NamedTuple):
             return [self.whole(column, most=most) for column in columns]
         return numbers
 
-    def number(self, column: str, default: float | None = None) -> float:
-        """Return a number of 0 to `MAX_VALUE`; an empty value gives the default, if there is one."""
+    def number(self, column: str, default: float | None = None, *, most: float = MAX_VALUE) -> float:
+        """Return a number of 0 to `most`; an empty value gives the default, if there is one."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -70,8 +70,8 @@ class Row(NamedTuple):
             raise self.fail(f"{column} is {text!r}, not a number") from None
         if not 0 <= value < math.inf:
             raise self.fail(f"{column} is {text}, not a finite number of 0 or more")
-        if value > MAX_VALUE:
-            raise self.fail(f"{column} is {text}, above {MAX_VALUE:,}")
+        if value > most:
+            raise self.fail(f"{column} is {text}, above {most:,}")
         return value
 
 

@@ -10,21 +10,36 @@ import click
 
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
-from simulator.cli import BadInput, common_options, print_json
+from simulator.cli import BadInput, common_options, print_json, reject_given
 from simulator.io.files import write_csv, write_json
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb
-from simulator.replay.comparison import Case, curve_data, read
-from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
+from simulator.replay.comparison import Case, read, rounds_of
+from simulator.replay.curves import curve_data
+from simulator.replay.options import (
+    default_order,
+    default_policies,
+    reject_unused_options,
+    source_of,
+    workload_options,
+)
 from simulator.replay.replay import Record, Replay, compare_with_record
 from simulator.replay.report import save_figures
+from simulator.rounds.policies import ROUND_POLICIES, is_round_policy
+from simulator.rounds.record import JOB_COLUMNS, curves, job_rows, study_summary, summarise
+from simulator.rounds.studies import STUDIES
+from simulator.rounds.timeline import save_timeline
 
+POLICY_HELP = (
+    "Placement policy, default first_fit; or a round policy, which preempts jobs between rounds: "
+    f"{', '.join(ROUND_POLICIES)}."
+)
 ORDER_HELP = "Queue order, also with +backfill; default priority for --history, srtf for muri, else fifo."
 
 
 @click.command("replay")
-@workload_options(["openb", "muri", "csv", "json"])
-@click.option("--policy", default="first_fit", show_default=True, help="Placement policy.")
+@workload_options(["openb", "muri", "csv", "json", "pollux", "shockwave"])
+@click.option("--policy", help=POLICY_HELP)
 @click.option("--order", help=ORDER_HELP)
 @click.option(
     "--curve", type=click.Path(dir_okay=False, path_type=Path), help="openb: write the curve as CSV."
@@ -38,7 +53,10 @@ def command(
     jobs: str | None,
     history: str | None,
     quotas: tuple[tuple[str, float], ...],
-    policy: str,
+    load: str,
+    workload: str,
+    solver: str,
+    policy: str | None,
     order: str | None,
     curve: Path | None,
     seed: int,
@@ -53,9 +71,12 @@ def command(
         if trace == "muri":
             summary = _muri(data, jobs, order or "srtf", progress)
         else:
-            source = source_of(trace, data, pods, nodes, jobs, history)
-            case = Case(source, policy, order or default_order(history), seed, quotas)
-            if trace == "openb":
+            source = source_of(trace, data, pods, nodes, jobs, history, load, workload)
+            policy = policy or default_policies(trace)[0]
+            case = Case(source, policy, order or default_order(history), seed, quotas, solver)
+            if trace in STUDIES or is_round_policy(policy):
+                summary = _in_rounds(case, progress, output_dir)
+            elif trace == "openb":
                 summary = _openb(case, progress, curve, output_dir)
             else:
                 summary = _timed(case, progress, output_dir)
@@ -101,6 +122,25 @@ def _timed(case: Case, progress: Progress, output_dir: Path | None) -> dict[str,
     return summary
 
 
+def _in_rounds(case: Case, progress: Progress, output_dir: Path | None) -> dict[str, Any]:
+    if case.source.kind == "openb":
+        raise BadInput(
+            f"--trace openb has no run times: the round policy {case.policy} cannot be used with it"
+        )
+    reject_given(("order",), f"has no effect with {case.policy}, which ranks all jobs in every round")
+    rounds = rounds_of(case.source, case.policy, case.solver)
+    started = time.perf_counter()
+    rounds.run(progress)
+    wall_s = time.perf_counter() - started
+    figures = study_summary if case.source.kind in STUDIES else summarise
+    summary = {"policy": case.policy, **figures(rounds), "wall_s": round(wall_s, 3)}
+    if output_dir is not None:
+        write_csv(output_dir / "jobs.csv", JOB_COLUMNS, job_rows(rounds))
+        save_figures([{"case": {"name": case.name}, **curves(rounds)}], output_dir)
+        save_timeline(rounds, output_dir)
+    return summary
+
+
 def _write(case: Case, record: Record, output_dir: Path) -> None:
     """Write one row per job, and the figures."""
     columns = ("job", "team", "submitted_s", "started_s", "ended_s", "wait_s", "node", "gpu_ids")
@@ -116,6 +156,10 @@ def _write(case: Case, record: Record, output_dir: Path) -> None:
         save_figures([{"case": {"name": case.name}, **curve_data(record)}], output_dir)
 
 
+MAX_SHOWN = 20
+"""Values of one figure above which it is left to --json."""
+
+
 def report(summary: dict[str, Any], as_json: bool) -> None:
     """Print the summary as JSON, or as lines of name and value."""
     if as_json:
@@ -124,6 +168,8 @@ def report(summary: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, summary))
     for name, value in summary.items():
         if isinstance(value, dict):
+            if len(value) > MAX_SHOWN:
+                continue
             shown = ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, list))
         else:
             shown = f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -18,7 +18,13 @@ from simulator.present.tables import print_tables
 from simulator.progress import progress_bar
 from simulator.replay import comparison
 from simulator.replay.history import STORE_SCHEMES, read_history
-from simulator.replay.options import default_order, reject_unused_options, source_of, workload_options
+from simulator.replay.options import (
+    default_order,
+    default_policies,
+    reject_unused_options,
+    source_of,
+    workload_options,
+)
 from simulator.replay.report import page_of, table_of
 from simulator.replay.verdict import cautions, findings, rows, verdict
 
@@ -39,10 +45,16 @@ def parse_names_if_any(
 
 
 @click.command("compare")
-@workload_options(["openb", "csv", "json"])
-@click.option("--policies", callback=parse_names, default="first_fit,best_fit,fgd", show_default=True)
+@workload_options(["openb", "csv", "json", "pollux", "shockwave"])
+@click.option(
+    "--policies",
+    callback=parse_names_if_any,
+    help="Placement and round policies; default first_fit,best_fit,fgd, or the study's.",
+)
 @click.option(
     "--orders",
+    "--order",
+    "orders",
     callback=parse_names_if_any,
     help="Queue orders, also with +backfill; default priority for --history, else fifo.",
 )
@@ -61,7 +73,10 @@ def command(
     jobs: str | None,
     history: str | None,
     quotas: tuple[tuple[str, float], ...],
-    policies: list[str],
+    load: str,
+    workload: str,
+    solver: str,
+    policies: list[str] | None,
     orders: list[str] | None,
     seeds: list[int] | None,
     workers: int | None,
@@ -78,12 +93,13 @@ def command(
     seeds = seeds_of(seeds, seed)
     if dask is not None:
         reject_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
+    policies = policies or list(default_policies(trace))
     orders = orders or [default_order(history)]
     reject_unused_options(trace, history, orders)
     with history_as_file(history, output_dir) as recorded:
-        source = source_of(trace, data, pods, nodes, jobs, recorded)
-        comparison.check(source, policies, orders, seeds)
-        cases = comparison.cases(source, policies, orders, seeds, quotas)
+        source = source_of(trace, data, pods, nodes, jobs, recorded, load, workload)
+        comparison.check(source, policies, orders, seeds, solver)
+        cases = comparison.cases(source, policies, orders, seeds, quotas, solver)
         executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))
         with executor as pool, progress_bar("comparing") as progress:
             results = sweep.sweep(
@@ -100,7 +116,7 @@ def command(
         "findings": findings(results),
         "runs": [{**result["case"], **result["summary"]} for result in results],
     }
-    title = f"Comparison on {pods if trace == 'openb' else Path(jobs or recorded or '').name}"
+    title = f"Comparison on {source.name}"
     if output_dir is not None:
         write_json(output_dir / "summary.json", summary)
         report = report or output_dir / "report.html"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -15,28 +14,43 @@ from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import get_order
 from simulator.errors import InputError
 from simulator.replay import metrics, openb
+from simulator.replay.curves import curve_data
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Record, Replay
 from simulator.replay.workload import Workload, read_workload
+from simulator.rounds.policies import get_round_policy, is_round_policy
+from simulator.rounds.record import Rounds, curves, summarise
+from simulator.rounds.studies import STUDIES, study
+from simulator.rounds.timed import timed_rounds
 
-WAITS_KEPT = 400
-FORMAT = 3
+FORMAT = 4
 """Version of a kept result; a result of another version is run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of the workload: `openb` (folder, pod list), `jobs` (nodes, jobs) or `history` (file or URL)."""
+    """Source of the workload: its kind and paths.
+
+    `openb` (folder, pod list), `jobs` (nodes, jobs), `history` (file or URL), `pollux` (folder, load,
+    workload) or `shockwave` (folder).
+    """
 
     kind: str
     paths: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The workload in a title: the study with load and workload, or the file of the jobs."""
+        if self.kind in STUDIES:
+            return " ".join((self.kind, *self.paths[1:]))
+        return self.paths[-1] if self.kind == "openb" else Path(self.paths[-1]).name
 
     def fingerprint(self) -> list[object]:
         """Return values that identify the files and change with their content."""
         found: list[object] = [self.kind, *self.paths]
         for text in self.paths:
             path = Path(text)
-            files = sorted(path.glob("*/*")) if path.is_dir() else [path] if path.is_file() else []
+            files = sorted(path.rglob("*.*")) if path.is_dir() else [path] if path.is_file() else []
             found += [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         return found
 
@@ -50,16 +64,22 @@ class Case:
     order: str
     seed: int
     quotas: tuple[tuple[str, float], ...] = ()
+    solver: str = "highs"
 
     def fingerprint(self) -> str:
         """Return all that decides the result, as text."""
         return json.dumps(
-            [FORMAT, self.source.fingerprint(), self.policy, self.order, self.seed, self.quotas]
+            [FORMAT, self.source.fingerprint(), self.policy, self.order, self.seed, self.quotas, self.solver]
         )
 
     @property
     def name(self) -> str:
-        return self.policy if self.source.kind == "openb" else f"{self.policy}, {self.order}"
+        return self.policy if has_no_order(self.source, self.policy) else f"{self.policy}, {self.order}"
+
+
+def has_no_order(source: Source, policy: str) -> bool:
+    """Return True if queue orders play no part: nothing waits in openb, and round policies rank all jobs."""
+    return source.kind == "openb" or is_round_policy(policy)
 
 
 def cases(
@@ -68,13 +88,17 @@ def cases(
     orders: Sequence[str],
     seeds: Sequence[int],
     quotas: tuple[tuple[str, float], ...] = (),
+    solver: str = "highs",
 ) -> list[Case]:
-    """Return every combination that can differ: openb has no order; elsewhere few policies take a seed."""
+    """Return every combination that can differ: not all policies heed an order, few take a seed."""
     found: list[Case] = []
     for policy in policies:
-        for order in orders[:1] if source.kind == "openb" else orders:
-            some = seeds if source.kind == "openb" or takes_seed(get_policy(policy)) else seeds[:1]
-            found += [Case(source, policy, order, seed, quotas) for seed in some]
+        in_rounds = is_round_policy(policy)
+        for order in orders[:1] if has_no_order(source, policy) else orders:
+            draws = source.kind == "openb" or (not in_rounds and takes_seed(get_policy(policy)))
+            found += [
+                Case(source, policy, order, seed, quotas, solver) for seed in (seeds if draws else seeds[:1])
+            ]
     return found
 
 
@@ -89,10 +113,16 @@ def case_from_values(values: Mapping[str, Any]) -> Case:
     """Return the case that `cases_as_values` wrote."""
     source = Source(values["source"]["kind"], tuple(values["source"]["paths"]))
     quotas = tuple((team, share) for team, share in values["quotas"])
-    return Case(source, values["policy"], values["order"], values["seed"], quotas)
+    return Case(source, values["policy"], values["order"], values["seed"], quotas, values["solver"])
 
 
-def check(source: Source, policies: Sequence[str], orders: Sequence[str], seeds: Sequence[int]) -> None:
+def check(
+    source: Source,
+    policies: Sequence[str],
+    orders: Sequence[str],
+    seeds: Sequence[int],
+    solver: str = "highs",
+) -> None:
     """Raise an error about a wrong name or file before any run starts."""
     for order in orders:
         get_order(order)
@@ -104,8 +134,12 @@ def check(source: Source, policies: Sequence[str], orders: Sequence[str], seeds:
             openb.policy_for(policy, fragmentation, 0)
         return
     for policy in policies:
-        get_policy(policy)
-    read(source)
+        if is_round_policy(policy) or source.kind in STUDIES:
+            rounds_of(source, policy, solver)
+        else:
+            get_policy(policy)
+    if source.kind not in STUDIES:
+        read(source)
 
 
 def read(source: Source) -> Workload:
@@ -135,31 +169,22 @@ def run_case(case: Case) -> dict[str, Any]:
         summary, rows = openb.replay(trace, case.policy, case.seed)
         columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
         return {"case": head, "summary": summary, "curve": columns}
+    if is_round_policy(case.policy) or case.source.kind in STUDIES:
+        rounds = rounds_of(case.source, case.policy, case.solver)
+        rounds.run()
+        return {"case": {**head, "in_rounds": True}, "summary": summarise(rounds), **curves(rounds)}
     record = play(read(case.source), case.policy, case.order, case.seed, dict(case.quotas))
     return {"case": head, "summary": metrics.summarise(record), **curve_data(record)}
+
+
+def rounds_of(source: Source, policy: str, solver: str) -> Rounds:
+    """Return the replay in rounds of any workload, ready to run."""
+    chosen = get_round_policy(policy, solver)
+    if source.kind in STUDIES:
+        return study(source.kind, source.paths, chosen)
+    return timed_rounds(read(source), chosen)
 
 
 def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[str, float]) -> Record:
     """Return the record of one replay of a workload with run times."""
     return Replay(workload, get_policy(policy, seed=seed), get_order(order, quotas)).run()
-
-
-def curve_data(record: Record) -> dict[str, Any]:
-    """Return the data of a report's figures: means over each sixtieth of the time, and some of the waits."""
-    waits = sorted(
-        metrics.wait_s(job_run) for job_run in record.job_runs.values() if job_run.started_at is not None
-    )
-    step = max(math.ceil(len(waits) / WAITS_KEPT), 1)
-    nodes, shares, start, end = metrics.busy_shares(record)
-    at_s, used, total, pending = metrics.binned(record)
-    return {
-        "curve": {
-            "at_s": at_s,
-            "allocated_percent": [
-                100 * part / max(whole, 1) for part, whole in zip(used, total, strict=True)
-            ],
-            "waiting": pending,
-        },
-        "waits_s": waits[::step] + waits[-1:],
-        "heat": {"nodes": nodes, "shares": shares, "start_s": 0.0, "end_s": end - start},
-    }

@@ -76,6 +76,7 @@ def workload_of(history: History, name: str) -> Workload:
     """
     changes = _rename(history)
     ends = _ends(changes)
+    outcomes = {c.lease_id: c.outcome for c in changes if isinstance(c, Released)}
     leases = {c.lease.lease_id: c.lease for c in changes if isinstance(c, Granted)}
     before = replace(
         history.before,
@@ -92,7 +93,7 @@ def workload_of(history: History, name: str) -> Workload:
         runtime_s = math.inf
         if lease is not None and lease.lease_id in ends:
             runtime_s = max(ends[lease.lease_id] - lease.granted_at, 0.0)
-        return Job(_endless_request(request), at, runtime_s, lease)
+        return Job(_endless_request(request), at, runtime_s, lease, outcomes.get(request.lease_id, ""))
 
     queued = {entry.lease_id for entry in history.before.pending}
     batches: list[EventBatch] = []
@@ -116,7 +117,13 @@ def workload_of(history: History, name: str) -> Workload:
         ):
             batch.external.append(change)
     held = [
-        Job(lease.request, lease.granted_at, ends.get(lease.lease_id, math.inf) - lease.granted_at, lease)
+        Job(
+            lease.request,
+            lease.granted_at,
+            ends.get(lease.lease_id, math.inf) - lease.granted_at,
+            lease,
+            outcomes.get(lease.lease_id, ""),
+        )
         for lease in before.leases
     ]
     waited = [job(entry.request, entry.queued_at) for entry in before.pending]

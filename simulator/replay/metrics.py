@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU
+from simulator.replay.fairness import fairness_figures
 from simulator.replay.replay import JobRun, Record, Sample
 from simulator.stats import mean, percentile
 
@@ -14,9 +15,9 @@ from simulator.stats import mean, percentile
 def summarise(record: Record) -> dict[str, Any]:
     """Return the figures of one replay: times in seconds, percentages of the cluster as means over time.
 
-    Waiting times count jobs that started; completion times those that also ended. `stated_runtimes` counts
-    the requests that say how long they take, `known_runtimes` the jobs whose run time the workload knows. A
-    recorded history also has the mean wait that was recorded.
+    Waiting times count jobs that started; completion times and fairness those that also ended.
+    `stated_runtimes` counts the requests that say how long they take, `known_runtimes` the jobs whose run
+    time the workload knows. A recorded history also has the mean wait that was recorded.
     """
     job_runs = list(record.job_runs.values())
     started = [job_run for job_run in job_runs if job_run.started_at is not None]
@@ -42,6 +43,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "max_wait_s": _rounded(waits[-1] if waits else None),
         "mean_jct_s": _rounded(mean(completions)),
         "makespan_s": _rounded(max(ends) - first if ends else None),
+        **fairness_figures(record),
         **over_time(record),
         "stated_runtimes": sum(run.job.request.expected_runtime_s is not None for run in job_runs),
         "known_runtimes": sum(run.job.runtime_s < math.inf for run in job_runs),

@@ -11,6 +11,8 @@ import click
 from resource_manager.settings import Settings
 from simulator.cli import BadInput, reject_given
 from simulator.replay.comparison import Source
+from simulator.rounds.linear_programs import SOLVERS
+from simulator.rounds.studies import STUDIES
 
 
 def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -23,8 +25,17 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
             click.option("--jobs", help="muri: the trace, such as trace1. csv, json: file of the jobs."),
             click.option("--nodes", type=click.Path(path_type=Path), help="csv, json: file of the servers."),
             click.option("--pods", default="default", show_default=True, help="openb: the pod list."),
-            click.option("--data", type=click.Path(path_type=Path), help="openb, muri: folder of the trace."),
+            click.option("--data", type=click.Path(path_type=Path), help="Folder of a published trace."),
             click.option("--trace", type=click.Choice(kinds), help="The kind of trace."),
+            click.option("--load", default="1.0", show_default=True, help="pollux: the load."),
+            click.option("--workload", default="1", show_default=True, help="pollux: the workload."),
+            click.option(
+                "--solver",
+                type=click.Choice(list(SOLVERS)),
+                default="highs",
+                show_default=True,
+                help="Solver of the round policies that need one; ecos gives the published figures.",
+            ),
         ):
             function = option(function)
         return function
@@ -47,12 +58,15 @@ def _quotas(
     return shares
 
 
+ROUND_OPTIONS = ("load", "workload", "solver")
 UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
-    "openb": ("nodes", "jobs", "order", "orders", "quotas"),
-    "muri": ("nodes", "pods", "policy", "quotas"),
-    "csv": ("data", "pods"),
-    "json": ("data", "pods"),
-    None: ("data", "pods", "nodes", "jobs"),
+    "openb": ("nodes", "jobs", "order", "orders", "quotas", *ROUND_OPTIONS),
+    "muri": ("nodes", "pods", "policy", "quotas", *ROUND_OPTIONS),
+    "csv": ("data", "pods", "load", "workload"),
+    "json": ("data", "pods", "load", "workload"),
+    "pollux": ("nodes", "jobs", "pods", "order", "orders", "quotas"),
+    "shockwave": ("nodes", "jobs", "pods", "order", "orders", "quotas", "load", "workload"),
+    None: ("data", "pods", "nodes", "jobs", "load", "workload"),
 }
 """Kind of trace (None: a history) -> the options without effect there."""
 
@@ -72,8 +86,20 @@ def default_order(history: str | None) -> str:
     return Settings().order if history is not None else "fifo"
 
 
+def default_policies(trace: str | None) -> tuple[str, ...]:
+    """Return the policies replayed or compared if none are named; a replay takes the first."""
+    return STUDIES.get(trace or "", ("first_fit", "best_fit", "fgd"))
+
+
 def source_of(
-    trace: str | None, data: Path | None, pods: str, nodes: Path | None, jobs: str | None, history: str | None
+    trace: str | None,
+    data: Path | None,
+    pods: str,
+    nodes: Path | None,
+    jobs: str | None,
+    history: str | None,
+    load: str,
+    workload: str,
 ) -> Source:
     """Return the workload that the options name; raise `BadInput` naming a missing option."""
     if history is not None:
@@ -82,6 +108,10 @@ def source_of(
         if data is None:
             raise BadInput("--trace openb needs --data, the folder with csv/ and fixtures/")
         return Source("openb", (str(data), pods))
+    if trace in STUDIES:
+        if data is None:
+            raise BadInput(f"--trace {trace} needs --data, the folder of the study")
+        return Source(trace, (str(data), load, workload) if trace == "pollux" else (str(data),))
     if nodes is None or jobs is None:
         raise BadInput(f"--trace {trace} needs --nodes and --jobs, the files of servers and jobs")
     for path in (nodes, Path(jobs)):

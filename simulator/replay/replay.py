@@ -8,11 +8,12 @@ from typing import Any
 
 from resource_manager.core.changes import Cancelled, Change, Granted, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Placement
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.runtime_history import RuntimeHistory, stated_runtime
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
@@ -60,7 +61,8 @@ class Replay:
 
     def __init__(self, workload: Workload, policy: Policy, order: QueueDiscipline) -> None:
         self._policy = policy
-        self._order = order
+        self._history = RuntimeHistory()
+        self._order = order.learning_from(stated_runtime, self._history.attained_gpu_s)
         self.cluster = ClusterState.from_snapshot(workload.start)
         self.record = Record(workload)
         self._ends: EventQueue[str] = EventQueue()
@@ -94,9 +96,7 @@ class Replay:
         while self._ends and self._ends.next_time <= time:
             now = self._ends.next_time
             ended = (self.cluster.leases.get(lease_id) for lease_id in self._ends.pop_due(now))
-            over: list[Change] = [
-                Released(lease.lease_id, lease.fencing_token, now) for lease in ended if lease is not None
-            ]
+            over: list[Change] = [self._released(lease, now) for lease in ended if lease is not None]
             self._commit(allocator.with_dispatch(self.cluster, over, self._policy, self._order, now), now)
 
     def _play(self, batch: EventBatch) -> None:
@@ -134,13 +134,17 @@ class Replay:
             lease = self.cluster.leases.get(event.task_id)
             if lease is None or not _as_recorded(self.record.job_runs[event.task_id]):
                 return None
-            return Released(event.task_id, lease.fencing_token, now)
+            return self._released(lease, now)
         if isinstance(event, Cancelled):
             if event.lease_id in self.cluster.pending:
                 return event
             lease = self.cluster.leases.get(event.lease_id)
             return None if lease is None else Released(event.lease_id, lease.fencing_token, now)
         return event
+
+    def _released(self, lease: Lease, now: float) -> Released:
+        outcome = self.record.job_runs[lease.lease_id].job.outcome
+        return Released(lease.lease_id, lease.fencing_token, now, outcome)
 
     def _commit(self, changes: list[Change], now: float) -> None:
         for change in changes:
@@ -150,6 +154,8 @@ class Replay:
 
     def _note(self, change: Change, now: float) -> None:
         self.record.changes.append(change)
+        if self._order.uses_attained:
+            self._history.add(change)
         job_runs = self.record.job_runs
         if isinstance(change, Granted):
             task_id = change.lease.lease_id

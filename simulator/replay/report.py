@@ -42,9 +42,16 @@ TIMED = (
     ("occupied_nodes_percent", Column("servers in use", "share")),
     ("frag_ratio_percent", Column("free GPU capacity of no use", "share")),
     ("mean_queue_length", Column("jobs waiting, mean", digits=1)),
+    ("worst_ftf", Column("worst fairness")),
+    ("unfair_percent", Column("treated unfairly", "share")),
+    ("preemptions", Column("preemptions", digits=0)),
+    ("lost_gpu_s", Column("GPU time lost to restarts", "time")),
     ("started", Column("jobs started", digits=0)),
     ("jobs", Column("of jobs", digits=0)),
 )
+OF_SOME = ("worst_ftf", "unfair_percent", "preemptions", "lost_gpu_s")
+"""Columns left out where no run has the figure."""
+
 PLACED = (
     ("placed", Column("pods placed", digits=0)),
     ("pods", Column("of pods", digits=0)),
@@ -59,7 +66,11 @@ NO_USE = "Free GPU capacity is of no use where the usual jobs do not fit what is
 def table_of(results: Sequence[Result]) -> Table:
     """Return a row of figures for each policy and order, those with the same figures together."""
     found = distinct(rows(results))
-    kinds = [(key, column) for key, column in (PLACED if "pods" in found[0] else TIMED)]
+    kinds = [
+        (key, column)
+        for key, column in (PLACED if "pods" in found[0] else TIMED)
+        if any(key in row for row in found) or key not in OF_SOME
+    ]
     if any(row["runs"] > 1 for row in found):
         kinds.insert(0, ("runs", Column("runs, mean of", digits=0)))
     cells: list[list[Cell]] = [
@@ -98,7 +109,12 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     with drawing():
         found = {"GPUs in use": _curves(results, "allocated_percent", share=True)}
         if "waits_s" in results[0]:
-            found["How long jobs wait"] = _waits(results)
+            found["How long jobs wait"] = _time_cdf(results, "waits_s", "wait", "jobs that wait no longer")
+            found["How long jobs take"] = _time_cdf(
+                results, "jct_s", "submission to end", "jobs that take no longer"
+            )
+            if all(result["ftf"] for result in results):
+                found["Finish-time fairness"] = _fairness(results)
             found["Jobs waiting"] = _curves(results, "waiting", share=False)
             found[HEAT_MAPS] = _heat_maps(_heat_of(results))
         else:
@@ -138,21 +154,36 @@ def _curves(results: Sequence[Result], quantity: str, *, share: bool) -> Any:
     return figure
 
 
-def _waits(results: Sequence[Result]) -> Any:
+def _cdf(results: Sequence[Result], quantity: str, below: str) -> tuple[Any, Any]:
+    """Return a figure of the share of jobs up to each value of a quantity, and its axes."""
     figure, axes = new_figure()
 
-    def curve(waits: Sequence[float]) -> list[Curve]:
-        return [(waits, [(rank + 1) / len(waits) for rank in range(len(waits))])] if waits else []
+    def curve(values: Sequence[float]) -> list[Curve]:
+        return [(values, [(rank + 1) / len(values) for rank in range(len(values))])] if values else []
 
-    waits = {
-        name: curve(sorted(wait for run in runs for wait in run))
-        for name, runs in _by_name(results, lambda result: result["waits_s"]).items()
+    found = {
+        name: curve(sorted(value for run in runs for value in run))
+        for name, runs in _by_name(results, lambda result: result[quantity]).items()
     }
-    draw_lines(axes, waits, steps=True)
+    draw_lines(axes, found, steps=True)
+    axes.set_ylabel(below)
+    return figure, axes
+
+
+def _time_cdf(results: Sequence[Result], quantity: str, across: str, below: str) -> Any:
+    figure, axes = _cdf(results, quantity, below)
     draw_time_scale(axes.xaxis)
     axes.set_xlim(left=0)
-    axes.set_xlabel("wait")
-    axes.set_ylabel("jobs that wait no longer")
+    axes.set_xlabel(across)
+    show_shares(axes.yaxis)
+    return figure
+
+
+def _fairness(results: Sequence[Result]) -> Any:
+    """Draw completion times relative to an equal share of the cluster; above 1 a job was held back."""
+    figure, axes = _cdf(results, "ftf", "jobs that are treated no worse")
+    axes.set_xlabel("time to completion / that with an equal share")
+    axes.set_xlim(left=0)
     show_shares(axes.yaxis)
     return figure
 

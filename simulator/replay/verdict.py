@@ -51,6 +51,12 @@ def distinct(table: Sequence[Row]) -> list[Row]:
 
 def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     """Return what the comparison says, the sentence to act on first; `cautions` say how far to trust it."""
+    live = [result for result in results if not result["case"].get("in_rounds")]
+    lines = _live_verdict(live) if live else []
+    return lines if len(live) == len(results) else [*lines, _rounds_verdict(results)]
+
+
+def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     table = rows(results)
     if "pods" in table[0]:
         return _placing_verdict(table)
@@ -137,6 +143,17 @@ def _placing_verdict(table: list[Row]) -> list[str]:
         f"{best['name']} {'uses' if len(table) == 1 else 'fills the cluster best: it uses'} "
         f"{best['allocated_percent']:.1f} % of the GPUs when 130 % of them have been requested{more}."
     ]
+
+
+def _rounds_verdict(results: Sequence[dict[str, Any]]) -> str:
+    table = [row for row in rows(results) if "mean_jct_s" in row]
+    if not table:
+        return "No job ends, so there is nothing to compare."
+    best, *others = sorted(table, key=lambda row: row["mean_jct_s"])
+    text = f"Jobs end soonest under {best['name']}: {duration(best['mean_jct_s'])} after arrival on average"
+    if others:
+        text += f", {duration(others[0]['mean_jct_s'])} under {others[0]['name']}"
+    return f"{text}. Round policies preempt jobs every round, for which a manager has no setting."
 
 
 def _varied(results: Sequence[dict[str, Any]]) -> str:

@@ -33,13 +33,14 @@ class Job:
     """A request that arrives, and its run time once started, in seconds.
 
     `runtime_s` is infinite for a job that was still running at the end of its recording. `recorded` is the
-    lease that it got there, if any.
+    lease that it got there, if any, and `outcome` how it ended.
     """
 
     request: Request
     submitted_at: float
     runtime_s: float
     recorded: Lease | None = None
+    outcome: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,14 @@ from resource_manager.errors import PolicyError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import (
+    FIRST_QUEUE_GPU_S,
     ORDERS,
     PRIORITY_AGEING_S,
     STARVATION_LIMIT_S,
     QueueDiscipline,
     get_order,
 )
+from resource_manager.scheduling.runtime_history import stated_runtime
 from resource_manager.settings import Settings
 from tests.builders import node
 
@@ -79,6 +81,20 @@ def served(order: QueueDiscipline, *requests: Request, now: float = 0.0) -> list
     for request in requests:
         cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
     return [pending.lease_id for pending in order(cluster, now)]
+
+
+def test_tiresias_puts_jobs_that_used_16_gpu_hours_behind_the_others() -> None:
+    used = {"a": FIRST_QUEUE_GPU_S, "b": FIRST_QUEUE_GPU_S - 1, "c": 2 * FIRST_QUEUE_GPU_S}
+    order = get_order("tiresias").learning_from(stated_runtime, lambda job: used.get(job.lease_id, 0.0))
+    requests = [ask(name, 1) for name in "abcd"]
+    assert served(order, *requests) == ["b", "d", "a", "c"]
+    assert served(order, *requests, now=STARVATION_LIMIT_S + 1) == ["a", "b", "c", "d"]
+    assert served(get_order("tiresias"), *requests) == ["a", "b", "c", "d"]  # nothing is known
+
+
+def test_other_orders_take_runtimes_from_a_history_and_nothing_else() -> None:
+    order = get_order("srtf").learning_from(stated_runtime, lambda job: 1e9)
+    assert served(order, ask("long", 1, 20.0), ask("short", 1, 10.0)) == ["short", "long"]
 
 
 def test_the_default_order_is_priority_then_arrival() -> None:

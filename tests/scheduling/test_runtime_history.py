@@ -36,6 +36,40 @@ def test_the_learnt_runtime_is_the_median_of_the_task_s_runs() -> None:
     assert history.runtime_of(Request("other", 2)) is None
 
 
+def test_leases_that_did_not_succeed_add_to_the_service_of_their_job() -> None:
+    history = RuntimeHistory()
+    assert history.attained_gpu_s(Request("t", 2)) == 0.0
+    run(history, "t", 100.0, "FAILED")
+    run(history, "t", 50.0, "PREEMPTED")
+    run(history, "other", 7.0, "FAILED")
+    assert history.attained_gpu_s(Request("t", 2)) == 2 * 150.0
+    assert history.attained_gpu_s(Request("t#3", 2)) == 2 * 150.0  # as a replay names the third lease
+
+
+@pytest.mark.parametrize("outcome", ["SUCCESS", ""])
+def test_the_next_job_of_the_same_name_starts_without_service(outcome: str) -> None:
+    history = RuntimeHistory()
+    run(history, "t", 100.0, "FAILED")
+    run(history, "t", 1.0, outcome)
+    assert history.attained_gpu_s(Request("t", 2)) == 0.0
+
+
+def test_an_expired_lease_and_a_gpu_fraction_count_as_service() -> None:
+    history = RuntimeHistory()
+    request = Request("t", 1, 500)
+    history.add(Granted(Lease(request, (Placement("a", (0,)),), 1, 0.0), 0.0))
+    history.add(Expired("t", 1, 600.0))
+    assert history.attained_gpu_s(request) == 300.0
+
+
+def test_attained_service_is_bounded_in_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource_manager.scheduling.runtime_history.MAX_TASKS", 2)
+    history = RuntimeHistory()
+    for name in ("a", "b", "c"):
+        run(history, name, 10.0, "FAILED")
+    assert [history.attained_gpu_s(Request(name, 2)) for name in "abc"] == [0.0, 20.0, 20.0]
+
+
 def test_a_stated_runtime_takes_precedence() -> None:
     history = RuntimeHistory()
     run(history, "t1", 100.0)

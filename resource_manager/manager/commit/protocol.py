@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from resource_manager.core.changes import Change
@@ -66,8 +65,8 @@ class Transactions:
         observer: Observer | None = None,
     ) -> None:
         self.store = store
-        self.learner = RuntimeLearner(store)
-        self.order = replace(order, runtime_of=self.learner.runtime_of)
+        self.learner = RuntimeLearner(store, always=order.uses_attained)
+        self.order = order.learning_from(self.learner.runtime_of, self.learner.attained_gpu_s)
         self.observer = observer
         self.usual_policy = policy
         self._lock_timeout_s = lock_timeout_s
@@ -217,7 +216,7 @@ class Transactions:
         is_fresh = lock_token is not None or cluster is None
         if cluster is None:
             cluster = self._replica.refresh()
-        if self.order.backfill and cluster.pending:
+        if self.order.learns and cluster.pending:
             self.learner.catch_up(cluster)
         decided = self._decide(cluster, group)
         if not is_fresh and any(not operation.changes for operation in group):

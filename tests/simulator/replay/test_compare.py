@@ -145,7 +145,7 @@ def test_command_writes_one_page(own: Path) -> None:
     ]
     assert len(summary["findings"]) == 1  # both policies place alike, so each order is one line
     page = (out / "report.html").read_text()
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 6
     assert "first_fit, fair_share = fgd, fair_share" in page
     assert 'src="' not in page
     lines = [*summary["verdict"], *summary["cautions"], *summary["findings"]]

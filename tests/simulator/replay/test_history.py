@@ -16,14 +16,18 @@ from resource_manager.cli.commands import main as gpu_manager
 from resource_manager.core.changes import Granted, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.manager import runtime_learner
+from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue_order import get_order
+from resource_manager.settings import Settings
 from resource_manager.storage.history_file import History, collect, to_lines
+from resource_manager.storage.memory import MemoryStore
 from simulator.cli import main
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay, differences
 
-ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share")
+ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share", "tiresias")
 PAIRS = [(policy, ORDERS[place % len(ORDERS)]) for place, policy in enumerate(sorted(POLICIES))]
 PAIRS += [("first_fit", order) for order in ORDERS]
 
@@ -80,6 +84,34 @@ def test_a_replay_reproduces_the_recorded_decisions(tmp_path: Path, policy: str,
     replayed = Replay(workload, get_policy(policy), get_order(order)).run()
     assert differences(replayed) == []
     assert sum(job_run.started_at is not None for job_run in replayed.job_runs.values()) > 40
+
+
+def test_jobs_that_used_much_wait_in_the_live_queue_as_in_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`greedy` failed after 16 GPU-hours: asked for again, it lets a later job go first."""
+    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+    now = [0.0]
+    settings = Settings(store="memory://", order="tiresias")
+    store, inventory = MemoryStore(clock=lambda: now[0]), default_inventory(1, 8, 64)
+    with GPUResourceManager(settings, store=store, inventory=inventory) as manager:
+        manager.submit("greedy", 8, 1, expected_runtime=60.0)
+        now[0] = 7200.0
+        manager.release_resources("greedy", outcome="FAILED")
+        manager.submit("other", 8, 1, expected_runtime=60.0)
+        manager.submit("greedy", 8, 1, expected_runtime=60.0)
+        manager.submit("small", 8, 1, expected_runtime=60.0)
+        assert [entry["task_id"] for entry in manager.queue()] == ["small", "greedy"]
+        for task_id in ("other", "small", "greedy"):
+            now[0] += 60.0
+            assert manager.release_resources(task_id, outcome="SUCCESS")
+        lines = list(to_lines(collect(manager)))
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    workload = workload_of(read_history(str(path)), "history")
+    for order, same in (("tiresias", True), ("fifo", False)):
+        replayed = Replay(workload, get_policy("first_fit"), get_order(order)).run()
+        assert (differences(replayed) == []) is same
 
 
 def test_a_history_is_read_from_redis(tmp_path: Path, redis_url: str) -> None:

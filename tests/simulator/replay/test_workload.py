@@ -199,7 +199,7 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["started"] == 4
     with (tmp_path / "o" / "jobs.csv").open() as file:
         assert [row["job"] for row in csv.DictReader(file)] == ["x", "y", "z", "s"]
-    assert len(list((tmp_path / "o").glob("*.png"))) == 4
+    assert len(list((tmp_path / "o").glob("*.png"))) == 6
 
 
 @pytest.mark.parametrize(

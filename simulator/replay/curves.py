@@ -1,0 +1,44 @@
+"""Data of a report's figures, as JSON values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from simulator.replay import metrics
+from simulator.replay.fairness import fairness
+from simulator.replay.replay import Record
+
+MAX_VALUES = 400
+"""Values kept of a distribution, besides its last."""
+
+
+def curve_data(record: Record) -> dict[str, Any]:
+    """Return means over each sixtieth of the time, and some of the waits, completion times and fairness."""
+    waits = sorted(
+        metrics.wait_s(job_run) for job_run in record.job_runs.values() if job_run.started_at is not None
+    )
+    completions = sorted(
+        job_run.ended_at - job_run.job.submitted_at
+        for job_run in record.job_runs.values()
+        if job_run.ended_at is not None
+    )
+    nodes, shares, start, end = metrics.busy_shares(record)
+    at_s, used, total, pending = metrics.binned(record)
+    return {
+        "curve": {
+            "at_s": at_s,
+            "allocated_percent": [
+                100 * part / max(whole, 1) for part, whole in zip(used, total, strict=True)
+            ],
+            "waiting": pending,
+        },
+        "waits_s": _some(waits),
+        "jct_s": _some(completions),
+        "ftf": _some(sorted(fairness(record).values())),
+        "heat": {"nodes": nodes, "shares": shares, "start_s": 0.0, "end_s": end - start},
+    }
+
+
+def _some(values: list[float]) -> list[float]:
+    return values[:: max(math.ceil(len(values) / MAX_VALUES), 1)] + values[-1:]

@@ -1,0 +1,50 @@
+"""Round policies by name: which jobs run in the next round, and on how many GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import entry_points
+
+from resource_manager.errors import PolicyError
+from simulator.rounds.linear_programs import Solve, get_solver
+from simulator.rounds.policies.base import RoundPolicy
+from simulator.rounds.policies.gandiva_fair import gandiva_fair
+from simulator.rounds.policies.max_min_fairness import max_min_fairness
+from simulator.rounds.policies.max_sum_throughput import max_sum_throughput
+from simulator.rounds.policies.min_total_duration import min_total_duration
+from simulator.rounds.policies.optimus import Optimus
+from simulator.rounds.policies.shares import RunByShares
+from simulator.rounds.policies.tiresias import Tiresias
+
+ROUND_POLICIES: dict[str, Callable[[Solve], RoundPolicy]] = {
+    "tiresias": Tiresias,
+    "optimus": Optimus,
+    "gandiva_fair": partial(RunByShares, gandiva_fair),
+    "max_min_fairness": partial(RunByShares, max_min_fairness),
+    "max_sum_throughput": partial(RunByShares, max_sum_throughput),
+    "min_total_duration": partial(RunByShares, min_total_duration),
+}
+"""Name -> maker of the policy of one replay, given the solver of linear programs."""
+
+ENTRY_POINT_GROUP = "gpu_resource_manager.round_policies"
+
+
+def _makers() -> dict[str, Callable[[], Callable[[Solve], RoundPolicy]]]:
+    found = {point.name: point.load for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return found | {name: (lambda maker=maker: maker) for name, maker in ROUND_POLICIES.items()}
+
+
+def is_round_policy(name: str) -> bool:
+    """Return True if a round policy has that name."""
+    return name in ROUND_POLICIES or name in _makers()
+
+
+def get_round_policy(name: str, solver: str = "highs") -> RoundPolicy:
+    """Return a new round policy, built in or from an entry point; raises `PolicyError`."""
+    if not is_round_policy(name):
+        raise PolicyError(f"unknown round policy {name!r}; known are {', '.join(sorted(_makers()))}")
+    return _makers()[name]()(get_solver(solver))
+
+
+__all__ = ["ROUND_POLICIES", "RoundPolicy", "get_round_policy", "is_round_policy"]

@@ -1,0 +1,151 @@
+"""Figures of a round-based replay, in the form of any other replay's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from resource_manager.core.models import MILLI_PER_GPU, Request
+from simulator.progress import Progress, no_progress
+from simulator.replay import metrics
+from simulator.replay.curves import curve_data
+from simulator.replay.fairness import fairness, fairness_figures
+from simulator.replay.replay import JobRun, Record, Sample
+from simulator.replay.workload import Job as Arrival
+from simulator.replay.workload import Workload
+from simulator.rounds.job import Job
+from simulator.rounds.leases import Leases
+
+
+class Rounds(Protocol):
+    """A replay in rounds, whatever their length."""
+
+    leases: Leases
+    rounds: int
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """The jobs, with what happened to them after the run."""
+
+    def run(self, progress: Progress = no_progress) -> None:
+        """Run the jobs to their ends."""
+
+
+def study_summary(rounds: Rounds) -> dict[str, Any]:
+    """Return the figures of a published study, and those of each job; times in seconds."""
+    import numpy as np
+
+    jct_s = {job.name: job.jct_s for job in rounds.jobs}
+    record = record_of(rounds)
+    return {
+        "jobs": len(rounds.jobs),
+        "makespan_s": max(job.ended_at or 0 for job in rounds.jobs),
+        "mean_jct_s": float(np.mean(list(jct_s.values()))),
+        **fairness_figures(record),
+        **figures(rounds),
+        "allocated_percent": metrics.over_time(record)["allocated_percent"],
+        "jct_s": jct_s,
+        "ftf": fairness(record),
+    }
+
+
+def figures(rounds: Rounds) -> dict[str, Any]:
+    """Return what only a replay in rounds has."""
+    return {
+        "rounds": rounds.rounds,
+        "preemptions": sum(job.preemptions for job in rounds.jobs),
+        "lost_gpu_s": sum(job.lost_gpu_s for job in rounds.jobs),
+    }
+
+
+def record_of(rounds: Rounds) -> Record:
+    """Return the record: what is sampled are GPUs and servers in use and jobs without GPUs."""
+    record = Record(Workload("rounds", rounds.leases.cluster.snapshot(), ()))
+    for job in rounds.jobs:
+        arrival = Arrival(Request(job.name), job.arrival_s, job.exclusive_s or 0.0)
+        cancelled = job.cancelled_at is not None and not job.spans
+        record.job_runs[job.name] = JobRun(arrival, job.started_at, job.ended_at, cancelled=cancelled)
+    states = rounds.leases.cluster.nodes
+    milli = MILLI_PER_GPU * sum(len(state.gpu_free) for state in states)
+    busy: Counter[str] = Counter()
+    used, pending = 0.0, 0
+    for step in sorted(_steps(rounds.jobs), key=lambda step: step.at):
+        used += step.sign * step.gpus
+        pending += step.waiting
+        for server in set(step.servers):
+            busy[server] += step.sign
+        busy_nodes = sum(count > 0 for count in busy.values())
+        sample = Sample(step.at, round(MILLI_PER_GPU * used), busy_nodes, pending, 0.0, milli, len(states))
+        if record.samples and record.samples[-1].at == step.at:
+            record.samples[-1] = sample
+        else:
+            record.samples.append(sample)
+    return record
+
+
+class _Step(NamedTuple):
+    """A job takes (sign 1) or leaves (-1) GPUs; so many jobs more are waiting."""
+
+    at: float
+    waiting: int
+    sign: int = 0
+    gpus: float = 0.0
+    servers: tuple[str, ...] = ()
+
+
+def _steps(jobs: Sequence[Job]) -> Iterator[_Step]:
+    for job in jobs:
+        yield _Step(job.arrival_s, 1)
+        for span in job.spans:
+            yield _Step(span.begin, -1, 1, span.gpus, span.servers)
+            yield _Step(span.end, 1, -1, span.gpus, span.servers)
+        left_at = job.cancelled_at if job.ended_at is None else job.ended_at
+        if left_at is not None:
+            yield _Step(left_at, -1)
+
+
+def summarise(rounds: Rounds) -> dict[str, Any]:
+    """Return the figures of a replay of any workload, and those that only rounds have."""
+    record = record_of(rounds)
+    found = {**metrics.summarise(record), **figures(rounds)}
+    for key in ("frag_ratio_percent", "stated_runtimes"):  # not measured, not used
+        found.pop(key)
+    return found
+
+
+def curves(rounds: Rounds) -> dict[str, Any]:
+    """Return the data of a report's figures."""
+    record = record_of(rounds)
+    found = curve_data(record)
+    found["heat"] = _heat(rounds, record)
+    return found
+
+
+def _heat(rounds: Rounds, record: Record) -> dict[str, Any]:
+    """Return the fraction of each server's GPUs in use over time."""
+    import numpy as np
+
+    start, end = (record.samples[0].at, record.samples[-1].at) if record.samples else (0.0, 0.0)
+    sizes = {state.name: max(len(state.gpu_free), 1) for state in rounds.leases.cluster.nodes}
+    edges = np.linspace(start, max(end, start + 1e-9), metrics.BINS + 1)
+    used = {name: np.zeros(metrics.BINS) for name in sizes}
+    for job in rounds.jobs:
+        for span in job.spans:
+            overlap = np.minimum(edges[1:], span.end) - np.maximum(edges[:-1], span.begin)
+            for name, count in Counter(span.servers).items():
+                used[name] += np.clip(overlap, 0, None) * (span.gpus * count / len(span.servers))
+    shares = [(used[name] / (edges[1:] - edges[:-1]) / size).tolist() for name, size in sizes.items()]
+    return {"nodes": list(sizes), "shares": shares, "start_s": 0.0, "end_s": end - start}
+
+
+JOB_COLUMNS = (
+    "job", "gpus", "arrived_s", "started_s", "ended_s", "jct_s", "preemptions", "placements", "lost_gpu_s",
+)  # fmt: skip
+
+
+def job_rows(rounds: Rounds) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each job, in the order of `JOB_COLUMNS`."""
+    for job in rounds.jobs:
+        times = (job.arrival_s, job.started_at, job.ended_at, job.jct_s)
+        yield job.name, job.gpus, *times, job.preemptions, len(job.spans), job.lost_gpu_s

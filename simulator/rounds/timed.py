@@ -1,0 +1,77 @@
+"""Jobs of any workload in rounds: a request, and a run time that restarts prolong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from resource_manager.core.changes import Cancelled, Change
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
+from resource_manager.scheduling.policies.first_fit import first_fit
+from simulator.errors import SimulationError
+from simulator.replay.workload import RecordedEnd, Workload
+from simulator.rounds.fixed_rounds import FixedRounds
+from simulator.rounds.job import Job
+from simulator.rounds.leases import RequestLeases, gpus_of
+from simulator.rounds.policies.base import RoundPolicy
+
+
+@dataclass(slots=True, eq=False)
+class TimedJob(Job):
+    """A job that needs its GPUs for so many seconds; a step is one second."""
+
+    request: Request = field(kw_only=True)
+    runtime_s: float = field(kw_only=True)
+    done_s: float = 0.0
+
+    @property
+    def steps_left(self) -> float:
+        return self.runtime_s - self.done_s
+
+    @property
+    def rate(self) -> float:
+        return 1.0
+
+    @property
+    def max_gpus(self) -> int:
+        raise SimulationError(
+            "this policy resizes jobs, and this workload does not say how fast a job is on other numbers of "
+            "GPUs: use --trace pollux or shockwave, or another policy"
+        )
+
+    @property
+    def exclusive_s(self) -> float:
+        return self.runtime_s
+
+    def advance(self, seconds: int) -> float | None:
+        left = self.steps_left
+        self.done_s += min(seconds, left)
+        return left if left <= seconds else None
+
+
+def timed_rounds(workload: Workload, policy: RoundPolicy) -> FixedRounds:
+    """Return the replay of a workload in rounds; the first server that fits is chosen.
+
+    What was recorded as running or pending at first arrives then. A job that was still running when the
+    recording ended leaves at that time.
+    """
+    jobs = [
+        TimedJob(
+            job.request.lease_id,
+            job.submitted_at,
+            gpus_of(job.request),
+            request=job.request,
+            runtime_s=job.runtime_s,
+        )
+        for job in workload.jobs
+    ]
+    external: list[Change] = [
+        event for batch in workload.batches for event in batch.external if not isinstance(event, RecordedEnd)
+    ]
+    if workload.batches:
+        end = workload.batches[-1].at
+        external += [Cancelled(job.name, end) for job in jobs if job.runtime_s == math.inf]
+    cluster = ClusterState.from_snapshot(replace(workload.start, leases=(), pending=()))
+    leases = RequestLeases(cluster, first_fit, (job.request for job in jobs))
+    return FixedRounds(jobs, leases, policy, external)
