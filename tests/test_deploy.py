@@ -123,7 +123,7 @@ def token_for(name: str, environment: dict[str, str]) -> str:
 
 @pytest.fixture
 def service(root: Path, embedded_redis: RedisServer) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Yield the address of the service that the unit starts, and its environment, and the operator's token."""
+    """Yield the address of the service that the unit starts, its environment, and an operator's token."""
     [port] = free_ports(1)
     settings = settings_in(root / "etc/gpu-manager/service.env")
     settings["GPU_MANAGER_STORE"] = embedded_redis.fresh_url()
