@@ -13,7 +13,15 @@ from tests.e2e import browser as b
 
 pytestmark = pytest.mark.e2e
 
-PAGES = ("/", "/queue", "/leases", "/charts", "/what-if?required_gpus=4&required_cpus=8", "/docs")
+PAGES = (
+    "/",
+    "/servers/0",
+    "/queue",
+    "/leases",
+    "/charts",
+    "/what-if?required_gpus=4&required_cpus=8",
+    "/docs",
+)
 
 SETTLED = """Promise.all(document.getAnimations()
     .filter(each => each.effect.getComputedTiming().endTime < Infinity).map(each => each.finished))"""

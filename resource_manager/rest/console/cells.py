@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from resource_manager.agent.reports import GpuReport
+from resource_manager.agent.transitions import ROGUE
+from resource_manager.agent.use import KeptReport
+from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.gpu_state import cleaning_on, condition_of
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.jobs.task_identity import task_of
 from resource_manager.manager.serializers import Usage, cpu_usage, gpu_usage, server_state, short_name
@@ -21,15 +26,28 @@ LEVELS = 8
 CELLS_PER_LINE = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Use of one GPU in tenths, None where it is not known."""
+
+    utilization: int | None
+    memory: int | None
+
+
 @dataclass(slots=True)
 class Cell:
-    """Cell of one GPU, or of `span` neighbours of one lease: CSS classes, text and tooltip."""
+    """Cell of one GPU, or of `span` neighbours of one lease: CSS classes, text and tooltip.
+
+    `devices` are the numbers and UUIDs of its GPUs, `bars` their use if their server reports it.
+    """
 
     classes: str
     text: str
     title: str
     task_id: str = ""
     span: int = 1
+    devices: list[tuple[int, str]] = field(default_factory=list)
+    bars: list[Bars] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +138,39 @@ def _cells(state: NodeState, found: dict[str, Colour]) -> list[Cell]:
     cells: list[Cell] = []
     for place, (gpu_id, free_milli) in enumerate(state.gpu_free.items()):
         leases = holders.get(gpu_id, [])
-        cell = _cell(gpu_id, free_milli, leases, found, is_open=state.is_open)
+        cell = _cell(state, gpu_id, free_milli, leases, found)
+        cell.devices = [(gpu_id, state.gpu_uuids.get(gpu_id, ""))]
         before = cells[-1] if cells else None
         joins = before is not None and before.task_id == cell.task_id != "" and not free_milli
-        if before is not None and joins and len(leases) == 1 and place % CELLS_PER_LINE:
+        if joins and len(leases) == 1 and place % CELLS_PER_LINE and not _is_marked(state, gpu_id, before):
+            assert before is not None
             before.span += 1
+            before.devices += cell.devices
             before.title = f"GPU {gpu_id - before.span + 1}{before.title[before.title.index(':') :]}"
         else:
             cells.append(cell)
     return cells
 
 
+def _is_marked(state: NodeState, gpu_id: int, before: Cell | None) -> bool:
+    """Return True if this GPU, or one of the cell before it, is closed and so has a cell of its own."""
+    ids = [gpu_id, *(each for each, _ in before.devices)] if before is not None else [gpu_id]
+    return any(each in state.closed_gpus for each in ids)
+
+
 def _cell(
-    gpu_id: int, free_milli: int, leases: list[Lease], found: dict[str, Colour], *, is_open: bool
+    state: NodeState, gpu_id: int, free_milli: int, leases: list[Lease], found: dict[str, Colour]
 ) -> Cell:
+    closed = state.closed_gpus.get(gpu_id)
+    icon, word = mark_of(closed)
+    why = "" if closed is None else f"; closed: {closed.reason}"
     if not leases:
-        word = "free" if is_open else "closed"
+        if closed is None and (dirty := cleaning_on(state, gpu_id)):
+            after = ", ".join(entry.lease_id for entry in dirty)
+            return Cell("cell closed", "◌ cleaning", f"GPU {gpu_id}: being cleaned after {after}")
+        if closed is not None:
+            return Cell("cell closed fault", f"{icon} {word}", f"GPU {gpu_id}: {why[2:]}")
+        word = "free" if state.is_open else "closed"
         return Cell(f"cell {word}", word, f"GPU {gpu_id}: {word}")
     first = leases[0]
     who = ", ".join(
@@ -146,12 +181,61 @@ def _cell(
     text = short_name(first.lease_id) if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
         classes += f" share p{(MILLI_PER_GPU - free_milli) * 4 // MILLI_PER_GPU}"
-        who += f"; {free_milli} milli {'free' if is_open else 'closed'}"
+        who += f"; {free_milli} milli {'free' if state.is_open else 'closed'}"
     if any(lease.quarantined for lease in leases):
         classes += " quarantined"
         text = f"⚠ {text}"
         who += "; quarantined"
-    return Cell(classes, text, f"GPU {gpu_id}: {who}", first.key)
+    if closed is not None:
+        classes += " fault"
+        text = f"{icon} {text}"
+    return Cell(classes, text, f"GPU {gpu_id}: {who}{why}", first.key)
+
+
+def mark_of(closed: GpuClosed | None) -> tuple[str, str]:
+    """Return icon and word of a closed GPU: `⚠` for a process without a lease, `✖` for a fault."""
+    if closed is None:
+        return "", ""
+    return ("⚠", "rogue") if condition_of(closed) == ROGUE else ("✖", "closed")
+
+
+def show_use(rows: Iterable[ServerRow], kept: Mapping[str, KeptReport]) -> None:
+    """Give the cells of servers that report their GPUs bars, and the figures in their tooltips."""
+    for row in rows:
+        found = kept.get(row.name)
+        if found is None or found.report.error is not None:
+            continue
+        by_uuid = {gpu.uuid: gpu for gpu in found.report.gpus}
+        by_index = {gpu.index: gpu for gpu in found.report.gpus}
+        for cell in row.cells:
+            gpus = [by_uuid.get(uuid) if uuid else by_index.get(gpu_id) for gpu_id, uuid in cell.devices]
+            cell.bars = [bars_of(gpu) for gpu in gpus]
+            told = [use_in_words(gpu) for gpu in gpus if gpu is not None]
+            cell.title += "".join(f"; {text}" for text in told if text)
+
+
+def bars_of(gpu: GpuReport | None) -> Bars:
+    """Return the bars of a reported GPU."""
+    if gpu is None:
+        return Bars(None, None)
+    used, total = gpu.memory_used_mib, gpu.memory_mib
+    return Bars(
+        None if gpu.utilization_percent is None else _tenths(gpu.utilization_percent / 100),
+        None if used is None or not total else _tenths(used / total),
+    )
+
+
+def _tenths(share: float) -> int:
+    """Return how many tenths are used; what is used at all shows."""
+    return min(math.ceil(share * 10), 10)
+
+
+def use_in_words(gpu: GpuReport) -> str:
+    """Return `71 % used, 62 of 80 GB`, as far as it is known."""
+    parts = [] if gpu.utilization_percent is None else [f"{gpu.utilization_percent} % used"]
+    if gpu.memory_used_mib is not None and gpu.memory_mib:
+        parts.append(f"{gpu.memory_used_mib / 1024:.0f} of {gpu.memory_mib / 1024:.0f} GB")
+    return ", ".join(parts)
 
 
 def level(state: NodeState) -> int:

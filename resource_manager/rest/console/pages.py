@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal
 import flask
 from pydantic import Field, ValidationError
 
+from resource_manager.agent.use import KeptReport, kept_reports, use_of
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.console import cells
+from resource_manager.rest.console.server_history import describe_change, health_history
 from resource_manager.rest.console.what_if import what_if as answer_what_if
 from resource_manager.rest.events import CLIENT_GONE, EventStream
 from resource_manager.rest.limits import network_of
@@ -28,6 +30,7 @@ from resource_manager.rest.schemas import (
     DrainBody,
     ExplainQuery,
     NoBody,
+    OpenGpuBody,
     ReleaseBody,
 )
 from resource_manager.rest.service import Service
@@ -74,6 +77,12 @@ class TaskForm(Body):
     sequence: int | None = None
 
 
+class OpenGpuForm(Body):
+    """GPU that a button opens."""
+
+    gpu: Annotated[int, Field(ge=0, lt=2**31)]
+
+
 @routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
 def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     if query.task:
@@ -90,7 +99,9 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
             **paging,
         }
 
-    return _page("servers.html", service, caller, query=query, **service.watch.look(look))
+    shown = service.watch.look(look)
+    cells.show_use(shown["rows"], _kept(service, [row.name for row in shown["rows"]]))
+    return _page("servers.html", service, caller, query=query, **shown)
 
 
 @routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers", query=RowsQuery, page=True)
@@ -99,7 +110,33 @@ def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
         return cells.server_rows(cluster, [state for state in known if state is not None])
 
-    return _page("server_rows.html", service, caller, rows=service.watch.look(look))
+    rows = service.watch.look(look)
+    cells.show_use(rows, _kept(service, [row.name for row in rows]))
+    return _page("server_rows.html", service, caller, rows=rows)
+
+
+@routes.add("GET", "/servers/<int:server_id>", Role.READER, "One server and its GPUs", page=True)
+def server(service: Service, caller: Identity, server_id: int) -> Any:
+    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+        state = cluster.by_server_id.get(server_id)
+        if state is None:
+            raise ProblemError(404, f"server {server_id} is not in the inventory")
+        leases = sorted(state.leases.values(), key=lambda lease: lease.fencing_token)
+        colours = cells.colours_of(cluster, leases)
+        return {
+            "row": cells.server_rows(cluster, [state])[0],
+            "leases": [
+                cells.lease_row(cluster, lease, colours[lease.key], caller, service) for lease in leases
+            ],
+            "colours": {lease.lease_id: cells.css_classes(colours[lease.key]) for lease in leases},
+            "now": now,
+            "totals": cells.totals(cluster),
+        }
+
+    shown = service.watch.look(look)
+    [use] = use_of(service.manager, [shown["row"].name])
+    changes = health_history(service.manager, shown["row"].name, shown["totals"]["version"])
+    return _page("server.html", service, caller, use=use, changes=changes, describe=describe_change, **shown)
 
 
 @routes.add("GET", "/fragments/totals", Role.READER, "The figures at the top", page=True)
@@ -199,6 +236,14 @@ def act_restore(service: Service, caller: Identity, server_id: int) -> Any:
     return _back("gpu.page_servers", f"Server {server_id} takes leases again.")
 
 
+@routes.add("POST", "/act/servers/<int:server_id>/open-gpu", Role.OPERATOR, "Open a GPU", page=True)
+def act_open_gpu(service: Service, caller: Identity, server_id: int) -> Any:
+    form = _form(OpenGpuForm)
+    rest.open_gpu(service, caller, OpenGpuBody(gpu=form.gpu), server_id)
+    flask.flash(f"GPU {form.gpu} of server {server_id} takes leases again.")
+    return flask.redirect(flask.url_for("gpu.page_server", server_id=server_id), 303)
+
+
 @routes.add("POST", "/act/release", Role.USER, "Release", page=True)
 def act_release(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
@@ -246,6 +291,14 @@ def logout(service: Service, caller: Identity) -> Any:
     if isinstance(service.authenticator, TokenAuthenticator):
         service.authenticator.end_session()
     return flask.redirect(flask.url_for("gpu.page_login"), 303)
+
+
+def _kept(service: Service, servers: list[str]) -> dict[str, KeptReport]:
+    """Return the last reports of these servers; none while the store does not answer."""
+    try:
+        return kept_reports(service.manager.store, servers)
+    except StoreError:
+        return {}
 
 
 def _page(template: str, service: Service, caller: Identity, **values: Any) -> str:

@@ -149,4 +149,9 @@
   }
   if (body.dataset.csrf && document.querySelector("[data-server], [data-fragment]")) follow();
   setInterval(tick, 10000);
+  setInterval(() => {
+    if (document.hidden || !document.querySelector(".uses, table.gpus")) return;
+    everything = true;
+    later();
+  }, 10000);
 })();

@@ -1,0 +1,39 @@
+"""History of one server: when its GPUs were closed and opened, and when its agent came and went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.results import Recorded
+
+KINDS = {
+    "gpuclosed": "GPU {gpu_id} closed",
+    "gpuopened": "GPU {gpu_id} opened",
+    "agentseen": "watched by its agent",
+    "agentlost": "its agent is silent",
+    "drained": "drained",
+    "restored": "restored",
+}
+"""Text of each kind of change that is about the health of a server."""
+
+MAX_LOOKED_AT = 5000
+MAX_SHOWN = 50
+
+
+def health_history(manager: GPUResourceManager, server: str, version: int) -> list[Recorded]:
+    """Return the server's last changes of these kinds, the newest first, among the newest of the history."""
+    after = max(version - MAX_LOOKED_AT, 0)
+    found = [
+        change
+        for change in manager.history(after, MAX_LOOKED_AT)
+        if change["change"] in KINDS and change["node"] == server
+    ]
+    return found[::-1][:MAX_SHOWN]
+
+
+def describe_change(change: Mapping[str, Any]) -> str:
+    """Return one of these changes as a phrase."""
+    text = "marked as failed" if change.get("failed") else KINDS[change["change"]].format_map(change)
+    return f"{text}: {change['reason']}" if change.get("reason") else text

@@ -1,0 +1,120 @@
+"""Console with reports: bars in the cells of GPUs, marks on closed ones, and the page of one server."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager
+from resource_manager.agent.reports import read_report
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
+from tests.agent.reporting import as_text, gpu, process, report, server, uuid
+
+AsRole = Callable[..., FlaskClient]
+
+
+@pytest.fixture
+def manager() -> Iterator[GPUResourceManager]:
+    with GPUResourceManager.from_url("memory://", inventory=[server(gpus=5)]) as manager:
+        yield manager
+
+
+@pytest.fixture
+def reported(service: Service, manager: GPUResourceManager) -> None:
+    """A lease on two GPUs, one of which is lost; a free one, one with a rogue process, and a missing one."""
+    manager.submit("train", 2, owner="ada", team="vision")
+    mine = process(78, user="ada", command="python <train>.py", lease_id="train", lease_source="environment")
+    text = as_text(
+        report(
+            manager.store.now(),
+            gpu(0, utilization_percent=71, memory_used_mib=63488, temperature_c=61, processes=[mine]),
+            gpu(1, lost=True, utilization_percent=None, memory_used_mib=None, processes=None),
+            gpu(2),
+            gpu(3, utilization_percent=99, processes=[process(4242)]),
+        )
+    )
+    service.receiver.receive(read_report(text), text)
+
+
+def text_of(client: FlaskClient, path: str) -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return html.unescape(response.get_data(as_text=True))
+
+
+@pytest.mark.usefixtures("reported")
+@pytest.mark.parametrize("path", ["/", "/fragments/servers?ids=0"])
+def test_cells_have_bars_and_closed_gpus_icon_and_pattern(as_role: AsRole, path: str) -> None:
+    page = text_of(as_role(Role.READER), path)
+    cells = re.findall(r'<i class="cell ([^"]*)" title="([^"]*)"[^>]*>(.*?)</i>', page)
+    assert [(text.partition("<")[0], "fault" in classes) for classes, _, text in cells] == [
+        ("train", False),
+        ("✖ train", True),
+        ("free", False),
+        ("⚠ rogue", True),
+        ("✖ closed", True),
+    ]
+    bars = [re.findall(r'<u class="(w\d+)">', text) for _, _, text in cells]
+    assert bars == [["w8", "w8"], [], ["w0", "w0"], ["w10", "w0"], []]
+    titles = [title for _, title, _ in cells]
+    assert titles[0] == "GPU 0: train (ada); 71 % used, 62 of 80 GB"
+    assert titles[1].startswith("GPU 1: train (ada); closed: gpu lost; ")
+    assert titles[3] == (
+        "GPU 3: closed: rogue process; pid 4242 of eve: python mine.py; 99 % used, 0 of 80 GB"
+    )
+    assert titles[4] == f"GPU 4: closed: uuid missing; {uuid(4)}"
+
+
+def test_without_reports_there_are_no_bars(as_role: AsRole) -> None:
+    page = text_of(as_role(Role.READER), "/")
+    assert "free" in page
+    assert 'class="uses"' not in page
+
+
+@pytest.mark.usefixtures("reported")
+def test_the_page_of_a_server_has_gpus_processes_leases_and_history(as_role: AsRole) -> None:
+    page = text_of(as_role(Role.READER), "/servers/0")
+    for shown in (
+        f'<small class="uuid">{uuid(0)}</small>',
+        "71 %",
+        "62 of 80 GB",
+        "61 °C",
+        "<td>78</td><td>ada</td><td>500 MiB</td>",
+        '<strong class="bad">⚠ none (rogue)</strong>',
+        "GPU 1 closed: gpu lost",
+        "watched by its agent",
+        "uuid missing",
+    ):
+        assert shown in page, shown
+    assert "Open GPU" not in page
+    raw = as_role(Role.READER).get("/servers/0").get_data(as_text=True)
+    assert "python &lt;train&gt;.py" in raw
+    assert as_role(Role.READER).get("/servers/7").status_code == 404
+
+
+@pytest.mark.usefixtures("reported")
+def test_an_operator_opens_a_gpu_from_the_page(as_role: AsRole, manager: GPUResourceManager) -> None:
+    olga = as_role(Role.OPERATOR, "olga")
+    page = text_of(olga, "/servers/0")
+    [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
+    done = olga.post("/act/servers/0/open-gpu", data={"csrf_token": csrf, "gpu": "3"})
+    assert (done.status_code, done.headers["Location"]) == (303, "/servers/0")
+    assert [each["gpu_id"] for each in manager.server(0)["gpus_closed"]] == [1, 4]
+    assert "GPU 3 opened" in text_of(olga, "/servers/0")
+
+
+def test_a_gpu_that_is_being_cleaned_says_so(
+    service: Service, manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    text = as_text(report(manager.store.now(), *(gpu(number) for number in range(5))))
+    service.receiver.receive(read_report(text), text)
+    manager.submit("train", 1)
+    manager.release("train")
+    page = text_of(as_role(Role.READER), "/")
+    assert 'title="GPU 0: being cleaned after train; 0 % used, 0 of 80 GB"' in page
+    assert "◌ being cleaned after train" in text_of(as_role(Role.READER), "/servers/0")
