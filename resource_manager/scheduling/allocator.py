@@ -31,7 +31,7 @@ from resource_manager.errors import (
 )
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import never_fits
-from resource_manager.scheduling.gangs import Members, could_start, select_members
+from resource_manager.scheduling.gangs import Members, Prospects, could_start, select_members
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
@@ -273,6 +273,7 @@ def dispatch(
     blocked: set[str] = set()
     too_large: set[tuple[object, ...]] = set()
     """Shapes of gangs that do not fit; nothing is freed during the pass."""
+    prospects = Prospects(cluster)
     for pending in order.starting(cluster, now):
         request = pending.request
         if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
@@ -294,7 +295,7 @@ def dispatch(
             yield pending, members
             if reservations is not None:
                 reservations.started(request, members)
-        elif blocks_queue(cluster, request):
+        elif prospects.could_start(request):  # else it blocks nobody, as in `blocks_queue`
             if not order.backfill:
                 if cluster.ledger is None:
                     return

@@ -31,6 +31,10 @@ SlotsOf = Callable[[NodeState], int]
 """(node) -> the number of members that it can take."""
 
 
+MAX_KEPT = 1024
+"""The most values kept for one inventory."""
+
+
 class Part(NamedTuple):
     """Nodes as a mask (bit i: node i) and how many members go there."""
 
@@ -126,22 +130,22 @@ def plan(
             return [Part(allowed, nodes)] if enough else []
         return _near(cluster, request, allowed, slots_of)
     best: list[Part] = []
-    for domain in _domains(cluster, request, request.same, allowed, slots_of):
-        if domain.slots >= nodes:
-            parts = _near(cluster, request, domain.mask, slots_of) if request.prefer_same else []
-            parts = parts or [Part(domain.mask, nodes)]
-            if not best or len(parts) < len(best):
-                best = parts
+    for mask in _whole_domains(cluster, request, request.same, allowed, slots_of):
+        parts = _near(cluster, request, mask, slots_of) if request.prefer_same else []
+        parts = parts or [Part(mask, nodes)]
+        if not best or len(parts) < len(best):
+            best = parts
+        if len(best) == 1:
+            break
     return best
 
 
 def _near(cluster: ClusterState, request: Request, allowed: int, slots_of: SlotsOf) -> list[Part]:
     """Return the fullest domain of `prefer_same` that takes all members, else as few domains as possible."""
     nodes = request.nodes
+    for mask in _whole_domains(cluster, request, request.prefer_same, allowed, slots_of):
+        return [Part(mask, nodes)]
     domains = _domains(cluster, request, request.prefer_same, allowed, slots_of)
-    for domain in domains:
-        if domain.slots >= nodes:
-            return [Part(domain.mask, nodes)]
     parts: list[Part] = []
     while domains and nodes:
         enough = [domain for domain in domains if domain.slots >= nodes]
@@ -157,22 +161,53 @@ def _near(cluster: ClusterState, request: Request, allowed: int, slots_of: Slots
     return parts
 
 
+def _whole_domains(
+    cluster: ClusterState, request: Request, label: str, allowed: int, slots_of: SlotsOf
+) -> Iterator[int]:
+    """Yield the nodes of each domain that takes all members, the fullest first.
+
+    With one member a node, of which each needs GPUs, it is the one with the fewest nodes that have the GPUs
+    free; only then the other amounts are looked at, node by node.
+    """
+    nodes = request.nodes
+    if request.spread is Spread.PACK or not request.gpus:
+        for domain in _domains(cluster, request, label, allowed, slots_of):
+            if domain.slots >= nodes:
+                yield domain.mask
+        return
+    preferred = _preferred(cluster, request, slots_of)
+    found = [
+        Domain(not mask & preferred, mask.bit_count(), mask)
+        for mask in (mask & allowed for mask in domain_masks(cluster, label).values())
+        if mask.bit_count() >= nodes
+    ]
+    for domain in sorted(found, key=_by_fullness):
+        if _count(cluster, domain.mask, slots_of, nodes) >= nodes:
+            yield domain.mask
+
+
+def _preferred(cluster: ClusterState, request: Request, slots_of: SlotsOf) -> int:
+    """Return the mask of the preferred node if it takes a member."""
+    state = cluster.by_name.get(request.preferred_node) if request.preferred_node else None
+    return 1 << state.index if state is not None and slots_of(state) else 0
+
+
+def _by_fullness(domain: Domain) -> tuple[bool, int, int]:
+    return domain.is_other, domain.slots, _first(domain.mask)
+
+
 def _domains(
     cluster: ClusterState, request: Request, label: str, allowed: int, slots_of: SlotsOf
 ) -> list[Domain]:
     """Return the domains of the label that can take any members, the fullest first."""
-    preferred = cluster.by_name.get(request.preferred_node) if request.preferred_node else None
+    preferred = _preferred(cluster, request, slots_of)
     found: list[Domain] = []
     for mask in domain_masks(cluster, label).values():
         if not (mask := mask & allowed):
             continue
-        if request.spread is Spread.SERVERS and request.same == label and mask.bit_count() < request.nodes:
-            continue
-        count = _count(cluster, mask, slots_of)
-        is_other = preferred is None or not (mask >> preferred.index & 1 and slots_of(preferred))
-        if count:
-            found.append(Domain(is_other, count, mask))
-    return sorted(found, key=lambda domain: (domain.is_other, domain.slots, _first(domain.mask)))
+        if count := _count(cluster, mask, slots_of):
+            found.append(Domain(not mask & preferred, count, mask))
+    return sorted(found, key=_by_fullness)
 
 
 def _count(cluster: ClusterState, mask: int, slots_of: SlotsOf, enough: int | None = None) -> int:
@@ -250,17 +285,84 @@ def takes_ever(cluster: ClusterState, request: Request, mask: int) -> bool:
     return _count(cluster, mask, lambda state: ever_slots(state, request), request.nodes) >= request.nodes
 
 
+class Prospects:
+    """Answers whether pending requests could start once all leases had ended; of one moment.
+
+    Nodes of one kind are counted together, since a pass over the queue asks for every request.
+    """
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self._found: dict[tuple[object, ...], bool] = {}
+        self._partly_closed: int | None = None
+
+    def could_start(self, request: Request) -> bool:
+        """Return True if the open nodes could take the request, or the whole gang."""
+        cluster = self._cluster
+        if request.nodes == 1:
+            return any(state.is_open and state.could_fit(request) for state in cluster.nodes)
+        if request.shape not in self._found:
+            allowed = cluster.open_mask & addressed(cluster)
+            for name, value in request.labels_required.items():
+                allowed &= domain_masks(cluster, name).get(value, 0)
+            if request.required_node is not None:
+                state = cluster.by_name.get(request.required_node)
+                allowed &= 0 if state is None else 1 << state.index
+            areas = domain_masks(cluster, request.same).values() if request.same else [allowed]
+            self._found[request.shape] = any(self._takes(request, area & allowed) for area in areas)
+        return self._found[request.shape]
+
+    def _takes(self, request: Request, area: int) -> bool:
+        if request.spread is Spread.SERVERS and area.bit_count() < request.nodes:
+            return False
+        if self._partly_closed is None:
+            self._partly_closed = _mask([state.index for state in self._cluster.nodes if state.closed_gpus])
+        count = 0
+        for slots_of_each, mask in _by_slots(self._cluster, request):
+            count += slots_of_each * (mask & area & ~self._partly_closed).bit_count()
+        if count < request.nodes and (partly := area & self._partly_closed):
+            count += _count(
+                self._cluster,
+                partly,
+                lambda state: slots(state.node, request, state.capacity_without_leases),
+                request.nodes - count,
+            )
+        return count >= request.nodes
+
+
 def could_start(cluster: ClusterState, request: Request) -> bool:
     """Return True if the open nodes could take the request, or the whole gang, once all leases had ended."""
-    if request.nodes == 1:
-        return any(state.is_open and state.could_fit(request) for state in cluster.nodes)
+    return Prospects(cluster).could_start(request)
 
-    def slots_of(state: NodeState) -> int:
-        return slots(state.node, request, state.capacity_without_leases)
 
-    allowed = cluster.open_mask & addressed(cluster)
-    areas = domain_masks(cluster, request.same).values() if request.same else [allowed]
-    return any(_count(cluster, mask & allowed, slots_of, request.nodes) >= request.nodes for mask in areas)
+def _by_slots(cluster: ClusterState, request: Request) -> list[tuple[int, int]]:
+    """Return how many members nodes take when they are empty and accept the labels, and which nodes do."""
+    key = (*request.shape[:5], request.spread, request.nodes if request.spread is Spread.PACK else 0)
+
+    def count() -> list[tuple[int, int]]:
+        member = replace(request, labels_required={}, required_node=None)
+        found: dict[int, int] = {}
+        for state, mask in _kinds(cluster):
+            if number := slots(state.node, member, total_capacity(state.node)):
+                found[number] = found.get(number, 0) | mask
+        return list(found.items())
+
+    return _kept(cluster, f"slots {key}", count)
+
+
+def _kinds(cluster: ClusterState) -> list[tuple[NodeState, int]]:
+    """Return one node of each kind with the mask of all of them: equal but for name, address and labels."""
+
+    def group() -> list[tuple[NodeState, int]]:
+        found: dict[object, list[int]] = {}
+        for state in cluster.nodes:
+            node = state.node
+            gpus = tuple((gpu.gpu_id, gpu.gpu_type, gpu.vendor, gpu.is_mig) for gpu in node.gpus)
+            key = (tuple(sorted(node.resources.items())), gpus, node.vendor)
+            found.setdefault(key, []).append(state.index)
+        return [(cluster.nodes[indexes[0]], _mask(indexes)) for indexes in found.values()]
+
+    return _kept(cluster, "kinds", group)
 
 
 # ---- nodes as masks ----
@@ -289,7 +391,7 @@ def addressed(cluster: ClusterState) -> int:
 def _kept(cluster: ClusterState, name: str, compute: Callable[[], T]) -> T:
     """Return a value that depends on the inventory alone, each of which brings a new `largest`."""
     known = cluster.policy_cache.get(_kept)
-    if known is None or known[0] is not cluster.largest:
+    if known is None or known[0] is not cluster.largest or len(known[1]) > MAX_KEPT:
         known = cluster.policy_cache[_kept] = (cluster.largest, {})
     values: dict[str, T] = known[1]
     if name not in values:
