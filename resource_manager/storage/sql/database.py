@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
 
 from resource_manager.storage.sql import tables
 from resource_manager.storage.sql.dialect import Dialect, Fault, Poller, Waiter
+from resource_manager.storage.sql.views import ALLOCATIONS, SERVERS, Views
 
 DEFAULT_NAMESPACE = "gpu_manager"
 
@@ -164,6 +165,9 @@ class Database:
             if self.dialect.schema:
                 connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {self.dialect.schema}"))
             self.tables.create_all(connection)
+            names = ("snapshot", "change", ALLOCATIONS, SERVERS)
+            for statement in Views(self.dialect.json, *map(self.dialect.quoted, names)).statements():
+                connection.execute(text(statement.replace(":", r"\:")))
             connection.execute(text("COMMIT"))
         except BaseException as error:
             self._roll_back(connection, error)

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 
 from sqlalchemy import Connection, Engine
 
+from resource_manager.storage.sql.views import Json
+
 FaultKind = Literal["missing", "busy", "away", "full", "corrupt", "rights", "refused"]
 """Kinds of a driver's error: `missing` tables, a transaction to be tried again (`busy`), a server that is
 `away`, a `full` disk, data that is not a database (`corrupt`), lacking `rights`, anything else."""
@@ -105,6 +107,7 @@ class Dialect(Protocol):
     prefix: str
     wake: str
     lock_row: str
+    json: Json
 
     def engine(self) -> Engine:
         """Return an engine that has not connected yet; raises `SettingsError`."""

@@ -13,6 +13,7 @@ from sqlalchemy.exc import ArgumentError
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.sql.dialect import Commit, Fault, FaultKind, Poller, in_driver_style, update
+from resource_manager.storage.sql.views import MYSQL
 
 TIMEOUT_S = 5
 
@@ -61,6 +62,7 @@ class MySQL:
     server = "''"
     wake = ""
     begin = "START TRANSACTION"
+    json = MYSQL
     lock_row = " FOR UPDATE"
     schema: str | None = None
     prefix = ""

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.sql.dialect import POLL_S, Commit, Fault, FaultKind, Poller, update
 from resource_manager.storage.sql.tables import SCHEMA
+from resource_manager.storage.sql.views import POSTGRESQL
 
 TIMEOUT_S = 5.0
 
@@ -85,6 +86,7 @@ class PostgreSQL:
     )
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
     wake = "SELECT pg_notify('gpu_manager_' || :token, '')"
+    json = POSTGRESQL
     lock_row = " FOR UPDATE"
     schema: str | None = SCHEMA
     prefix = ""

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.sql.dialect import Commit, Fault, Poller, update
 from resource_manager.storage.sql.tables import SCHEMA
+from resource_manager.storage.sql.views import SQLITE
 
 BUSY_S = 5.0
 
@@ -33,6 +34,7 @@ class SQLite:
     server = "''"
     wake = ""
     begin = "BEGIN IMMEDIATE"
+    json = SQLITE
     lock_row = ""
     schema: str | None = None
     prefix = f"{SCHEMA}_"
