@@ -47,6 +47,16 @@ class SqlServer:
         """The URL of the database's superuser."""
         raise NotImplementedError
 
+    @property
+    def socket(self) -> Path:
+        """Its unix socket."""
+        raise NotImplementedError
+
+    @classmethod
+    def missing(cls) -> str:
+        """Return what this machine lacks to run it; empty if nothing."""
+        raise NotImplementedError
+
     def prepare(self) -> None:
         """Create the data folder."""
 
@@ -116,6 +126,15 @@ class Postgres(SqlServer):
     def url(self) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def socket(self) -> Path:
+        return self.folder / f".s.PGSQL.{self.port}"
+
+    @classmethod
+    def missing(cls) -> str:
+        is_there = postgresql_programs() is not None
+        return "" if is_there else "needs PostgreSQL's initdb and postgres (Debian: postgresql)"
+
     def prepare(self) -> None:
         initdb = str(self.programs / "initdb")
         self.run(initdb, "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-sync")
@@ -152,6 +171,15 @@ class MariaDB(SqlServer):
     def url(self) -> str:
         return f"mysql://root@127.0.0.1:{self.port}/gpu_manager"
 
+    @property
+    def socket(self) -> Path:
+        return self.folder / "socket"
+
+    @classmethod
+    def missing(cls) -> str:
+        is_there = shutil.which("mariadbd") and shutil.which("mariadb-install-db")
+        return "" if is_there else "needs mariadbd and mariadb-install-db (Debian: mariadb-server)"
+
     def prepare(self) -> None:
         self.run(
             "mariadb-install-db",
@@ -167,7 +195,7 @@ class MariaDB(SqlServer):
             "mariadbd",
             "--no-defaults",
             f"--datadir={self.folder / 'data'}",
-            f"--socket={self.folder / 'socket'}",
+            f"--socket={self.socket}",
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
             "--skip-name-resolve",
@@ -186,15 +214,15 @@ class MariaDB(SqlServer):
         return done.stdout.strip()
 
     def _client(self, statement: str) -> subprocess.CompletedProcess[str]:
-        address = ["--no-defaults", f"--socket={self.folder / 'socket'}", "-uroot", "-N", "-B"]
+        address = ["--no-defaults", f"--socket={self.socket}", "-uroot", "-N", "-B"]
         return subprocess.run(["mariadb", *address, "-e", statement], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Postgres]:
     """A PostgreSQL shared by all tests: each needs its own namespace."""
-    if postgresql_programs() is None:
-        pytest.skip("needs PostgreSQL's initdb and postgres (Debian: postgresql)")
+    if missing := Postgres.missing():
+        pytest.skip(missing)
     server = Postgres()
     yield server
     server.stop()
@@ -203,8 +231,8 @@ def postgresql() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     """A MariaDB shared by all tests: each needs its own namespace."""
-    if shutil.which("mariadbd") is None or shutil.which("mariadb-install-db") is None:
-        pytest.skip("needs mariadbd and mariadb-install-db (Debian: mariadb-server)")
+    if missing := MariaDB.missing():
+        pytest.skip(missing)
     server = MariaDB()
     yield server
     server.stop()

@@ -14,10 +14,11 @@ from typing import Any
 POINTS = {
     "redis": ("before", "sent", "answered"),
     "variables": ("before", "sent", "written", "answered"),
+    "sql": ("before", "sent", "answered"),
 }
 """`sent`: the script, or a task's message to its supervisor, has gone out and no answer was read; to a
-database: the row is written and its transaction open. `written`: committed there, and not yet remembered in
-Redis. `answered`: all is done and the caller was not told."""
+database: the row is written and its transaction open, or the statements have gone out. `written`: committed
+there, and not yet remembered in Redis. `answered`: all is done and the caller was not told."""
 
 
 class CommitPoint:
@@ -44,6 +45,19 @@ class CommitPoint:
 
         self._surround(RedisStore, "commit", before="before", after="answered", is_commit=True)
         self._surround(AbstractConnection, "send_command", after="sent", only="EVALSHA")
+
+    def arm_sql(self) -> None:
+        import pymysql
+        from psycopg import Cursor
+
+        from resource_manager.storage.sql.sqlite import SQLite
+        from resource_manager.storage.sql.store import SqlStore
+
+        self._surround(SqlStore, "commit", before="before", after="answered", is_commit=True)
+        self._surround(Cursor, "_execute_send", after="sent")
+        self._surround(Cursor, "_send_query_prepared", after="sent")
+        self._surround(pymysql.connections.Connection, "_execute_command", after="sent")
+        self._surround(SQLite, "_write", after="sent")
 
     def arm_variables(self) -> None:
         from sqlalchemy import event

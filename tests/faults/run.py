@@ -1,7 +1,8 @@
 """Runs seeded schedules of faults against real processes and real servers, and checks what happened.
 
 `python -m tests.faults.run --seeds 200` runs seeds 0 to 199, `--seed 17` replays one, with its schedule;
-`--store variables` hurts the Variable store on an Airflow on PostgreSQL, with `--tasks` through tasks of that
+`--store postgresql`, `mariadb` or `sqlite` hurts a database,
+`--store variables` the Variable store on an Airflow on PostgreSQL, with `--tasks` through tasks of that
 Airflow, `--network netns` goes over network namespaces, `--other-version CHECKOUT` runs every other worker on
 the package there.
 """
@@ -35,12 +36,26 @@ from tests.faults.commit_points import POINTS
 from tests.faults.outcomes import Outcome, report, summarise
 from tests.faults.processes import Process, of_other_version
 from tests.faults.schedule import Schedule
-from tests.faults.setups import SETTINGS, Namespaces, Tasks, Variables, remove, setting_of
+from tests.faults.setups import (
+    SETTINGS,
+    Databases,
+    Namespaces,
+    OneRedis,
+    OnMariaDB,
+    OnPostgreSQL,
+    OnSQLite,
+    Tasks,
+    Variables,
+    remove,
+    setting_of,
+)
 from tests.faults.worker import SERVERS, TTL_S, Assignment, main
 from tests.sql_servers import Postgres
 
 HEAL_S = 30.0
 """Within the time to live and this, everything is free or held by a live owner once the faults are over."""
+
+SQL_SETTINGS = (OnPostgreSQL.name, OnMariaDB.name, OnSQLite.name)
 
 FINDING = {"no fencing": ("stop worker",)}
 """The faults that bring a planted bug to light, where not all do."""
@@ -250,6 +265,15 @@ def servers_of(setting: str) -> Iterator[None]:
     }
     if setting in missing and (reason := missing[setting].what_is_missing()):
         raise SystemExit(f"--store and --network: {setting} {reason}")
+    if issubclass(kind := SETTINGS.get(setting, OneRedis), Databases):
+        if reason := kind.server_class.missing():
+            raise SystemExit(f"--store {setting} {reason}")
+        kind.database = kind.server_class()
+        try:
+            yield
+        finally:
+            kind.database.stop()
+        return
     if setting not in {Variables.name, Tasks.name}:
         yield
         return
@@ -276,7 +300,7 @@ def command() -> int:
         "--seconds", type=float, help="how long faults go on in each run (5, with --tasks 30)"
     )
     parser.add_argument("--bug", default="", choices=["", *BUGS], help="a bug to plant")
-    parser.add_argument("--store", default="redis", choices=["redis", "variables"])
+    parser.add_argument("--store", default="redis", choices=["redis", "variables", *SQL_SETTINGS])
     parser.add_argument("--tasks", action="store_true", help="reach the Variable from tasks of Airflow")
     parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
     parser.add_argument("--setting", default="", choices=["", *SETTINGS], help="the same one for all seeds")
@@ -287,6 +311,8 @@ def command() -> int:
         parser.error("--tasks: goes with --store variables")
     if options.store == "variables":
         setting = Tasks.name if options.tasks else Variables.name
+    elif options.store in SQL_SETTINGS:
+        setting = options.store
     elif options.network == "netns":
         setting = Namespaces.name
     one = options.seed is not None

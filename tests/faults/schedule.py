@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from tests.faults.airflow_tasks import AirflowTask
 from tests.faults.processes import Process, signalled
 from tests.faults.proxy import Proxy
-from tests.faults.setups import Namespaces, OneRedis, Sentinels, Tasks, Variables
+from tests.faults.setups import Databases, Namespaces, OneRedis, OnSQLite, Sentinels, Tasks, Variables
 from tests.faults.worker import TTL_S
 
 SECONDS_BEFORE = 0.6
@@ -221,6 +223,22 @@ class Schedule:
     def do_stop_postgres(self) -> None:
         for pid in cast(Variables, self.setup).postgres.pids():
             self.stop_pid_for(self.rng.uniform(0.05, 1.0), pid)
+
+    # ---- databases ----
+
+    def do_restart_database(self) -> None:
+        cast(Databases, self.setup).database.restart(self.rng.uniform(0.0, 0.3))
+
+    def do_stop_database(self) -> None:
+        seconds = self.rng.uniform(0.05, 1.0)
+        for pid in cast(Databases, self.setup).database.pids():
+            self.stop_pid_for(seconds, pid)
+
+    def do_lock_file(self) -> None:
+        file = sqlite3.connect(cast(OnSQLite, self.setup).file, isolation_level=None, timeout=1.0)
+        with suppress(sqlite3.OperationalError):  # the workers were quicker
+            file.execute("BEGIN IMMEDIATE")
+        self.after(self.rng.uniform(0.05, 1.0), file.close)
 
     # ---- Airflow ----
 

@@ -20,12 +20,14 @@ from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
 from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, SERVERS, TTL_S, Assignment
-from tests.sql_servers import Postgres
+from tests.sql_servers import MariaDB, Postgres, SqlServer
 
 DISK = ("appendonly yes", "appendfsync always")
 PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")
 NETWORK = ("lose answers", "lose answers", "cut", "partition", "delay", "repeat requests")
 REDIS = ("restart redis", "fill memory", "read only", "flush scripts", "stop redis")
+
+DATABASE = ("restart database", "restart database", "stop database")
 
 AIRFLOW = ("kill supervisor", "stop supervisor", "stop api server", "stop api server")
 
@@ -246,8 +248,86 @@ class Tasks(Variables):
             super().stop()
 
 
+class Databases(OneRedis):
+    """A database server, started once for all runs, and a proxy for each worker."""
+
+    kinds = (*PROCESSES, "lose answers", "lose answers", "cut", "partition", "delay", *DATABASE)
+    store_kind = "sql"
+    server_class: type[SqlServer]
+    database: SqlServer
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        self.rng = rng
+        self.namespace = f"{folder.name}-{time.time_ns()}"
+        self.proxies = [Proxy(str(self.database.socket)) for _ in range(workers)]
+        self.services = []
+
+    def assignment(self, slot: int) -> dict[str, Any]:
+        return {"store": self._url(self.proxies[slot].port)}
+
+    def manager(self) -> GPUResourceManager:
+        return self._manager(self._url(self.database.port))
+
+    def _url(self, port: int) -> str:
+        url = self.database.url.replace(f":{self.database.port}/", f":{port}/")
+        return f"{url}?namespace={self.namespace}"
+
+    def stop(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+
+
+class OnPostgreSQL(Databases):
+    """The state in a PostgreSQL that is killed and stopped."""
+
+    name = "postgresql"
+    server_class = Postgres
+
+
+class OnMariaDB(Databases):
+    """The state in a MariaDB that is killed and stopped."""
+
+    name = "mariadb"
+    server_class = MariaDB
+
+
+class OnSQLite(OneRedis):
+    """The state in a file, which another process now and then keeps locked."""
+
+    name = "sqlite"
+    kinds = (*PROCESSES, "lock file", "lock file")
+    store_kind = "sql"
+
+    def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
+        self.rng = rng
+        self.file = folder / "state.db"
+        self.services = []
+        self.proxies = []
+
+    def assignment(self, slot: int) -> dict[str, Any]:
+        return {"store": f"sqlite:///{self.file}"}
+
+    def manager(self) -> GPUResourceManager:
+        return self._manager(f"sqlite:///{self.file}")
+
+    def stop(self) -> None:
+        """Do nothing: the file goes with its folder."""
+
+
 SETTINGS: dict[str, type[OneRedis]] = {
-    setup.name: setup for setup in (OneRedis, Services, NoDisk, Sentinels, Namespaces, Variables, Tasks)
+    setup.name: setup
+    for setup in (
+        OneRedis,
+        Services,
+        NoDisk,
+        Sentinels,
+        Namespaces,
+        Variables,
+        Tasks,
+        OnPostgreSQL,
+        OnMariaDB,
+        OnSQLite,
+    )
 }
 
 

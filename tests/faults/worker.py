@@ -26,6 +26,7 @@ TTL_S = 2.0
 SERVERS = 3
 LOCK_TIMEOUT_S = 5.0
 ALL_CHANGES = 1_000_000
+SQL = ("postgresql://", "mysql://", "sqlite://")
 
 Answer = dict[str, Any]
 
@@ -293,7 +294,12 @@ def main(assignment: Assignment) -> None:
         from tests.faults.commit_points import CommitPoint
 
         point = CommitPoint(*assignment.halts_at, Path(assignment.halts), Path(assignment.stop))
-        point.arm_variables() if assignment.lock_life_s else point.arm_redis()
+        if assignment.lock_life_s:
+            point.arm_variables()
+        elif assignment.store.startswith(SQL):
+            point.arm_sql()
+        else:
+            point.arm_redis()
     Worker(assignment).run()
 
 

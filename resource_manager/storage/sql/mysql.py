@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import pymysql
 from pymysql.constants import CLIENT
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.sql.dialect import Commit, Fault, FaultKind, Poller, in_driver_style, update
@@ -105,6 +106,8 @@ class MySQL:
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
         # One packet: a client that sleeps in the middle of a commit holds nobody up.
         values = commit.values
+        # What follows hangs on the compare-and-set of this try, not of an earlier one whose answer was lost.
+        values |= {"stored_id": commit.commit_id, "commit_id": os.urandom(12).hex()}
         statements = [self.begin, update(self, commit)]
         if commit.changes:
             statements.append(self._insert(commit, values))
@@ -119,10 +122,13 @@ class MySQL:
                 while cursor.nextset():
                     counts.append(cursor.rowcount)
                 return counts[1] == 1, float(cursor.fetchone()[0])
-            except pymysql.Error:
-                if driver.open:
+            except pymysql.Error as error:
+                if self.explain(error).kind == "away":
+                    connection.invalidate()
+                else:
                     driver.rollback()
-                raise
+                # As SQLAlchemy raises what happens in its own methods.
+                raise DBAPIError.instance(None, None, error, pymysql.Error) from error
 
     def _insert(self, commit: Commit, values: dict[str, Any]) -> str:
         """Return the statement that writes the changes if the compare-and-set before it was made."""
@@ -133,7 +139,7 @@ class MySQL:
         entries = " UNION ALL ".join(rows)
         return (
             f"INSERT INTO {self.quoted('change')} (namespace, version, at, commit_id, body) "
-            f"SELECT s.namespace, :version + e.number, e.at, :commit_id, e.body FROM ({entries}) AS e "
+            f"SELECT s.namespace, :version + e.number, e.at, :stored_id, e.body FROM ({entries}) AS e "
             f"JOIN {self.quoted('state')} AS s ON s.namespace = :namespace AND s.commit_id = :commit_id"
         )
 

@@ -1,0 +1,441 @@
+"""What databases do to a store: they die, fail over, refuse, fill up, forget, and lose answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from resource_manager.core.changes import Renewed
+from resource_manager.core.cluster import ClusterState
+from resource_manager.errors import (
+    NewerFormatError,
+    ResourceManagerError,
+    StaleStateError,
+    StateLostError,
+    StateUnconfirmedError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.settings import Settings
+from resource_manager.storage import Store, open_store
+from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Poller
+from resource_manager.storage.sql.postgresql import Listener
+from tests.eventually import wait_for
+from tests.faults.proxy import Proxy
+from tests.sql_servers import MariaDB, Postgres, SqlServer
+from tests.storage import test_contract
+from tests.storage.sql.servers import PgBouncer, Standby
+from tests.storage.test_contract import fresh
+from tests.storage.walk import add, granted, started
+
+DATABASES = ("postgresql", "mariadb")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture(params=DATABASES)
+def shared(request: pytest.FixtureRequest) -> SqlServer:
+    server: SqlServer = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture(params=DATABASES)
+def own(request: pytest.FixtureRequest) -> Iterator[SqlServer]:
+    """A server for one test, which may break it."""
+    request.getfixturevalue(request.param)  # or the reason why there is none
+    server: SqlServer = Postgres() if request.param == "postgresql" else MariaDB()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def primary() -> Iterator[Postgres]:
+    if missing := Postgres.missing():
+        pytest.skip(missing)
+    server = Postgres(options="-c wal_level=replica -c max_wal_senders=4")
+    yield server
+    server.stop()
+
+
+def one_line(error: BaseException) -> str:
+    assert len(str(error).splitlines()) == 1, error
+    return str(error)
+
+
+def proxied(stack: ExitStack, server: SqlServer, namespace: str = "") -> tuple[Proxy, str]:
+    """Return a proxy in front of a server, and the URL of a namespace behind it."""
+    proxy = stack.enter_context(closing(Proxy(str(server.socket))))
+    url = server.url.replace(f":{server.port}", f":{proxy.port}")
+    return proxy, f"{url}?namespace={namespace or uuid.uuid4().hex}"
+
+
+def test_what_was_acknowledged_survives_a_kill_of_the_database(own: SqlServer, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(open_store(own.url)))
+    cluster = started(store)
+    for number in range(5):
+        add(store, cluster, f"t{number}")
+    own.kill()
+    with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
+        store.commit(cluster.version, [granted(cluster, "lost", store.now())], now=store.now())
+    one_line(caught.value)
+    own.start()
+    assert fresh(store) == cluster.snapshot()
+    add(store, cluster, "later")
+    assert len(fresh(store).leases) == 6
+
+
+def test_a_commit_whose_answer_was_lost_is_made_once(shared: SqlServer, stack: ExitStack) -> None:
+    proxy, url = proxied(stack, shared)
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    add(store, cluster, "a")
+    for number in range(3):
+        proxy.lose_answers = 1
+        add(store, cluster, f"t{number}")
+    assert fresh(store) == cluster.snapshot()
+
+
+def test_the_outcome_of_a_commit_without_an_answer_is_known_at_the_next_call(
+    shared: SqlServer, stack: ExitStack
+) -> None:
+    proxy, url = proxied(stack, shared)
+    manager = stack.enter_context(GPUResourceManager(Settings(store=url)))
+    assert manager.allocate_resources("before", 2, 2) is not None
+    proxy.lose_answers = 1000
+    with pytest.raises(StoreUnavailableError) as caught:
+        manager.allocate_resources("unknown", 2, 2)
+    one_line(caught.value)
+    proxy.lose_answers = 0
+    lease = manager.status_of("unknown")
+    assert lease is not None, "it was written before its answer was lost"
+    again = manager.allocate_resources("unknown", 2, 2)
+    assert again is not None
+    assert again["fencing_token"] == lease["fencing_token"] == 2
+    assert len(manager.leases()) == 2
+
+
+def test_connections_that_the_server_closed_are_replaced(postgresql: Postgres, stack: ExitStack) -> None:
+    url = postgresql.fresh_url()
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    postgresql.psql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gpu-manager'"
+    )
+    add(store, cluster, "a")
+    assert fresh(store).version == 1
+
+
+def test_a_server_that_does_not_answer_is_given_up(
+    postgresql: Postgres, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.storage.sql.postgresql.TIMEOUT_S", 0.5)
+    proxy, url = proxied(stack, postgresql)
+    store = stack.enter_context(closing(open_store(url)))
+    started(store)
+    proxy.partitioned = True
+    with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+        store.refresh(None)
+    proxy.partitioned = False
+    assert fresh(store).version == 0
+
+
+# ---- fail-over ----
+
+
+def test_a_promoted_standby_begins_a_recovery_window(primary: Postgres, stack: ExitStack) -> None:
+    standby = Standby(primary)
+    stack.callback(standby.stop)
+    both = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+    settings = Settings(lease_confirmation_window_s=3.0)
+    store = stack.enter_context(closing(open_store(both, settings)))
+    cluster = started(store)
+    add(store, cluster, "a")
+    version = primary.psql("SELECT pg_current_wal_lsn()")
+    wait_for(lambda: standby.psql(f"SELECT pg_last_wal_replay_lsn() >= '{version}'") == "t")
+    with (
+        closing(open_store(standby.url)) as reader,
+        pytest.raises(StoreUnavailableError, match="read-only standby") as refused,
+    ):
+        reader.refresh(None)
+    one_line(refused.value)
+    primary.kill()
+    standby.promote()
+    now = store.now()
+    with pytest.raises((StaleStateError, StateUnconfirmedError)):
+        store.commit(1, [granted(cluster, "b", now)], now=now)
+    recovered = store.refresh(None)
+    assert recovered is not None
+    assert recovered.version > 2**20, "no replica from before passes as current"
+    assert recovered.last_fencing_token > 2**20, "no token is issued twice"
+    assert list(recovered.leases) == ["a"]
+    assert store.suspended_until > store.now()
+    now = store.now()
+    with pytest.raises(StateUnconfirmedError):
+        store.commit(recovered.version, [granted(recovered, "b", now)], now=now)
+    renewal = Renewed("a", 1, now, now + 900)
+    store.commit(recovered.version, [renewal], now=now)
+    recovered.apply(renewal)
+    wait_for(lambda: store.now() > store.suspended_until)
+    add(store, recovered, "b")
+    assert sorted(lease.lease_id for lease in fresh(store).leases) == ["a", "b"]
+
+
+# ---- poolers, isolation, rights ----
+
+
+@pytest.fixture
+def pgbouncer(postgresql: Postgres) -> Iterator[PgBouncer]:
+    if shutil.which("pgbouncer") is None:
+        pytest.skip("needs pgbouncer (Debian: pgbouncer)")
+    pooler = PgBouncer(postgresql)
+    yield pooler
+    pooler.stop()
+
+
+def opener(stack: ExitStack, url: str):  # type: ignore[no-untyped-def]
+    def open_client() -> Store:
+        return stack.enter_context(closing(open_store(url)))
+
+    return open_client
+
+
+def test_concurrent_writers_behind_a_pooler_lose_nothing(pgbouncer: PgBouncer, stack: ExitStack) -> None:
+    test_contract.test_concurrent_writers_lose_nothing(
+        opener(stack, f"{pgbouncer.url}?namespace={uuid.uuid4().hex}")
+    )
+
+
+def test_waiters_are_woken_directly_and_poll_behind_a_pooler(
+    postgresql: Postgres, pgbouncer: PgBouncer, stack: ExitStack
+) -> None:
+    direct = stack.enter_context(closing(Database(postgresql.fresh_url())))
+    pooled = stack.enter_context(closing(Database(pgbouncer.url)))
+    listening = stack.enter_context(closing(direct.waiter("t")))
+    assert isinstance(listening, Listener)
+    assert isinstance(stack.enter_context(closing(pooled.waiter("t"))), Poller)
+    woken = threading.Event()
+
+    def wait() -> None:
+        listening.wait(60.0, 0)
+        woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    direct.row(direct.dialect.wake, token="t")
+    thread.join()
+    assert woken.is_set()
+
+
+def test_transactions_that_disturb_each_other_are_tried_again(postgresql: Postgres, stack: ExitStack) -> None:
+    postgresql.psql("DROP ROLE IF EXISTS strict; CREATE ROLE strict LOGIN SUPERUSER")
+    postgresql.psql("ALTER ROLE strict SET default_transaction_isolation = 'serializable'")
+    url = postgresql.fresh_url().replace("postgres@", "strict@")
+    test_contract.test_concurrent_writers_lose_nothing(opener(stack, url))
+
+
+def test_tables_that_are_missing_and_may_not_be_created(postgresql: Postgres, stack: ExitStack) -> None:
+    postgresql.psql("DROP DATABASE IF EXISTS bare")
+    postgresql.psql("CREATE DATABASE bare")
+    postgresql.psql("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
+    url = f"postgresql://guest@127.0.0.1:{postgresql.port}/bare"
+    store = stack.enter_context(closing(open_store(url)))
+    with pytest.raises(StoreUnavailableError, match="run gpu-manager store create as one who may") as caught:
+        store.refresh(None)
+    one_line(caught.value)
+
+
+def test_a_wrong_password(postgresql: Postgres) -> None:
+    postgresql.psql("DROP ROLE IF EXISTS ada; CREATE ROLE ada LOGIN PASSWORD 'right'")
+    rules = postgresql.data / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text(f"host all ada 127.0.0.1/32 scram-sha-256\n{before}")
+    postgresql.psql("SELECT pg_reload_conf()")
+    url = f"postgresql://ada:wrong@127.0.0.1:{postgresql.port}/postgres"  # pragma: allowlist secret
+
+    def refused() -> bool:
+        with closing(open_store(url)) as store:
+            try:
+                store.refresh(None)
+            except ResourceManagerError as error:
+                return "it refused the login: check user and password" in one_line(error)
+        return False
+
+    wait_for(refused)
+    rules.write_text(before)
+    postgresql.psql("SELECT pg_reload_conf()")
+
+
+# ---- data that is gone, older, newer or full ----
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    fresh_url: str = request.getfixturevalue(request.param).fresh_url()
+    return fresh_url
+
+
+def execute(url: str, *statements: str) -> None:
+    with closing(Database(url)) as database:
+        for statement in statements:
+            database.run(lambda connection, statement=statement: database.execute(connection, statement))
+
+
+def test_an_emptied_database_is_a_lost_state(url: str, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    add(store, cluster, "a")
+    execute(
+        url, *(f"DELETE FROM {{{table}}} WHERE namespace = :namespace" for table in ("state", "snapshot"))
+    )
+    with pytest.raises(StateLostError) as caught:
+        store.refresh(cluster)
+    one_line(caught.value)
+    with pytest.raises(StateLostError):
+        store.commit(1, [granted(cluster, "b", store.now())], now=store.now())
+    store.replace(ClusterState(node.node for node in cluster.nodes).snapshot())
+    assert fresh(store).leases == (), "an operator decided"
+
+
+def test_an_older_database_is_a_lost_state(url: str, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    for name in "abc":
+        add(store, cluster, name)
+    execute(
+        url,
+        "UPDATE {state} SET version = 1 WHERE namespace = :namespace",
+        "DELETE FROM {change} WHERE namespace = :namespace AND version > 1",
+    )
+    with pytest.raises(StateLostError):
+        store.refresh(cluster)
+
+
+def test_another_state_in_the_same_place_is_a_lost_state(url: str, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(open_store(url)))
+    started(store)
+    execute(url, "UPDATE {state} SET incarnation = 'another' WHERE namespace = :namespace")
+    with pytest.raises(StateLostError):
+        store.refresh(None)
+
+
+def test_a_newer_format_is_refused(url: str, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    execute(url, "UPDATE {state} SET format = 2 WHERE namespace = :namespace")
+    for act in (
+        lambda: store.refresh(None),
+        lambda: store.commit(0, [granted(cluster, "a", store.now())], now=store.now()),
+        lambda: store.replace(cluster.snapshot()),
+    ):
+        with pytest.raises(NewerFormatError) as caught:
+            act()
+        one_line(caught.value)
+    execute(url, "UPDATE {state} SET format = 1 WHERE namespace = :namespace")
+    assert fresh(store).version == 0, "nothing was written"
+
+
+def test_the_history_is_bounded_and_snapshots_take_its_place(
+    url: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.storage.sql.store.SNAPSHOT_EVERY", 10)
+    store = stack.enter_context(closing(open_store(url, Settings(history_length=1000))))
+    monkeypatch.setattr(store, "_history_length", 20)
+    cluster = started(store)
+    for step in range(60):
+        add(store, cluster, f"t{step}") if step % 2 == 0 else end(store, cluster, f"t{step - 1}")
+    assert 20 <= len(store.history(0, 1000)) <= 40
+    assert fresh(stack.enter_context(closing(open_store(url)))) == cluster.snapshot()
+
+
+def end(store: Store, cluster: ClusterState, lease_id: str) -> None:
+    from resource_manager.scheduling import allocator
+
+    now = store.now()
+    changes = allocator.release(cluster, lease_id, now)
+    store.commit(cluster.version, changes, now=now)
+    for change in changes:
+        cluster.apply(change)
+
+
+def fill_up(store: Store, cluster: ClusterState) -> None:
+    for number in range(1000):
+        add(store, cluster, f"t{number}")
+        end(store, cluster, f"t{number}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_refuses_commits_whole_and_goes_on_once_it_has_room(
+    small_disk: Path, stack: ExitStack
+) -> None:
+    store = stack.enter_context(closing(open_store(f"sqlite:///{small_disk}/state.db")))
+    cluster = started(store)
+    add(store, cluster, "a")
+    filler = small_disk / "filler"
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(b"x" * 4 * 2**20)
+    with pytest.raises(StoreFullError, match="its disk is full") as caught:
+        fill_up(store, cluster)
+    one_line(caught.value)
+    assert fresh(store) == cluster.snapshot(), "all or nothing of each"
+    filler.unlink()
+    add(store, cluster, "b")
+    assert fresh(store) == cluster.snapshot()
+    with closing(sqlite3.connect(small_disk / "state.db")) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_full_disk_of_postgresql(primary: Postgres, tmp_path: Path, stack: ExitStack) -> None:
+    """Its tables are on a small disk of their own, so that the server itself lives on."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=777", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    stack.callback(lambda: subprocess.run(["umount", "-l", str(place)], check=True))
+    for folder in (place, *place.parents):
+        if str(folder).startswith(str(tmp_path.parents[1])):
+            folder.chmod(0o777)
+    shutil.chown(place, "postgres")
+    primary.psql(f"CREATE TABLESPACE small LOCATION '{place}'")
+    primary.psql("ALTER ROLE postgres SET default_tablespace = 'small'")
+    store = stack.enter_context(closing(open_store(primary.url)))
+    cluster = started(store)
+    add(store, cluster, "a")
+    filler = place / "filler"
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(b"x" * 3 * 2**20)
+    with pytest.raises(StoreFullError, match="its disk is full") as caught:
+        fill_up(store, cluster)
+    one_line(caught.value)
+    assert fresh(store) == cluster.snapshot(), "all or nothing of each"
+    filler.unlink()
+    add(store, cluster, "b")
+    assert fresh(store) == cluster.snapshot()
