@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -61,6 +62,8 @@ class LazyGroup(InputErrors, OneLineErrors):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        # For small matrices threads of BLAS only wait for each other; it reads this when imported.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         try:
             command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         except ModuleNotFoundError as error:

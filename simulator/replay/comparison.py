@@ -20,7 +20,7 @@ from simulator.replay.replay import Record, Replay
 from simulator.replay.workload import Workload, read_workload
 from simulator.rounds.policies import get_round_policy, is_round_policy
 from simulator.rounds.record import Rounds, curves, summarise
-from simulator.rounds.studies import STUDIES, study
+from simulator.rounds.studies import STUDIES, study, study_workload
 from simulator.rounds.timed import timed_rounds
 
 FORMAT = 4
@@ -134,12 +134,11 @@ def check(
             openb.policy_for(policy, fragmentation, 0)
         return
     for policy in policies:
-        if is_round_policy(policy) or source.kind in STUDIES:
+        if is_round_policy(policy):
             rounds_of(source, policy, solver)
         else:
             get_policy(policy)
-    if source.kind not in STUDIES:
-        read(source)
+    read(source)
 
 
 def read(source: Source) -> Workload:
@@ -153,6 +152,8 @@ def _read(source: Source, fingerprint: str) -> Workload:
         return workload_of(read_history(source.paths[0]), "history")
     if source.kind == "jobs":
         return read_workload(Path(source.paths[0]), Path(source.paths[1]))
+    if source.kind in STUDIES:
+        return study_workload(source.kind, source.paths)
     raise InputError(f"unknown kind of workload {source.kind!r}")
 
 
@@ -169,7 +170,7 @@ def run_case(case: Case) -> dict[str, Any]:
         summary, rows = openb.replay(trace, case.policy, case.seed)
         columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
         return {"case": head, "summary": summary, "curve": columns}
-    if is_round_policy(case.policy) or case.source.kind in STUDIES:
+    if is_round_policy(case.policy):
         rounds = rounds_of(case.source, case.policy, case.solver)
         rounds.run()
         return {"case": {**head, "in_rounds": True}, "summary": summarise(rounds), **curves(rounds)}

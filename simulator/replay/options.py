@@ -64,8 +64,8 @@ UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
     "muri": ("nodes", "pods", "policy", "quotas", *ROUND_OPTIONS),
     "csv": ("data", "pods", "load", "workload"),
     "json": ("data", "pods", "load", "workload"),
-    "pollux": ("nodes", "jobs", "pods", "order", "orders", "quotas"),
-    "shockwave": ("nodes", "jobs", "pods", "order", "orders", "quotas", "load", "workload"),
+    "pollux": ("nodes", "jobs", "pods", "order"),
+    "shockwave": ("nodes", "jobs", "pods", "order", "load", "workload"),
     None: ("data", "pods", "nodes", "jobs", "load", "workload"),
 }
 """Kind of trace (None: a history) -> the options without effect there."""

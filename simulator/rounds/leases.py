@@ -16,7 +16,8 @@ from simulator.rounds.job import Job
 def uniform_nodes(servers: int, gpus: int) -> list[Node]:
     """Return that many servers with that many GPUs each."""
     return [
-        Node(f"server-{index}", index, {}, tuple(Gpu(gpu_id) for gpu_id in range(gpus)))
+        # Gangs need an address to meet at.
+        Node(f"server-{index}", index, {}, tuple(Gpu(gpu_id) for gpu_id in range(gpus)), f"server-{index}")
         for index in range(servers)
     ]
 

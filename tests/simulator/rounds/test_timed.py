@@ -15,13 +15,18 @@ from resource_manager.core.changes import Cancelled, Drained, Restored
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import main
+from simulator.replay.replay import Replay
 from simulator.replay.workload import EventBatch, Job, Workload
 from simulator.rounds.fixed_rounds import RESTART_S, ROUND_S, FixedRounds
 from simulator.rounds.policies import ROUND_POLICIES, get_round_policy
 from simulator.rounds.record import record_of, summarise
+from simulator.rounds.studies import study_workload
 from simulator.rounds.timed import timed_rounds
 from tests.builders import node
+from tests.simulator.rounds.small import shockwave_job, write_pollux, write_shockwave
 
 RIGID = sorted(set(ROUND_POLICIES) - {"optimus"})
 
@@ -171,3 +176,25 @@ def test_policies_of_both_kinds_are_compared(files: list[str], tmp_path: Path) -
     assert names == ["first_fit, fifo", "first_fit, tiresias", "tiresias", "gandiva_fair"]
     assert any("Round policies preempt jobs" in line for line in summary["verdict"])
     assert "Finish-time fairness" in report.read_text()
+
+
+def test_placement_policies_and_orders_take_the_jobs_of_a_study(tmp_path: Path) -> None:
+    jobs = [shockwave_job(0, steps=5000, exclusive_s=500.0, gpus=4)]
+    jobs += [shockwave_job(k, steps=10, exclusive_s=60.0, arrival_s=k) for k in range(1, 4)]
+    data = str(write_shockwave(tmp_path, *jobs))
+    chosen = ["--policies", "gandiva_fair,first_fit", "--order", "fifo,srtf", "--workers", "1", "--json"]
+    result = command("compare", "--trace", "shockwave", "--data", data, *chosen)
+    assert result.exit_code == 0, result.output
+    rows = {row["name"]: row for row in json.loads(result.stdout)["rows"]}
+    assert set(rows) == {"gandiva_fair", "first_fit, fifo", "first_fit, srtf"}
+    assert rows["first_fit, fifo"]["ended"] == 4
+    assert rows["first_fit, fifo"]["makespan_s"] == 500.0
+    assert rows["first_fit, fifo"]["max_wait_s"] == 0.0
+
+
+def test_a_large_job_of_pollux_is_a_gang_over_servers(tmp_path: Path) -> None:
+    folder = write_pollux(tmp_path, "a,0,toy,6,8", "b,0,toy,60,64")
+    made = study_workload("pollux", (str(folder), "1.0", "1"))
+    a, b = Replay(made, first_fit, get_order("fifo")).run().job_runs.values()
+    assert (a.started_at, b.started_at) == (0, 230)  # 66 GPUs are more than there are
+    assert {job.request.team for job in made.jobs} == {"toy"}
