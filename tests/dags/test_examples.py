@@ -25,6 +25,7 @@ def test_every_example_is_a_dag():
         "submit_training",
         "sweep_digits",
         "train_digits",
+        "train_gang",
     }
     assert all(dag.description for dag in bag.dags.values())
 
