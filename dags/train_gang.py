@@ -1,4 +1,4 @@
-"""One model of the handwritten digits on four servers at once: every member trains on a part of each batch."""
+"""One model of the handwritten digits on four servers: each member trains on a part of each batch."""
 
 import sys
 from datetime import timedelta

@@ -15,7 +15,7 @@ from resource_manager.airflow.version_compat import AirflowException, AirflowFai
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
 from resource_manager.jobs import reconcile
-from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.jobs.reconcile import Action, ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
 from resource_manager.manager.results import Submission
@@ -116,21 +116,21 @@ def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> Submissi
 
 def end_lease(
     manager: Manager, identity: TaskIdentity, owner: str, outcome: Outcome | None = Outcome.CANCELLED
-) -> None:
-    """End the task's lease or pending request, with outcome None if it is unknown.
+) -> Action | None:
+    """End the task's lease or pending request, with outcome None if it is unknown; return what was done.
 
     Raises `AirflowException` if it is not the task's own, or if its job may still run.
     """
     entry = manager.status_of(identity.lease_id)
     if entry is None:
-        return
+        return None
     _require_owner(manager, entry, owner)
     if not is_of(entry, identity):
         raise AirflowException(
             f"lease {identity.lease_id!r} names another task in its labels; it was not requested by this "
             "task: release it"
         )
-    end_entry(manager, entry, outcome)
+    return end_entry(manager, entry, outcome)
 
 
 def _require_owner(manager: Manager, entry: Mapping[str, Any], owner: str) -> None:
@@ -147,7 +147,7 @@ def is_of(entry: Mapping[str, Any], identity: TaskIdentity) -> bool:
     return all(entry["labels"].get(name) == value for name, value in identity.labels.items())
 
 
-def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None) -> None:
+def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None) -> Action:
     """End a lease or pending request; raises `AirflowException` if it is another's or its job may run."""
     try:
         done = reconcile.end(manager, entry, outcome)
@@ -155,6 +155,7 @@ def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | Non
         raise AirflowException(str(error)) from error
     if done.action is ActionKind.KEPT:
         raise AirflowException(f"{done.task_id}: {done.detail}; its GPUs stay allocated until it is gone")
+    return done
 
 
 def team_of(operator: Any, team: str | None, context: Mapping[str, Any]) -> str:

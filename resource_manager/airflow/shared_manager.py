@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook, Manager
 from resource_manager.airflow.version_compat import in_thread
+from resource_manager.jobs.running_job import is_remainder
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.results import ExpectedStart, Submission
+from resource_manager.manager.results import Allocation, ExpectedStart, Submission
 
 T = TypeVar("T")
 
@@ -64,9 +65,12 @@ class SharedManager:
         return self._tasks.get(lease_id)
 
     def _read(self, manager: Manager) -> list[Submission]:
-        """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant."""
+        """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant.
+
+        What is left of a gang is none of them: its task has a new request or none.
+        """
         if not isinstance(manager, GPUResourceManager):  # the service expires, schedules and estimates itself
-            return manager.queue() + manager.leases()
+            return manager.queue() + _whole(manager.leases())
         now = time.monotonic()
         if now - self._expired_at > EXPIRE_EVERY_S:
             manager.expire_and_schedule()
@@ -77,4 +81,8 @@ class SharedManager:
         for entry in queue:
             if entry["task_id"] in self._starts:  # otherwise it was queued after the last estimate
                 entry["estimated_start"] = self._starts[entry["task_id"]]
-        return queue + manager.leases()
+        return queue + _whole(manager.leases())
+
+
+def _whole(leases: list[Allocation]) -> list[Allocation]:
+    return [lease for lease in leases if not is_remainder(lease)]

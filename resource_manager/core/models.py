@@ -46,7 +46,8 @@ class Gpu:
 class Node:
     """A server (or NUMA node, base station, device): divisible resources by name, and GPUs.
 
-    `resources` maps a name that includes the unit (`cpus`, `memory_mib`) to the total amount.
+    `resources` maps a name that includes the unit (`cpus`, `memory_mib`) to the total amount. `interface` is
+    the network interface at `address`, empty if unknown.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Node:
     vendor: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     gang_ports: tuple[int, int] = GANG_PORTS
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,5 +65,5 @@ def host_of(address: str) -> str:
 
 def _interface(member: Mapping[str, Any]) -> dict[str, str]:
     """Return what names the network interface, if the inventory does."""
-    name = member.get("interface")
+    name = member["interface"]
     return {"NCCL_SOCKET_IFNAME": name, "GLOO_SOCKET_IFNAME": name} if name else {}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from resource_manager.core.changes import Outcome
+from resource_manager.core.changes import Outcome, ReleaseResult
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.gang_job import GangJob, Stopped
+from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
 
@@ -35,6 +36,9 @@ class Manager(Protocol):
     def release_resources(
         self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
     ) -> bool: ...
+    def release_members(
+        self, lease_id: str, ranks: Collection[int], *, fencing_token: int, outcome: str = ""
+    ) -> ReleaseResult: ...
     def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation: ...
 
 
@@ -55,6 +59,7 @@ class ActionKind(StrEnum):
     CANCELLED = "cancelled"
     RENEWED = "renewed"
     KEPT = "kept"
+    PARTLY_RELEASED = "partly released"
     GONE_BEFORE = "gone before"
 
 
@@ -73,7 +78,7 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
     Whose it is comes first: the owner never changes within a fencing token or a sequence, so the job
     stopped, the lease released and the entry cancelled are those that were asked about, or gone. Raises
     `ResourceManagerError` for those of others. The lease is kept if the job cannot be stopped: GPUs that a
-    job may still use must not become free.
+    job may still use must not become free. Of a gang the members that could be stopped are released.
     """
     task_id = entry["task_id"]
     manager.require_owner(entry)
@@ -89,11 +94,24 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
     if job is not None:
         stopped = job.stop()
         if stopped.left:
-            error = next(iter(stopped.left.values()))
-            return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
+            return _end_those_stopped(manager, entry, stopped, outcome)
         detail = "its job was stopped" if stopped.ran else "its job was gone"
     released = manager.release_resources(task_id, fencing_token=token, outcome=outcome or "")
     return Action(task_id, ActionKind.RELEASED if released else ActionKind.GONE_BEFORE, detail)
+
+
+def _end_those_stopped(
+    manager: Manager, entry: Mapping[str, Any], stopped: Stopped, outcome: Outcome | None
+) -> Action:
+    """Release the members whose jobs are gone; the rest, if not all, becomes a quarantined remainder."""
+    task_id, error = entry["task_id"], next(iter(stopped.left.values()))
+    if not stopped.ranks:
+        return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
+    done = manager.release_members(
+        task_id, stopped.ranks, fencing_token=entry["fencing_token"], outcome=outcome or ""
+    )
+    kind = ActionKind.PARTLY_RELEASED if done is ReleaseResult.RELEASED else ActionKind.GONE_BEFORE
+    return Action(task_id, kind, f"its job may still run: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +126,10 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     """Compare the leases and pending requests of the Airflow with this instance id with its task instances.
 
     The leases are read before the tasks: a task that has ended after its lease was read will not use it
-    again. Leases of other Airflow instances, whose tasks `states` cannot see, are only counted. Leases of no
-    Airflow task (requested through REST or Python) are left to expire by their TTL.
+    again. What is left of a gang, whose lease id may have been granted again, ends once its job can be
+    stopped, whatever the task does. Leases of other Airflow instances, whose tasks `states` cannot see, are
+    only counted. Leases of no Airflow task (requested through REST or Python) are left to expire by their
+    TTL.
     """
     entries: list[Submission] = [*manager.leases(), *manager.queue()]
     of_tasks = [
@@ -127,7 +147,7 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
         else:
             wanted = identity in unfinished
         try:
-            if not wanted:
+            if not wanted or is_remainder(entry):
                 actions.append(end(manager, entry))
             elif entry["state"] == "ERROR":
                 manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])

@@ -9,6 +9,11 @@ from typing import Any
 from resource_manager.jobs.launchers import Launcher, job_key, open_launcher
 
 
+def is_remainder(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of `leases()` is what is left of a gang whose other members were released."""
+    return "members" in entry and len(entry["members"]) < entry["nodes"]
+
+
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """Place of the job of a lease's member on one server; `rank` is the member's, 0 for the only one."""

@@ -89,6 +89,7 @@ class Server(BaseModel):
     address: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
     gang_ports: tuple[Port, Port] = GANG_PORTS
+    interface: str = Field(default="", max_length=15, pattern=r"^[A-Za-z0-9._@-]*$")
 
     @model_validator(mode="after")
     def _pattern_of_names(self) -> Server:
@@ -210,6 +211,7 @@ def _nodes(inventory: InventoryFile, path: Path, text: str) -> tuple[Node, ...]:
                     server.vendor,
                     dict(server.labels),
                     server.gang_ports,
+                    server.interface,
                 )
             )
     return tuple(nodes)

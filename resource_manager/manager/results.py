@@ -33,8 +33,11 @@ class Member(TypedDict):
     address: str
     gpu_ids: list[int]
     gpu_uuids: list[str]
+    vendor: str
+    gpu_memory_mib: int
     cpu_count: Amount
     port: int
+    interface: str
 
 
 class Allocation(Requested):

@@ -44,22 +44,20 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
     devices have now, without those that left the inventory. `members` has one entry a server, in the order of
     their ranks; the other keys describe the first.
     """
-    state = cluster.by_name[lease.placement.node]
-    node, gpu_ids = state.node, list(state.gpu_ids_of(lease.placement))
-    gpus = [gpu for gpu in node.gpus if gpu.gpu_id in gpu_ids]
     request = lease.request
-    memory_mib = min((gpu.memory_mib for gpu in gpus), default=0)
+    members = [_member(cluster, request, rank, placed) for rank, placed in lease.ranked]
+    first = members[0]
     return {
-        "server_id": node.server_id,
-        "server_name": node.name,
-        "gpu_ids": gpu_ids,
-        "cpu_count": request.resources.get("cpus", 0),
-        "gpu_devices": ",".join(map(str, gpu_ids)),
-        "gpu_uuids": list(lease.placement.gpu_uuids),
+        "server_id": first["server_id"],
+        "server_name": first["server_name"],
+        "gpu_ids": list(first["gpu_ids"]),
+        "cpu_count": first["cpu_count"],
+        "gpu_devices": ",".join(map(str, first["gpu_ids"])),
+        "gpu_uuids": list(first["gpu_uuids"]),
         "task_id": request.lease_id,
-        "address": node.address,
-        "vendor": gpus[0].vendor if gpus else node.vendor,
-        "gpu_memory_mib": memory_mib * request.gpu_milli // MILLI_PER_GPU,
+        "address": first["address"],
+        "vendor": first["vendor"],
+        "gpu_memory_mib": first["gpu_memory_mib"],
         "fencing_token": lease.fencing_token,
         "granted_at": lease.granted_at,
         "expires_at": None if lease.expires_at == math.inf else lease.expires_at,
@@ -67,23 +65,28 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "state": "ERROR" if lease.quarantined else "RUNNING",
         "quarantined": lease.quarantined,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
-        "members": [_member(cluster, request, rank, placed) for rank, placed in lease.ranked],
+        "members": members,
         **_demand(request),
     }
 
 
 def _member(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> Member:
     state = cluster.by_name[placed.node]
-    node = state.node
+    node, gpu_ids = state.node, list(state.gpu_ids_of(placed))
+    gpus = [gpu for gpu in node.gpus if gpu.gpu_id in gpu_ids]
+    memory_mib = min((gpu.memory_mib for gpu in gpus), default=0)
     return {
         "rank": rank,
         "server_id": node.server_id,
         "server_name": node.name,
         "address": node.address,
-        "gpu_ids": list(state.gpu_ids_of(placed)),
+        "gpu_ids": gpu_ids,
         "gpu_uuids": list(placed.gpu_uuids),
+        "vendor": gpus[0].vendor if gpus else node.vendor,
+        "gpu_memory_mib": memory_mib * request.gpu_milli // MILLI_PER_GPU,
         "cpu_count": request.resources.get("cpus", 0),
         "port": placed.port,
+        "interface": node.interface,
     }
 
 

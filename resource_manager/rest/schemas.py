@@ -195,8 +195,11 @@ class Member(Answer):
     server_name: str
     gpu_ids: list[int]
     gpu_uuids: list[str]
+    vendor: str
+    gpu_memory_mib: int
     cpu_count: int | float
     address: str
+    interface: str = Field(description="Network interface at the address; empty if the inventory names none.")
     port: int = Field(description="Port at which the members of a gang meet, of the first only; else 0.")
 
 

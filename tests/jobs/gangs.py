@@ -21,6 +21,9 @@ def gang_allocation(nodes=3, gpus=2, token=1, lease_id="d/r/gang", **labels):
                 "address": f"127.0.0.{rank + 1}",
                 "gpu_ids": list(range(gpus)),
                 "gpu_uuids": [],
+                "vendor": "nvidia",
+                "gpu_memory_mib": 0,
+                "interface": "",
                 "cpu_count": 1,
                 "port": 29500 if rank == 0 else 0,
             }

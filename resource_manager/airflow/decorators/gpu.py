@@ -60,9 +60,15 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
     ) -> None:
         call = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
         super().__init__(ttl=ttl, kwargs_to_upstream=call, **call, **kwargs)
+        if isinstance(self.nodes, int):  # a template is known only once it is rendered
+            self._require_one_server()
 
     def execute(self, context: Any, granted_to_this_try: bool = False) -> Any:
         """Request the lease; run the function if it is granted and no other try may still use it."""
+        try:
+            self._require_one_server()
+        except ValueError as error:
+            raise AirflowFailException(str(error)) from None
         identity, plain_identity = identity_of(context)
         this_try = str(context["ti"].try_number)
         manager = self.manager
@@ -89,6 +95,15 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             )
         self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
         return self._run(context, manager, status)
+
+    def _require_one_server(self) -> None:
+        """Raise `ValueError` for a gang: the function is one process, of one worker."""
+        nodes = given_value(self.nodes)
+        if nodes not in (None, 1, "1"):
+            raise ValueError(
+                f"nodes={nodes}: @task.gpu runs one function in one worker; a job on several servers is "
+                "GPUTrainingOperator(nodes=…), or tasks in gpu_lease(nodes=…)"
+            )
 
     def _server_of_worker(self, manager: Manager) -> dict[str, str]:
         """Return the server named by `GPU_MANAGER_SERVER` as a field, or none if it is not set.

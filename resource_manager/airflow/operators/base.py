@@ -27,7 +27,7 @@ from resource_manager.manager.results import Allocation
 
 
 class GPUOperator(BaseOperator):
-    """Request GPUs and CPUs of one server, and wait for them in the triggerer.
+    """Request GPUs and CPUs of one server, or of `nodes` servers, and wait for them in the triggerer.
 
     The fields of `Demand` are parameters, except `lease_id`; all of them are templates. As text, lists are
     separated by commas and pairs are `NAME=VALUE`; durations are seconds or `timedelta`. What differs here:
@@ -45,6 +45,7 @@ class GPUOperator(BaseOperator):
     quarantined_by_default: ClassVar[bool] = True
     default_ttl: ClassVar[timedelta]
     gpu_milli: Any
+    nodes: Any
     quarantine: Any
     server: Any
     ttl: Any

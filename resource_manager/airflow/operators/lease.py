@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import BaseOperator, TaskGroup
+from airflow.sdk import BaseOperator, TaskGroup, XComArg
 
 from resource_manager.airflow.demand import end_entry
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
@@ -21,6 +21,9 @@ from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation
+
+MEMBERS = "members"
+"""XCom of `GPUAllocateOperator` with the members of its lease."""
 
 
 class GPUAllocateOperator(GPUOperator):
@@ -40,7 +43,10 @@ class GPUAllocateOperator(GPUOperator):
     def execute(self, context: Any) -> Allocation:
         """Return the allocation, at once or after a wait."""
         allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
-        self.log.info("allocated GPUs %s of %s", allocation["gpu_devices"], allocation["server_name"])
+        for member in allocation["members"]:
+            gpu_ids = ",".join(map(str, member["gpu_ids"]))
+            self.log.info("allocated GPUs %s of %s", gpu_ids, member["server_name"])
+        context["ti"].xcom_push(key=MEMBERS, value=allocation["members"])
         return allocation
 
 
@@ -130,6 +136,11 @@ class GPULease:
         """Allocation as an argument of a task."""
         return self.allocate.output
 
+    @property
+    def members(self) -> Any:
+        """Members of the lease as an argument of a task: one a server, in the order of their ranks."""
+        return XComArg(self.allocate, MEMBERS)
+
     def value(self, key: str) -> str:
         """Return a template of a key of the allocation: `lease.value("server_name")`."""
         return f"{{{{ {self._pull()}['{key}'] }}}}"
@@ -173,7 +184,7 @@ def gpu_lease(
 
     The release is a teardown: it runs even if tasks fail.
 
-    :param gpus: whole GPUs, all of one server.
+    :param gpus: whole GPUs, all of one server, or with `nodes` of each.
     :param cpus: CPUs of the same server.
     :param group_id: id of the task group.
     :param arguments: further arguments of `GPUAllocateOperator`.

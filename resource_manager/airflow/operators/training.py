@@ -32,6 +32,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
 from resource_manager.jobs.launchers import Job, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation
@@ -174,7 +175,7 @@ class GPUTrainingOperator(GPUOperator):
         if not is_gang(allocation) and isinstance(error, LauncherUnreachableError):
             raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
         identity, _ = identity_of(context)
-        end_lease(manager, identity, self.owner, Outcome.FAILED)
+        self._end(manager, identity, Outcome.FAILED)
         if not is_gang(allocation):
             raise AirflowException(str(error)) from error
         attempt = int(allocation["labels"].get(ATTEMPT_LABEL, 1))
@@ -193,6 +194,12 @@ class GPUTrainingOperator(GPUOperator):
     def execute_again(self, context: Any, event: dict[str, Any], attempt: int) -> Any:
         """Request a lease again after a start that failed."""
         self._request(context, attempt)
+
+    def _end(self, manager: Manager, identity: TaskIdentity, outcome: Outcome) -> None:
+        """End job and lease, and log what of it may still run."""
+        done = end_lease(manager, identity, self.owner, outcome)
+        if done is not None and done.action is ActionKind.PARTLY_RELEASED:
+            self.log.warning("%s; the GPUs of that member stay allocated until it is gone", done.detail)
 
     def _job(self, running: RunningJob, allocation: Allocation) -> Job:
         # Native rendering turns arguments into numbers, and an empty text into None.
@@ -214,8 +221,8 @@ class GPUTrainingOperator(GPUOperator):
             gpu_ids=tuple(member["gpu_ids"]),
             gpu_uuids=tuple(member["gpu_uuids"]),
             gpu_milli=allocation["gpu_milli"],
-            gpu_memory_mib=allocation["gpu_memory_mib"],
-            vendor=allocation["vendor"] or "nvidia",
+            gpu_memory_mib=member["gpu_memory_mib"],
+            vendor=member["vendor"] or "nvidia",
             cpus=member["cpu_count"],
             labels={**allocation["labels"], "lease": str(allocation["fencing_token"])},
             # Members meet at their servers' addresses, which a container has only in their network.
@@ -229,7 +236,7 @@ class GPUTrainingOperator(GPUOperator):
         identity, _ = identity_of(context)
         if event["state"] == TriggerState.JOB_UNREACHABLE:
             if "rank" in event:
-                end_lease(self.manager, identity, self.owner, Outcome.FAILED)
+                self._end(self.manager, identity, Outcome.FAILED)
                 raise AirflowException(f"rank {event['rank']} is out of reach: {event['detail']}")
             raise AirflowException(f"{event['detail']}; {GPUS_STAY_ALLOCATED}")
         if event["state"] == TriggerState.LEASE_LOST:
@@ -238,7 +245,7 @@ class GPUTrainingOperator(GPUOperator):
         for rank, lines in event.get("tails", {}).items():
             for line in lines:
                 self.log.info("[rank %s] %s", rank, line)
-        end_lease(self.manager, identity, self.owner, Outcome.SUCCESS if succeeded else Outcome.FAILED)
+        self._end(self.manager, identity, Outcome.SUCCESS if succeeded else Outcome.FAILED)
         if event["state"] == TriggerState.TIMED_OUT:
             raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
         job = f"rank {event['rank']} on {event['server']}" if "rank" in event else "the job"

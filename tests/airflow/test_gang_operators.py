@@ -1,0 +1,314 @@
+"""Gangs as operators ask for them: starts, attempts, ends, and what stays of a server out of reach."""
+
+import socket
+import warnings
+from dataclasses import replace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.sdk import DAG
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+
+    from resource_manager.airflow import listener
+    from resource_manager.airflow.decorators.gpu import gpu_task
+    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease
+    from resource_manager.airflow.triggers import JobTrigger, PauseTrigger, TriggerState
+
+from resource_manager.core.models import Gpu, Node
+from resource_manager.jobs.launchers import LAUNCHERS, LauncherError, LauncherUnreachableError, job_key
+from resource_manager.jobs.launchers.fake import FakeLauncher
+from resource_manager.jobs.reconcile import reconcile
+from resource_manager.jobs.running_job import RunningJob
+from tests.airflow.tasks import TASK, context_of, fire
+from tests.jobs.test_reconcile import States
+
+SERVERS = [
+    Node(f"gpu-{number}", number, {"cpus": 8}, tuple(Gpu(gpu) for gpu in range(4)), f"10.0.0.{number + 1}")
+    for number in range(4)
+]
+WANTED = {"nodes": 3, "gpus": 4, "command": "train", "retries": 1}
+
+
+@pytest.fixture
+def gpu_inventory():
+    return SERVERS
+
+
+class Servers(FakeLauncher):
+    """Servers by address, of which some refuse to prepare or start, or are out of reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.out_of_reach = set()
+        self.refuse = {}
+        self.calls = []
+
+    def at(self, address):
+        return _Server(self, address)
+
+
+class _Server:
+    def __init__(self, servers, address):
+        self._servers, self._address = servers, address
+
+    def __getattr__(self, name):
+        if name == "close":
+            return lambda: None
+        if self._address in self._servers.out_of_reach:
+            raise LauncherUnreachableError(f"{self._address} does not answer")
+        self._servers.calls.append((name, self._address))
+        if self._servers.refuse.get(self._address) == name:
+            raise LauncherError(f"no space on {self._address}")
+        return getattr(self._servers, name)
+
+
+@pytest.fixture
+def servers(manager, monkeypatch):
+    servers = Servers()
+    for name in LAUNCHERS:
+        monkeypatch.setitem(LAUNCHERS, name, lambda address, conn_id: servers.at(address))
+    return servers
+
+
+def execute(operator, **more):
+    """Execute the operator until it defers; return the deferral."""
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context_of(**more))
+    return deferred.value
+
+
+def train(**arguments):
+    return GPUTrainingOperator(task_id="t", **{**WANTED, "launcher": "ssh", **arguments})
+
+
+def test_every_member_starts_with_its_rank_and_its_own_gpus(manager, servers):
+    deferral = execute(train(env={"LR": 0.1}))
+    assert isinstance(deferral.trigger, JobTrigger)
+    jobs = sorted(servers.jobs, key=lambda job: job.key)
+    [lease] = manager.leases()
+    assert [job.key for job in jobs] == [
+        job_key(TASK.lease_id, lease["fencing_token"], rank) for rank in range(3)
+    ]
+    assert [job.environment["GPU_SERVER"] for job in jobs] == ["gpu-0", "gpu-1", "gpu-2"]
+    assert [job.environment["GPU_NODE_RANK"] for job in jobs] == ["0", "1", "2"]
+    assert {job.environment["MASTER_ADDR"] for job in jobs} == {"10.0.0.1"}
+    assert {job.environment["MASTER_PORT"] for job in jobs} == {str(lease["members"][0]["port"])}
+    assert {job.environment["LR"] for job in jobs} == {"0.1"}
+    assert [job.port for job in jobs] == [lease["members"][0]["port"], 0, 0]
+    assert jobs[0].files == {"GPU_HOSTFILE": "10.0.0.1 slots=4\n10.0.0.2 slots=4\n10.0.0.3 slots=4\n"}
+    phases = [name for name, _ in servers.calls]
+    assert phases.index("start") > max(i for i, name in enumerate(phases) if name == "prepare")
+
+
+def test_a_job_of_one_server_gets_nothing_of_a_gang(manager, servers):
+    execute(train(nodes=None))
+    [job] = servers.jobs
+    gang = ("PET_", "MASTER_", "GPU_NODE", "GPU_MASTER", "GPU_HOSTFILE", "GLOO_", "NCCL_")
+    assert not [name for name in job.environment if name.startswith(gang)]
+    assert (job.files, job.port, job.container) == ({}, 0, {})
+    assert ("prepare", "10.0.0.1") not in servers.calls
+
+
+def test_containers_of_a_gang_share_the_network_of_their_server(manager, servers):
+    execute(train(image="torch", launcher="docker"))
+    assert {job.container["network_mode"] for job in servers.jobs} == {"host"}
+
+
+def test_the_next_try_finds_the_same_gang_and_starts_what_is_missing(manager, servers):
+    execute(train())
+    [before] = manager.leases()
+    servers.runs("train")
+    keys = [job.key for job in servers.jobs]
+    servers._present.pop(keys[2])
+    execute(train(), try_number=2)
+    [after] = manager.leases()
+    assert (after["fencing_token"], after["members"]) == (before["fencing_token"], before["members"])
+    assert [job.key for job in servers.jobs] == [*keys, keys[2]]
+
+
+def test_a_start_that_fails_ends_what_started_and_queues_again_after_a_pause(manager, servers):
+    servers.refuse["10.0.0.2"] = "start"
+    servers.runs("train")
+    operator = train(start_attempts=2, startup_order="together")
+    first = execute(operator)
+    assert isinstance(first.trigger, PauseTrigger)
+    assert first.trigger.pause_s == 10.0
+    assert manager.leases() == manager.queue() == []
+    assert not servers._present
+    servers.refuse.clear()
+    with pytest.raises(TaskDeferred) as second:
+        getattr(operator, first.method_name)(context_of(), {}, **first.kwargs)
+    assert isinstance(second.value.trigger, JobTrigger)
+    [lease] = manager.leases()
+    assert (lease["labels"]["start_attempt"], lease["fencing_token"]) == ("2", 2)
+
+
+def test_the_last_attempt_names_the_server(manager, servers):
+    servers.refuse["10.0.0.2"] = "prepare"
+    operator = train(start_attempts=2)
+    first = execute(operator)
+    with pytest.raises(AirflowException) as failed:
+        operator.execute_again(context_of(), {}, **first.kwargs)
+    assert str(failed.value) == (
+        "the gang did not start in 2 attempts (start_attempts): rank 1 on gpu-1: no space on 10.0.0.2"
+    )
+    assert manager.leases() == []
+    assert servers.jobs == []
+
+
+def test_the_pause_fires_by_itself(manager):
+    assert fire(PauseTrigger(0.01)) == {}
+
+
+def test_a_server_out_of_reach_keeps_its_part_and_the_next_gang_avoids_it(manager, servers):
+    servers.runs("train")
+    operator = train()
+    execute(operator)
+    servers.out_of_reach.add("10.0.0.3")
+    lost = {"state": TriggerState.JOB_UNREACHABLE, "detail": "10.0.0.3 does not answer", "rank": 2}
+    with pytest.raises(AirflowException, match=r"rank 2 is out of reach: 10\.0\.0\.3 does not answer"):
+        operator.execute_ended(context_of(), {**lost, "server": "gpu-2"})
+    [rest] = manager.leases()
+    assert (rest["state"], [member["rank"] for member in rest["members"]]) == ("ERROR", [2])
+    execute(train(), try_number=2)
+    _, again = manager.leases()
+    assert [member["server_name"] for member in again["members"]] == ["gpu-0", "gpu-1", "gpu-3"]
+    assert reconciled(manager) == [("kept", 2)]
+    servers.out_of_reach.clear()
+    assert reconciled(manager) == [("released", 1)]
+    [left] = manager.leases()
+    assert left["fencing_token"] == again["fencing_token"]
+
+
+def reconciled(manager):
+    """Return the actions of the reconciler while the task goes on, and the number of leases after it."""
+    done = reconcile(manager, States(unfinished=[TASK]), TASK.instance)
+    return [(str(action.action), len(manager.leases())) for action in done.actions]
+
+
+def test_a_gang_out_of_reach_as_a_whole_stays_as_it_is(manager, servers):
+    servers.runs("train")
+    operator = train()
+    execute(operator)
+    servers.out_of_reach.update(node.address for node in SERVERS)
+    lost = {"state": TriggerState.JOB_UNREACHABLE, "detail": "no answer", "rank": 0, "server": "gpu-0"}
+    with pytest.raises(AirflowException, match="its GPUs stay allocated"):
+        operator.execute_ended(context_of(), lost)
+    [lease] = manager.leases()
+    assert len(lease["members"]) == 3
+    servers.out_of_reach.clear()
+    execute(train(), try_number=2)
+    assert manager.leases()[0]["fencing_token"] == lease["fencing_token"]
+
+
+def test_a_failed_member_fails_the_task_with_its_rank_and_last_lines(manager, servers):
+    operator = train()
+    execute(operator)
+    ended = {
+        "state": TriggerState.JOB_ENDED,
+        "exit_code": 3,
+        "last_line": "out of memory",
+        "rank": 2,
+        "server": "gpu-2",
+        "tails": {"2": ["epoch 1", "out of memory"], "1": ["connection reset"]},
+    }
+    said = []
+    operator.log.info = lambda text, *values: said.append(text % values)
+    with pytest.raises(AirflowException, match=r"^rank 2 on gpu-2 ended with exit code 3: out of memory$"):
+        operator.execute_ended(context_of(), ended)
+    assert said == ["[rank 2] epoch 1", "[rank 2] out of memory", "[rank 1] connection reset"]
+    assert manager.leases() == []
+
+
+def test_a_gang_of_a_task_that_was_ended_is_stopped_everywhere(manager, servers):
+    servers.runs("train")
+    execute(train())
+    listener.on_task_instance_failed(None, _Ended(), None)
+    listener.finish()
+    assert len(servers.stopped) == 3
+    assert manager.leases() == []
+
+
+class _Ended:
+    """Task instance as the scheduler hands it to a listener."""
+
+    dag_id, run_id, task_id, map_index = TASK.dag_id, TASK.run_id, TASK.task_id, -1
+    state = "failed"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"startup_order": "first"}, "startup_order must be one of together, workers_first, got 'first'"),
+        ({"done_when": "any"}, "done_when must be one of all, rank0, got 'any'"),
+        ({"start_attempts": 0}, "start_attempts must be 1 or more, got 0"),
+        ({"stale_grace_s": -1}, "stale_grace_s must be a number of seconds from 0 on, got -1"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, reason):
+    with pytest.raises(ValueError, match=reason):
+        train(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"nodes": 0}, "nodes must be greater than or equal to 1, got 0"),
+        ({"nodes": 5}, "nodes=5 needs 5 servers with 4 GPUs"),
+        ({"same": "rack"}, "same=rack: no server has that label"),
+        ({"same": "rack,zone"}, "same must name one label"),
+    ],
+)
+def test_a_gang_that_can_never_be_granted_fails_at_once(manager, wrong, reason):
+    with pytest.raises(AirflowFailException, match=reason):
+        train(**wrong).execute(context_of())
+    assert manager.queue() == []
+
+
+def test_a_function_on_several_servers_is_refused_with_a_reason(manager):
+    reason = r"nodes=2: @task.gpu runs one function in one worker; a job on several servers is GPUTraining"
+
+    def evaluate(nodes):
+        return gpu_task(lambda: None, task_id="t", gpus=2, nodes=nodes)().operator
+
+    with DAG("d"):
+        with pytest.raises(ValueError, match=reason):
+            evaluate(2)
+        templated = evaluate("{{ params.nodes }}")
+    templated.nodes = "2"  # as rendered
+    with pytest.raises(AirflowFailException, match=reason):
+        templated.execute(context_of())
+    assert manager.leases() == []
+
+
+def test_the_tasks_of_a_leased_group_get_the_members(manager):
+    with DAG("d") as dag, gpu_lease(gpus=2, nodes=3) as lease:
+        members = lease.members
+    assert (members.operator.task_id, members.key) == ("gpu_lease.allocate", "members")
+    pushed = {}
+    allocated = replace(TASK, task_id="gpu_lease.allocate")
+    context = context_of(allocated, xcom_push=lambda key, value: pushed.update({key: value}))
+    allocation = dag.get_task("gpu_lease.allocate").execute(context)
+    assert pushed == {"members": allocation["members"]}
+    assert [member["server_name"] for member in pushed["members"]] == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+def test_a_pending_gang_beside_the_rest_of_its_last_one_is_pending(manager, fast_triggers):
+    """The rest of a gang has the same lease id, and is no grant of the new request."""
+    import asyncio
+
+    from resource_manager.airflow.shared_manager import SharedManager
+
+    labels = {"launcher": "local", "host": socket.gethostname()}
+    lease = manager.submit("gang", 4, 1, nodes=3, quarantine=True, labels=labels)
+    manager.release_members("gang", (0, 1), fencing_token=lease["fencing_token"])
+    manager.submit("gang", 4, 1, nodes=4, labels=labels)
+
+    async def seen():
+        return await SharedManager.of("any").status_of("gang")
+
+    assert asyncio.run(seen())["state"] == "WAITING"
+    [rest] = manager.leases()
+    assert [job.key for job in RunningJob.all_of(rest)] == [job_key("gang", lease["fencing_token"], 2)]
