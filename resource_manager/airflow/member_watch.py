@@ -47,6 +47,11 @@ class MemberWatch:
         """Return whether the job ended with another exit code than 0, or vanished without one."""
         return self.has_ended and self.status.exit_code != 0
 
+    @property
+    def is_silent(self) -> bool:
+        """Return whether the server did not answer, or has not answered yet."""
+        return bool(self.problem) or self.look is not None
+
     def begin_look(self) -> None:
         """Look at the job in a task of its own, unless it has ended or is being looked at."""
         if self.look is None and not self.has_ended:

@@ -338,11 +338,14 @@ class JobTrigger(_Trigger):
         lost = [
             watch
             for watch in self._watches
-            if not watch.has_ended and watch.problem and now - watch.reached_at > self.unreachable_s
+            if not watch.has_ended and watch.is_silent and now - watch.reached_at > self.unreachable_s
         ]
         if not lost:
             return None
-        event = {"state": TriggerState.JOB_UNREACHABLE.value, "detail": lost[0].problem}
+        event = {
+            "state": TriggerState.JOB_UNREACHABLE.value,
+            "detail": lost[0].problem or f"{lost[0].job.server} does not answer",
+        }
         if len(self._watches) == 1:
             return event
         await self._terminate_others()

@@ -61,7 +61,7 @@ def wait_for(condition, timeout_s=90.0, what="it"):
 class Bench(Stack):
     """Stack of the demo with the tests' DAGs, and methods that break it."""
 
-    def __init__(self, home, ssh_port, **settings):
+    def __init__(self, home, ssh_port=0, servers=INVENTORY, **settings):
         dags = home / "dags"
         shutil.copytree(REPOSITORY / "dags", dags)
         shutil.copytree(HERE / "dags", dags / "tests")
@@ -73,7 +73,7 @@ class Bench(Stack):
         self.ledger.parent.chmod(0o777)
         inventory = home / "inventory.toml"
         docker = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-        inventory.write_text(INVENTORY.format(ssh_port=ssh_port, docker=docker))
+        inventory.write_text(servers.format(ssh_port=ssh_port, docker=docker))
         self.inventory = inventory
         super().__init__(
             home,
@@ -188,7 +188,9 @@ class Bench(Stack):
             span[1] = beat["at"]
         owners = defaultdict(list)
         for start, end, beat in spans.values():
-            owners["task", beat["task"]].append((start, end, beat["process"]))
+            # What is left of a gang on a server that was cut off runs on beside the next one.
+            gang = f"{beat['process'].split('-')[0]}.{beat['member']}" if beat["member"] else ""
+            owners["task", beat["task"], gang].append((start, end, beat["process"]))
             for gpu in beat["gpus"].split(","):
                 owners[beat["server"], gpu].append((start, end, beat["process"]))
         for owner, held in owners.items():

@@ -18,6 +18,7 @@ def main():
         "task": os.environ["GPU_LEASE_ID"],
         "server": os.environ["GPU_SERVER"],
         "gpus": os.environ["GPU_LEASE_GPUS"],
+        "member": os.environ.get("GPU_NODE_RANK", ""),
         "process": f"{os.environ['GPU_LEASE_FENCING_TOKEN']}-{os.getpid()}-{time.monotonic()}",
     }
     print("the job begins", flush=True)
