@@ -1,1 +1,1 @@
-"""Demo on one machine: an embedded Redis, a standalone Airflow, and six models that share GPUs."""
+"""Demo on one machine: embedded Redis, standalone Airflow, and models that share GPUs, one on two servers."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from resource_manager.manager.serializers import short_name
 from resource_manager.storage.history_file import collect, write_file
 
 DAG_ID = "train_digits"
+GANG, GANG_CONF = "train_gang", {"nodes": 2, "gpus": 4}
 RUN_TIMEOUT_S = 180.0
 AIRFLOW_PORT = 8080
 SERVICE_PORT = 5000
@@ -45,7 +46,7 @@ DOCKER_S = 30.0
 )
 @click.pass_context
 def main(context: click.Context, picture: Path | None, history: Path | None) -> None:
-    """Train six models on granted GPUs and check that no GPU was ever allocated twice."""
+    """Train six models on granted GPUs, and one on two servers; check that no GPU was allocated twice."""
     signal.signal(signal.SIGTERM, _interrupt)
     if context.invoked_subcommand is None:
         try:
@@ -130,29 +131,38 @@ def run(picture: Path | None, history: Path | None) -> list[str]:
     """Run the demo; return the problems found."""
     with _stack() as stack:
         manager = GPUResourceManager.from_url(stack.redis_url, inventory=INVENTORY)
-        run_id = stack.api.trigger(DAG_ID)
-        state = _watch(stack, manager, run_id)
+        runs = {DAG_ID: stack.api.trigger(DAG_ID), GANG: stack.api.trigger(GANG, GANG_CONF)}
+        states = _watch(stack, manager, runs)
         summary = manager.get_resource_summary()
         held = holdings(manager.history(limit=100_000))
-        reports = reports_of(stack.api, DAG_ID, run_id)
+        reports = {
+            name: report
+            for dag_id, run_id in runs.items()
+            for name, report in reports_of(stack.api, dag_id, run_id).items()
+        }
         if history:
             write_file(collect(manager), history)
         manager.close()
-        if state != "success":
-            print(_logs_of_failures(stack, run_id), file=sys.stderr)
+        for dag_id, state in states.items():
+            if state != "success":
+                print(_logs_of_failures(stack, dag_id, runs[dag_id]), file=sys.stderr)
     if held:
         rich.print(_table(held, reports))
         if picture:
             draw(held, summary["servers"], picture)
     return [
-        *([] if state == "success" else [f"the DAG run ended as {state!r}"]),
+        *(
+            f"the run of {dag_id} ended as {state!r}"
+            for dag_id, state in states.items()
+            if state != "success"
+        ),
         *problems_of(held, [reports], summary["servers"]),
         *_nothing_shown(held),
     ]
 
 
-def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
-    """Show leases and pending requests until the DAG run has ended; return its state."""
+def _watch(stack: Stack, manager: GPUResourceManager, runs: dict[str, str]) -> dict[str, str]:
+    """Show leases and pending requests until all runs, by DAG, have ended; return their states."""
     console = Console()
     started, news = time.monotonic(), _Progress()
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -164,11 +174,11 @@ def _watch(stack: Stack, manager: GPUResourceManager, run_id: str) -> str:
             else:
                 for line in news.lines(servers, leases, queue):
                     print(f"{time.monotonic() - started:5.1f} s  {line}", flush=True)
-            state = stack.api.run_state(DAG_ID, run_id)
-            if state in ("success", "failed"):
-                return state
+            states = {dag_id: stack.api.run_state(dag_id, run_id) for dag_id, run_id in runs.items()}
+            if all(state in ("success", "failed") for state in states.values()):
+                return states
             if time.monotonic() - started > RUN_TIMEOUT_S:
-                return f"{state} after {RUN_TIMEOUT_S:g} s"
+                return {dag_id: f"{state} after {RUN_TIMEOUT_S:g} s" for dag_id, state in states.items()}
             time.sleep(0.5)
 
 
@@ -184,10 +194,7 @@ class _Progress:
         """Yield the changes since the last call."""
         now = {
             **{entry["task_id"]: "waits" for entry in queue},
-            **{
-                lease["task_id"]: f"runs on {lease['server_name']}[{lease['gpu_devices']}]"
-                for lease in leases
-            },
+            **{lease["task_id"]: f"runs on {' '.join(map(_place, lease['members']))}" for lease in leases},
         }
         ended = {task: "ended" for task in self._shown if task not in now}
         news = [
@@ -201,10 +208,14 @@ class _Progress:
             yield f"GPUs: {usage(servers, 'gpus')}"
 
 
-def _logs_of_failures(stack: Stack, run_id: str) -> str:
+def _place(member: Mapping[str, Any]) -> str:
+    return f"{member['server_name']}[{','.join(map(str, member['gpu_ids']))}]"
+
+
+def _logs_of_failures(stack: Stack, dag_id: str, run_id: str) -> str:
     return "\n".join(
-        f"--- {task['task_id']}\n{stack.api.log(DAG_ID, run_id, task['task_id'], task['try_number'])}"
-        for task in stack.api.task_instances(DAG_ID, run_id)
+        f"--- {task['task_id']}\n{stack.api.log(dag_id, run_id, task['task_id'], task['try_number'])}"
+        for task in stack.api.task_instances(dag_id, run_id)
         if task["state"] != "success"
     )
 

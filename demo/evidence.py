@@ -10,7 +10,7 @@ from demo.timeline import Holding, overlaps
 
 
 def reports_of(api: AirflowApi, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
-    """Return the report of each successful job of a run of `train_digits`, by task id."""
+    """Return the report of each successful job of a run of `train_digits` or `train_gang`, by task id."""
     return {
         task["task_id"]: api.xcom(dag_id, run_id, task["task_id"])
         for task in api.task_instances(dag_id, run_id)
@@ -25,7 +25,8 @@ def problems_of(
 ) -> Iterator[str]:
     """Yield the problems in the manager's history, the jobs' reports of all runs, and the free capacity.
 
-    A report has the GPUs that a job saw, and its start and end; at the end every GPU and CPU must be free.
+    A report has the GPUs that a job saw, and its start and end, or those of its `members`, a server each; at
+    the end every GPU and CPU must be free.
     """
     held = list(held)
     yield from overlaps(
@@ -34,7 +35,12 @@ def problems_of(
             for item in held
         ]
     )
-    reports = [(name, report) for run in runs for name, report in run.items()]
+    reports = [
+        (name, member)
+        for run in runs
+        for name, report in run.items()
+        for member in report.get("members", [report])
+    ]
     yield from overlaps(
         [
             (
@@ -48,7 +54,10 @@ def problems_of(
         ]
     )
     for name, report in reports:
-        granted = {",".join(map(str, item.gpu_ids)) for item in held if item.name == name}
+        server = report["server"]
+        granted = {
+            ",".join(map(str, item.gpu_ids)) for item in held if (item.name, item.server) == (name, server)
+        }
         if report["cuda_visible_devices"] not in granted:
             yield f"{name} saw GPUs {report['cuda_visible_devices']} but was granted {sorted(granted)}"
     for server in servers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,36 +35,28 @@ class Holding:
 
 
 def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
-    """Return every lease of the history, in the order of the grants."""
-    open_leases: dict[int, Holding] = {}
-    found: list[Holding] = []
+    """Return the leases of the history, in the order of the grants; a gang's once for each of its servers."""
+    held: dict[int, list[Holding]] = {}
     for change in history:
         if change["change"] == "granted":
             lease = change["lease"]
             request = lease["request"]
-            open_leases[lease["fencing_token"]] = Holding(
-                request["lease_id"],
-                lease.get("queued_at") or lease["granted_at"],
-                lease["granted_at"],
-                None,
-                lease["members"][0]["node"],
-                tuple(lease["members"][0].get("gpu_ids", ())),
-                request.get("resources", {}).get("cpus", 0),
-            )
-        elif change["change"] in ("released", "expired"):
-            held = open_leases.pop(change["fencing_token"])
-            found.append(
+            held[lease["fencing_token"]] = [
                 Holding(
-                    held.task_id,
-                    held.queued_at,
-                    held.granted_at,
-                    change["at"],
-                    held.server,
-                    held.gpu_ids,
-                    held.cpus,
+                    request["lease_id"],
+                    lease.get("queued_at") or lease["granted_at"],
+                    lease["granted_at"],
+                    None,
+                    member["node"],
+                    tuple(member.get("gpu_ids", ())),
+                    request.get("resources", {}).get("cpus", 0),
                 )
-            )
-    return sorted([*found, *open_leases.values()], key=lambda held: held.granted_at)
+                for member in lease["members"]
+            ]
+        elif change["change"] in ("released", "expired"):
+            token = change["fencing_token"]
+            held[token] = [replace(each, released_at=change["at"]) for each in held[token]]
+    return sorted((each for of_lease in held.values() for each in of_lease), key=lambda each: each.granted_at)
 
 
 def overlaps(held: Sequence[tuple[str, str, Iterable[int], float, float]]) -> list[str]:
@@ -131,13 +123,16 @@ def draw(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]], path: Pa
     }
     colours = _colours(held, servers)
     figure, axes = pyplot.subplots(figsize=(9, 4.6), layout="constrained")
-    for number, item in enumerate(held):
+    waits = {(item.task_id, item.granted_at): item for item in held}
+    for number, item in enumerate(waits.values()):
         colour = colours[item.task_id]
         waited = (item.queued_at - start, item.granted_at - item.queued_at)
         axes.broken_barh(
             [waited], (-1.4 - 1.3 * number, 1.0), facecolor="none", edgecolor=colour, hatch="///"
         )
         axes.text(waited[0] + waited[1] + 0.3, -0.9 - 1.3 * number, item.name, va="center", fontsize=7)
+    for item in held:
+        colour = colours[item.task_id]
         lines = [rows[item.server, gpu_id] for gpu_id in item.gpu_ids]
         span = (item.granted_at - start, (item.released_at or item.granted_at) - item.granted_at)
         for line in lines:
@@ -157,7 +152,7 @@ def draw(held: Sequence[Holding], servers: Sequence[Mapping[str, Any]], path: Pa
     axes.axhline(0, color="#333333", linewidth=0.8)
     first = [rows[server["server_name"], 0] + server["total_gpus"] / 2 for server in servers]
     axes.set_yticks(
-        [-1.3 * len(held) / 2 - 0.3, *first], ["waiting", *(server["server_name"] for server in servers)]
+        [-1.3 * len(waits) / 2 - 0.3, *first], ["waiting", *(server["server_name"] for server in servers)]
     )
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()

@@ -27,6 +27,7 @@ from resource_manager.jobs.launchers.base import (
 from resource_manager.jobs.launchers.devices import device_files, device_names, job_environment
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
+LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 TIMEOUT_S = 30
 STARTER_PATIENCE_S = 5.0
 TAIL_LINES = 100
@@ -37,8 +38,9 @@ LOG_CHUNK_BYTES = 4 * 1024 * 1024
 class DockerLauncher:
     """Launcher that runs one container per job, named by the job's key.
 
-    `address` is the engine's: `unix://`, `tcp://`, `ssh://`, or a host reached by ssh; if empty,
-    `DOCKER_HOST` or this machine's socket. The connection is for the registry of the images.
+    `address` is the engine's: `unix://`, `tcp://`, `ssh://`, or a host reached by ssh; if empty, or this
+    machine's loopback address, `DOCKER_HOST` or this machine's socket. The connection is for the registry of
+    the images.
     """
 
     def __init__(self, address: str = "", docker_conn_id: str | None = None) -> None:
@@ -51,7 +53,8 @@ class DockerLauncher:
             ) from error
         check_connection(docker_conn_id, "docker")
         self._docker = docker
-        self._engine = address or os.environ.get("DOCKER_HOST", LOCAL_ENGINE)
+        is_here = address in ("", *LOCAL_ADDRESSES)
+        self._engine = os.environ.get("DOCKER_HOST", LOCAL_ENGINE) if is_here else address
         if "://" not in self._engine:
             self._engine = f"ssh://{self._engine}"
         try:
