@@ -9,12 +9,17 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import DAG
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+
+    try:  # since 3.2
+        from airflow.sdk.exceptions import TaskDeferred
+    except ImportError:
+        from airflow.exceptions import TaskDeferred
 
     from resource_manager.airflow import listener
     from resource_manager.airflow.decorators.gpu import gpu_task
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease
     from resource_manager.airflow.triggers import JobTrigger, PauseTrigger, TriggerState
+    from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs.launchers import LAUNCHERS, LauncherError, LauncherUnreachableError, job_key
