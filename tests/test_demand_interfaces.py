@@ -212,11 +212,19 @@ INTERFACES: dict[str, Callable[[ServiceClient, GPUResourceManager], Any]] = {
     "command explain": by_command("explain"),
     "GPUTrainingOperator": by_operator(GPUTrainingOperator, own, command="true"),
     "GPUAllocateOperator": by_operator(GPUAllocateOperator, own),
-    "@task.gpu": by_operator(GPUDecoratedOperator, own, python_callable=print),
     "GPUAvailableSensor": by_operator(GPUAvailableSensor, own),
     "templates": by_operator(GPUTrainingOperator, texts, command="true"),
     "trigger form": by_operator(GPUTrainingOperator, of_the_form, command="true"),
 }
+
+
+def test_a_function_takes_every_field_but_several_servers(
+    manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
+) -> None:
+    expected = manager.build_request(Demand(**{**VALUES, "nodes": 1}))
+    asked.clear()
+    by_operator(GPUDecoratedOperator, lambda: {**own(), "nodes": 1}, python_callable=print)(client, manager)
+    assert asked == [expected]
 
 
 def test_the_table_has_a_value_other_than_the_default_for_every_field() -> None:

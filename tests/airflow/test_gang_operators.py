@@ -126,7 +126,7 @@ def test_the_next_try_finds_the_same_gang_and_starts_what_is_missing(manager, se
     [before] = manager.leases()
     servers.runs("train")
     keys = [job.key for job in servers.jobs]
-    servers._present.pop(keys[2])
+    servers.stop(keys[2])
     execute(train(), try_number=2)
     [after] = manager.leases()
     assert (after["fencing_token"], after["members"]) == (before["fencing_token"], before["members"])
@@ -141,7 +141,7 @@ def test_a_start_that_fails_ends_what_started_and_queues_again_after_a_pause(man
     assert isinstance(first.trigger, PauseTrigger)
     assert first.trigger.pause_s == 10.0
     assert manager.leases() == manager.queue() == []
-    assert not servers._present
+    assert {job.key for job in servers.stopped} == {job.key for job in servers.jobs}
     servers.refuse.clear()
     with pytest.raises(TaskDeferred) as second:
         getattr(operator, first.method_name)(context_of(), {}, **first.kwargs)
