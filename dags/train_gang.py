@@ -23,7 +23,7 @@ with DAG(
     params={"nodes": 4, "gpus": 2},
 ) as dag:
     GPUTrainingOperator(
-        task_id="train",
+        task_id="train_together",
         nodes="{{ params.nodes }}",
         gpus="{{ params.gpus }}",
         cpus=4,

@@ -55,7 +55,14 @@ from tests.eventually import wait_for
 
 OURS = TaskIdentity("production", "etl", "nightly", "train")
 THEIRS = replace(OURS, instance="staging")
-TASK = SimpleNamespace(dag_id="etl", run_id="nightly", task_id="train", map_index=-1, state="failed")
+TASK = SimpleNamespace(
+    dag_id="etl",
+    run_id="nightly",
+    task_id="train",
+    map_index=-1,
+    state="failed",
+    xcom_push=lambda key, value: None,
+)
 RUN = SimpleNamespace(dag_id="etl", run_id="nightly")
 
 

@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_demo_trains_six_models_and_leaves_no_process(tmp_path):
+def test_the_demo_trains_seven_models_and_leaves_no_process(tmp_path):
     picture, history = tmp_path / "timeline.svg", tmp_path / "history.jsonl"
     done = subprocess.run(
         [sys.executable, "-m", "demo", "--picture", str(picture), "--history", str(history)],
@@ -34,6 +34,7 @@ def test_the_demo_trains_six_models_and_leaves_no_process(tmp_path):
     assert done.stdout.count("train_") > 12
     assert re.search(r"s  train_\dgpu_\d+cpu +waits\n", done.stdout)
     assert "GPUs: 32 free, 0 used, 0 closed of 32" in done.stdout
+    assert re.search(r"train_together +runs on gpu-server-\d\S+ gpu-server-\d\S+\n", done.stdout)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert picture.read_text().startswith("<?xml")
     # A replay of the recorded history under the same policy reproduces every placement.
@@ -42,7 +43,7 @@ def test_the_demo_trains_six_models_and_leaves_no_process(tmp_path):
     )
     recorded = replayed.run()
     assert differences(recorded) == []
-    assert sum(stay.started_at is not None for stay in recorded.job_runs.values()) == 6
+    assert sum(stay.started_at is not None for stay in recorded.job_runs.values()) == 7
 
 
 def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
