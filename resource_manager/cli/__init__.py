@@ -2,6 +2,7 @@
 
 from resource_manager.cli import (  # noqa: F401 - they add their commands
     agent,
+    by_hand,
     discovering,
     reconciling,
     serving,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -29,9 +29,13 @@ METAVARS = {
 class DemandCommand(click.Command):
     """Command with one option per field of `Demand`, generated only when the command is called."""
 
+    omitted: ClassVar[frozenset[str]] = frozenset({"lease_id"})
+    """Fields without an option, since the command itself says them."""
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         own = super().get_params(ctx)
-        return [*own[:-2], *self._options(), *own[-2:]]  # before --json and --help
+        common = [param for param in own if param.name in ("as_json", "help")]  # come last
+        return [*(param for param in own if param not in common), *self._options(), *common]
 
     def _options(self) -> list[click.Parameter]:
         fields = _demand().model_fields
@@ -45,7 +49,7 @@ class DemandCommand(click.Command):
                 **({"is_flag": True} if field.annotation is bool else {}),
             )
             for name, field in fields.items()
-            if name != "lease_id"
+            if name not in self.omitted
         ]
 
 

@@ -9,6 +9,7 @@ stopped.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -103,6 +105,83 @@ def start(
         if time.monotonic() > deadline:
             raise RuntimeError(f"another process holds {directory}/lock and does not start the job")
         time.sleep(0.02)  # another process tests the lock or is starting the job
+
+
+class Ended(BaseException):
+    """SIGTERM or SIGHUP came: the caller of `attend` wants the job to end, or is gone."""
+
+
+def attend(
+    root: str, key: str, command: Sequence[str], environment: Mapping[str, str], working_dir: str = "."
+) -> int:
+    """Run `command` in this process's terminal; return its exit code, 128 + n if signal n ended it.
+
+    All its processes end with it, and when this process gets SIGTERM or SIGHUP, as it does when its parent
+    dies: then the exit code is 143. Raises `RuntimeError` if this job was started before.
+    """
+    directory = _directory(root, key)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ended)
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGHUP)  # PR_SET_PDEATHSIG
+    terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
+    with _locked(directory, fcntl.LOCK_EX) as lock:
+        if lock is None or os.path.exists(os.path.join(directory, "group")):
+            raise RuntimeError(f"job {key} was started before")
+
+        def own_group() -> None:
+            os.setpgid(0, 0)
+            with open(os.path.join(directory, "group"), "w") as file:
+                file.write(str(os.getpid()))
+            if terminal is not None:
+                os.tcsetpgrp(terminal, os.getpid())
+            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+
+        lock_path = os.path.join(directory, "lock")
+        try:
+            job = subprocess.Popen(
+                command,
+                cwd=os.path.expanduser(working_dir),
+                env={**os.environ, **environment, "GPU_JOB_LOCK": lock_path},
+                pass_fds=(lock,),
+                preexec_fn=own_group,
+            )
+        except OSError as error:
+            print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+            return 127 if isinstance(error, FileNotFoundError) else 126
+    try:
+        code = _wait(job.pid)
+    except Ended:
+        code = 128 + signal.SIGTERM
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if terminal is not None:
+        with suppress(OSError):  # the terminal is gone
+            os.tcsetpgrp(terminal, os.getpgrp())
+    terminate(root, key)
+    with suppress(OSError), open(os.path.join(directory, "exit_code"), "w") as file:
+        file.write(str(code))
+    return code
+
+
+def _ended(number: int, frame: Any) -> None:
+    raise Ended
+
+
+def _wait(process: int) -> int:
+    """Return the exit code of a child; one that Ctrl-Z stopped goes on, since its lease would be idle."""
+    while True:
+        _, status = os.waitpid(process, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            os.killpg(process, signal.SIGCONT)
+        elif os.WIFSIGNALED(status):
+            return 128 + os.WTERMSIG(status)
+        else:
+            return os.WEXITSTATUS(status)
 
 
 def status(root: str, key: str) -> dict[str, Any]:

@@ -25,10 +25,17 @@ def _docker(address: str, conn_id: str | None) -> Launcher:
     return DockerLauncher(address, conn_id)
 
 
+def _terminal(address: str, conn_id: str | None) -> Launcher:
+    from resource_manager.jobs.launchers.terminal import open_terminal
+
+    return open_terminal(address)
+
+
 LAUNCHERS: dict[str, Callable[[str, str | None], Launcher]] = {
     "local": _local,
     "ssh": _ssh,
     "docker": _docker,
+    "terminal": _terminal,
 }
 """Functions by name that take an address (see each launcher) and an Airflow connection id or None."""
 

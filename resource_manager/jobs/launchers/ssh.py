@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
@@ -26,6 +26,18 @@ from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection
 ANSWER_TIMEOUT_S = 60.0
 PYTHON = "python3 -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
+
+
+class PythonServer(Protocol):
+    """Server that runs Python programs."""
+
+    host: str
+
+    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+        """Run a program; return exit code, output and standard error, or raise `LauncherError`."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class SSHPython:
@@ -77,18 +89,23 @@ class SSHPython:
 class SSHLauncher:
     """Launcher of jobs in directories of a server, which needs python3 (3.7 or newer) and nothing else.
 
-    `address` is `[user@]host[:port]`; missing parts and the credentials come from the connection.
+    `address` is `[user@]host[:port]`; missing parts and the credentials come from the connection, unless
+    `server` is one that is reached in another way.
     """
 
-    def __init__(self, address: str = "", ssh_conn_id: str | None = None) -> None:
+    def __init__(
+        self, address: str = "", ssh_conn_id: str | None = None, server: PythonServer | None = None
+    ) -> None:
         if not address and ssh_conn_id is None:
             raise LauncherError(
                 "the ssh launcher has no address: set the server's address in the inventory, or "
                 "launcher_conn_id"
             )
         self.root = directory_job.DEFAULT_ROOT
-        hook = _airflow_hook(address, ssh_conn_id)
-        self._server = SSHPython(address or hook.remote_host, connect=hook.get_conn)
+        if server is None:
+            hook = _airflow_hook(address, ssh_conn_id)
+            server = SSHPython(address or hook.remote_host, connect=hook.get_conn)
+        self._server = server
 
     def prepare(self, job: Job) -> None:
         check_image("ssh", job)

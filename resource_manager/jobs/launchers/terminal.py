@@ -1,0 +1,137 @@
+"""Job in the caller's terminal: here, or on its server by the ssh program, where any process finds it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.launchers.devices import job_environment
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.plain_ssh import parts_of
+from resource_manager.jobs.launchers.ssh import PYTHON, SSHLauncher
+
+OWN_SERVER = "GPU_MANAGER_SERVER"
+"""Environment variable with the name of the server that this machine is."""
+
+SSH_OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=6")
+"""A connection without an answer for 30 s is over: the lease of its job lives for a minute."""
+
+SSH_FAILED = 255
+
+
+class SSHProgram:
+    """Connection by the ssh program, with its configuration, keys and agent, that runs Python programs."""
+
+    def __init__(self, address: str) -> None:
+        self.host = address
+        self._destination = destination(address)
+
+    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+        """Run a program, sent over standard input; return exit code, output and standard error.
+
+        Raises `LauncherUnreachableError` if nobody knows how it ended.
+        """
+        command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *self._destination, PYTHON]
+        try:
+            done = subprocess.run(
+                command, input=program, capture_output=True, text=True, check=False, timeout=timeout_s
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {error}") from error
+        if done.returncode == SSH_FAILED:
+            said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {said}")
+        return done.returncode, done.stdout, done.stderr
+
+    def close(self) -> None:
+        """Do nothing: each program has a connection of its own."""
+
+
+def open_terminal(address: str) -> Launcher:
+    """Return the launcher that finds, watches and ends a job that runs in a terminal."""
+    if is_here(address):
+        return LocalLauncher()
+    return SSHLauncher(address, server=SSHProgram(address))
+
+
+def attend(address: str, job: Job, here: bool) -> subprocess.Popen[bytes]:
+    """Start the job in this terminal, here or on the server at `address`; it ends if this process does.
+
+    Its exit code is the job's. Raises `LauncherError`.
+    """
+    root = LocalLauncher().root if here else directory_job.DEFAULT_ROOT
+    call = {
+        "root": root,
+        "key": job.key,
+        "command": list(job.command),
+        "environment": job_environment(job),
+        "working_dir": "." if here else "~",
+    }
+    program = (
+        f"{inspect.getsource(directory_job)}\nraise SystemExit(attend(**json.loads({json.dumps(call)!r})))\n"
+    )
+    if here:
+        command = [sys.executable, "-I", "-S", "-c", program]
+    else:
+        has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        remote = f"exec {shlex.join(['python3', '-I', '-S', '-c', program])}"
+        command = ["ssh", "-t" if has_terminal else "-T", *SSH_OPTIONS, *destination(address), remote]
+    try:
+        return subprocess.Popen(command)
+    except OSError as error:
+        raise LauncherError(f"{command[0]} cannot be started: {error}") from error
+
+
+def destination(address: str) -> list[str]:
+    """Return the arguments of the ssh program for `[user@]host[:port]`; raises `LauncherError`."""
+    user, host, port = parts_of(address)
+    if not host or host.startswith("-"):
+        raise LauncherError(f"address {address!r} names no host")
+    return [*(["-p", str(port)] if port else []), "--", f"{user}@{host}" if user else host]
+
+
+def is_here(address: str, server: str = "", own_server: str | None = None) -> bool:
+    """Return True if that server is this machine.
+
+    It is if `GPU_MANAGER_SERVER` names it, else if it has no address or one of this machine's.
+    """
+    own_server = os.environ.get(OWN_SERVER) if own_server is None else own_server
+    if own_server and server:
+        return own_server == server
+    if not address:
+        return True
+    _, host, port = parts_of(address)
+    if host is None or port not in (None, 22):
+        return False
+    if host in ("localhost", socket.gethostname()):
+        return True
+    return bool(_addresses(host) & _own_addresses())
+
+
+def _own_addresses() -> set[str]:
+    """Return the addresses of this machine's interfaces, without those of the loopback network."""
+    found = _addresses(socket.gethostname())
+    for family, remote in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((remote, 9))  # sends nothing: it only chooses the interface
+                found.add(probe.getsockname()[0])
+            except OSError:
+                continue
+    return {address for address in found if not address.startswith("127.") and address != "::1"}
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        found: Iterable[tuple[object, ...]] = socket.getaddrinfo(host, None)
+    except OSError:
+        return set()
+    return {str(entry[4][0]) for entry in found}  # type: ignore[index]
