@@ -176,12 +176,28 @@ def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> N
 @click.argument("task_id")
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @click.option("--outcome", default="", help="Outcome for the history: SUCCESS, FAILED, CANCELLED or any.")
+@click.option(
+    "--rank", "ranks", type=int, multiple=True, help="End only this member of a gang; quarantine the others."
+)
 @json_option
 @click.pass_obj
 @exit_codes
-def release(target: Target, task_id: str, fencing_token: int | None, outcome: str, as_json: bool) -> None:
-    """End a lease."""
-    done = target.manager.release_resources(task_id, fencing_token=fencing_token, outcome=outcome)
+def release(
+    target: Target,
+    task_id: str,
+    fencing_token: int | None,
+    outcome: str,
+    ranks: tuple[int, ...],
+    as_json: bool,
+) -> None:
+    """End a lease, or members of a gang."""
+    if not ranks:
+        done = target.manager.release_resources(task_id, fencing_token=fencing_token, outcome=outcome)
+    elif fencing_token is None:
+        raise Failure("--rank needs --fencing-token: the lease whose members end", BAD_INPUT)
+    else:
+        result = target.manager.release_members(task_id, ranks, fencing_token=fencing_token, outcome=outcome)
+        done = result == "released"
     _done(done, as_json, task_id, "released", f"there is no such lease of {task_id!r}")
 
 

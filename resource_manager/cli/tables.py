@@ -204,7 +204,8 @@ def lease_line(lease: Row) -> str:
 def explanation(answer: Row) -> Group:
     """Return the answer in a sentence, then a table of the servers."""
     if answer.get("would_be_granted"):
-        verdict = Text(f"Would be granted now on {answer['server_name']}.", "green")
+        on = ", ".join(dict.fromkeys(member["server_name"] for member in answer["members"]))
+        verdict = Text(f"Would be granted now on {on}.", "green")
     else:
         never = answer["kind"] == "never_fits"
         verdict = Text(

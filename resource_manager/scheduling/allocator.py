@@ -342,12 +342,10 @@ def describe(request: Request) -> str:
     if request.vendor:
         parts[0] += f" by {request.vendor}"
     parts += [f"{amount} {name}" for name, amount in request.resources.items()]
-    if request.nodes != 1:
-        parts.insert(0, f"{request.nodes} times")
     if request.required_node is not None:
         parts.append(f"on {request.required_node}")
     parts += [f"with label {name}={value}" for name, value in request.labels_required.items()]
-    return ", ".join(parts)
+    return f"{request.nodes} times {', '.join(parts)}" if request.nodes != 1 else ", ".join(parts)
 
 
 def check(cluster: ClusterState) -> None:
