@@ -35,6 +35,7 @@ from resource_manager.jobs.task_identity import TaskIdentity
 
 POLL_S = 1.0
 OUTAGE_POLL_S = 5.0
+GPU_POLL_S = 5.0
 MIN_DEFERRAL_S = 5.0
 """Shortest time before a trigger fires: Airflow's scheduler fails a task that resumes before the scheduler
 has read that the task was deferred (apache/airflow issues 71580 and 72716)."""
@@ -63,6 +64,7 @@ class TriggerState(StrEnum):
     JOB_ENDED = "job_ended"
     JOB_UNREACHABLE = "job_unreachable"
     TIMED_OUT = "timed_out"
+    GPU_FAILED = "gpu_failed"
 
 
 class _Trigger(BaseTrigger):
@@ -255,6 +257,7 @@ class JobTrigger(_Trigger):
         self.stale_grace_s = stale_grace_s
         self._noted_offset = 0
         self._renewed_at = 0.0
+        self._gpus_seen_at = 0.0
         self._watches: list[MemberWatch] = []
         self._threads: ThreadPoolExecutor | None = None
 
@@ -270,7 +273,7 @@ class JobTrigger(_Trigger):
         while True:
             await self._look()
             try:
-                event = await self._ended() or await self._out_of_reach()
+                event = await self._ended() or await self._out_of_reach() or await self._gpu_failed()
                 if event is None:
                     await self._renew_if_due()
                     event = self._over_time()
@@ -350,6 +353,25 @@ class JobTrigger(_Trigger):
             return event
         await self._terminate_others()
         return {**event, "rank": lost[0].job.rank, "server": lost[0].job.server}
+
+    async def _gpu_failed(self) -> dict[str, Any] | None:
+        """Return the event of a GPU that the job cannot go on with; all members are ended before."""
+        now, job = asyncio.get_running_loop().time(), self.jobs[0]
+        if now - self._gpus_seen_at < GPU_POLL_S:
+            return None
+        self._gpus_seen_at = now
+        try:
+            status = await SharedManager.of(self.gpu_conn_id).status_of(job.task_id)
+        except (ResourceManagerError, AirflowException):
+            return None  # the renewal says that the manager does not answer
+        if status is None or status.get("fencing_token") != job.fencing_token:
+            return None
+        reason = status.get("gpu_failed")
+        if not reason:
+            return None
+        self.log.error("a GPU of this job failed (%s); ending it", reason)
+        await self._terminate_others()
+        return {"state": TriggerState.GPU_FAILED.value, "detail": reason}
 
     async def _terminate_others(self) -> None:
         """End the members that run, and renew the lease until they have ended or cannot be reached."""

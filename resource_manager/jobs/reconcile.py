@@ -58,6 +58,7 @@ class ActionKind(StrEnum):
     RELEASED = "released"
     CANCELLED = "cancelled"
     RENEWED = "renewed"
+    STOPPED = "stopped"
     KEPT = "kept"
     PARTLY_RELEASED = "partly released"
     GONE_BEFORE = "gone before"
@@ -114,6 +115,19 @@ def _end_those_stopped(
     return Action(task_id, kind, f"its job may still run: {error}")
 
 
+def stop_job(entry: Mapping[str, Any]) -> Action:
+    """Stop the job of a lease whose GPU failed; its task sees that, fails the try and ends the lease."""
+    task_id, job = entry["task_id"], GangJob.of(entry)
+    why = f"one of its GPUs failed: {entry['gpu_failed']}"
+    if job is None:
+        return Action(task_id, ActionKind.KEPT, f"{why}; it has no job that could be stopped here")
+    stopped = job.stop()
+    if stopped.left:
+        error = next(iter(stopped.left.values()))
+        return Action(task_id, ActionKind.KEPT, f"{why}; its job may still run: {error}")
+    return Action(task_id, ActionKind.STOPPED, why)
+
+
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
     """Actions of one comparison, and the number of entries of other Airflow instances, left unchanged."""
@@ -149,6 +163,9 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
         try:
             if not wanted or is_remainder(entry):
                 actions.append(end(manager, entry))
+            elif entry.get("gpu_failed"):
+                manager.require_owner(entry)
+                actions.append(stop_job(entry))
             elif entry["state"] == "ERROR":
                 manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])
                 actions.append(

@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.demand import launcher_labels
     from resource_manager.airflow.triggers import JobTrigger, TriggerState
 
+from resource_manager.core.changes import GpuClosed
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.running_job import RunningJob
@@ -148,6 +149,21 @@ def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(trained, manag
     assert event == {"state": TriggerState.LEASE_LOST}
     with closing(trigger.jobs[0].open()) as launcher:
         assert launcher.status(trigger.jobs[0].key).state is JobState.ABSENT
+
+
+def test_a_job_whose_gpu_failed_is_stopped_with_that_reason(trained, manager, monkeypatch):
+    monkeypatch.setattr(triggers, "GPU_POLL_S", 0.05)
+    trigger = trained("sleep 600", stale_grace_s=0.2)
+    lease = manager.status_of(TASK.lease_id)
+    node, gpu_id = lease["server_name"], lease["gpu_ids"][0]
+    manager.commit(lambda cluster, now: [GpuClosed(node, gpu_id, "", "xid 48; double bit ECC", now)])
+    assert manager.status_of(TASK.lease_id)["gpu_failed"] == "", "its holder goes on"
+    manager.commit(lambda cluster, now: [GpuClosed(node, gpu_id, "", "xid 79; lost", now, stop=True)])
+    assert fire(trigger) == {"state": TriggerState.GPU_FAILED, "detail": "xid 79; lost"}
+    [job] = RunningJob.all_of(lease)
+    with closing(job.open()) as launcher:
+        assert launcher.status(job.key).state is not JobState.RUNNING
+    assert manager.status_of(TASK.lease_id) is not None, "the operator ends the lease"
 
 
 def test_the_job_trigger_fires_after_timeout_or_if_unreachable(trained):

@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.changes import GpuClosed
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import reconcile as reconcile_instance
@@ -118,3 +119,14 @@ def test_identities_survive_their_labels():
     for task in (identity("a"), identity("a.b-c", 0), identity("a", 12)):
         assert TaskIdentity.from_labels(task.labels) == task
     assert TaskIdentity.from_labels({}) is None
+
+
+def test_the_job_of_a_lease_whose_gpu_failed_is_stopped_and_its_task_ends_the_lease(manager):
+    task = identity("unlucky")
+    key = start_job(manager, task, "sleep 600")
+    node = manager.leases()[0]["server_name"]
+    manager.commit(lambda cluster, now: [GpuClosed(node, 0, "", "xid 79; lost", now, stop=True)])
+    (action,) = reconcile(manager, States(unfinished=[task]))
+    assert (action.action, action.detail) == ("stopped", "one of its GPUs failed: xid 79; lost")
+    assert LocalLauncher().status(key).state is not JobState.RUNNING
+    assert len(manager.leases()) == 1

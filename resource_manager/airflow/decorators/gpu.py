@@ -175,8 +175,11 @@ def _kept(manager: Manager, lease_id: str, token: int, ttl_s: float) -> Iterator
         while not over.wait(ttl_s / 4):
             asked_at = time.monotonic()
             try:
-                manager.renew(lease_id, fencing_token=token)
+                failure = manager.renew(lease_id, fencing_token=token)["gpu_failed"]
                 renewed_at = asked_at
+                if failure and not over.is_set():
+                    _end_this_process(f"one of its GPUs failed: {failure}")
+                    return
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile
                     _end_this_process("the lease was ended by another client")

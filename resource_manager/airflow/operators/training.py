@@ -248,6 +248,8 @@ class GPUTrainingOperator(GPUOperator):
         self._end(self.manager, identity, Outcome.SUCCESS if succeeded else Outcome.FAILED)
         if event["state"] == TriggerState.TIMED_OUT:
             raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
+        if event["state"] == TriggerState.GPU_FAILED:
+            raise AirflowException(f"the job was stopped, as one of its GPUs failed: {event['detail']}")
         job = f"rank {event['rank']} on {event['server']}" if "rank" in event else "the job"
         if event["exit_code"] is None:
             raise AirflowException(
