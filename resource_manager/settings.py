@@ -114,6 +114,15 @@ class Settings(BaseModel):
         default="avoid",
         description="avoid: a GPU with a process that belongs to no lease there takes no new leases.",
     )
+    idle_below: float = Field(
+        default=5.0,
+        ge=0,
+        le=100,
+        description="Utilization in percent below which a GPU of a lease counts as idle.",
+    )
+    idle_after_s: float = Field(
+        default=3600.0, gt=0, description="Time for which a lease may be idle without a warning."
+    )
     clean_timeout_s: float = Field(
         default=60.0,
         gt=0,

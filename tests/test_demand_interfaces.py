@@ -56,6 +56,8 @@ VALUES: dict[str, Any] = {
     "sensitivity": 0.25,
     "quarantine": True,
     "labels": {"model": "bert", "size": "large"},
+    "idle_below": 2.5,
+    "idle_after": 1800.0,
 }
 ORIGINAL = {name: alias for alias, name in ALIASES.items()}
 NODE = Node(

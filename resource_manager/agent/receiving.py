@@ -6,10 +6,12 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from resource_manager.agent.health import load_health_table
+from resource_manager.agent.lease_use import GpuSample, LeaseUse, idle_after_s, sample_gpus, sample_leases
 from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
 from resource_manager.agent.transitions import Rules, transitions
@@ -18,6 +20,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import StoreFullError, UnknownNodeError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
+from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +45,8 @@ MAX_FAST_REPORTS_PER_S = 50
 class Record:
     """What is known of a server's reports so far: `received_at` by the store's clock, of the last good one.
 
-    `clean` counts reports in a row without a condition, by GPU id, -1 for the server.
+    `clean` counts reports in a row without a condition, by GPU id, -1 for the server; `gpus` are the last
+    samples by GPU id, `leases` the use so far by fencing token.
     """
 
     received_at: float
@@ -52,6 +56,8 @@ class Record:
     uptime_s: float | None = None
     hostname: str = ""
     clean: dict[int, int] = field(default_factory=dict)
+    gpus: dict[int, GpuSample] = field(default_factory=dict)
+    leases: dict[int, LeaseUse] = field(default_factory=dict)
 
     @property
     def silent_at(self) -> float:
@@ -65,9 +71,11 @@ class Record:
     def from_json(cls, text: bytes | None) -> Record | None:
         """Return the record, or None for text that is none."""
         try:
-            found = cls(**json.loads(text or b""))
-            found.clean = {int(key): int(count) for key, count in found.clean.items()}
-        except (ValueError, TypeError, AttributeError):
+            found = cls(**(stored := json.loads(text or b"")))
+            found.clean = {int(key): int(count) for key, count in stored["clean"].items()}
+            found.gpus = {int(key): GpuSample(**use) for key, use in stored["gpus"].items()}
+            found.leases = {int(key): LeaseUse(**use) for key, use in stored["leases"].items()}
+        except (ValueError, TypeError, AttributeError, KeyError):
             return None
         return found
 
@@ -112,11 +120,31 @@ class ReportReceiver:
         record = Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname, counted)
         if report.error is not None and before is not None:
             record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
+        self._manager.look(
+            lambda cluster, now: self._sample(cluster, report, before, record), STATE_MAX_AGE_S
+        )
         try:
             self._store.reports.put(report.server, text, record.to_json(), SILENT_INTERVALS * interval_s)
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
         return self._manager.look(lambda cluster, now: self._answer(cluster, report), STATE_MAX_AGE_S)
+
+    def _sample(self, cluster: ClusterState, report: Report, before: Record | None, record: Record) -> None:
+        """Add to the record what the report says of the use, and warn of leases that became idle by it."""
+        state = _node(cluster, report.server)
+        settings = self._manager.settings
+        uses = {} if before is None else before.leases
+        record.gpus = sample_gpus(state, report)
+        record.leases = sample_leases(state, report, uses, settings, record.received_at)
+        tokens = {lease.fencing_token: lease for lease in state.leases.values()}
+        for token, use in record.leases.items():
+            limit_s = idle_after_s(tokens[token], settings)
+            if use.idle_since is None or record.received_at - use.idle_since < limit_s:
+                continue
+            if before is None or before.received_at - use.idle_since < limit_s:
+                logger.warning(
+                    "lease %s computes nothing on %s for %.0f s", tokens[token].lease_id, state.name, limit_s
+                )
 
     def _answer(self, cluster: ClusterState, report: Report) -> dict[str, Any]:
         state = _node(cluster, report.server)
@@ -148,16 +176,22 @@ class ReportReceiver:
         return note_silence(self._manager)
 
 
+def records_of(store: Store, servers: Iterable[str]) -> dict[str, Record]:
+    """Return the records of those of the servers that have reported."""
+    found = {name: Record.from_json(text) for name, text in store.reports.records(servers).items()}
+    return {name: record for name, record in found.items() if record is not None}
+
+
 def note_silence(manager: GPUResourceManager) -> list[Change]:
     """Commit the loss of every agent that has been silent for too long; return the changes."""
     watched = manager.look(lambda cluster, now: [state.name for state in cluster.nodes if state.watched])
     if not watched:
         return []
-    records = manager.store.reports.records(watched)
+    records = records_of(manager.store, watched)
     now = manager.store.now()
     silent = []
     for name in watched:
-        record = Record.from_json(records.get(name))
+        record = records.get(name)
         if record is None or record.silent_at < now:
             silent.append(name)
 

@@ -61,18 +61,17 @@ def _restore(state: NodeState, before: _Before, gpu_ids: Iterable[int]) -> None:
 
 def begin_cleaning(state: NodeState, lease: Lease, at: float) -> Callable[[], None]:
     """Take what an ended lease held on the node's GPUs out of the free capacity; return the undo function."""
-    before = dict(state.cleaning)
+    before = state.cleaning
+    cleaning = dict(before)
     gpu_ids: list[int] = []
-    for member in lease.members:
-        if member.node == state.name:
-            gpu_ids += state.gpu_ids_of(member)
-            for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids or repeat(""), strict=False):
-                key = (gpu_id, lease.fencing_token)
-                other = state.cleaning.get(key)  # another member's part of the same GPU
-                milli = lease.request.gpu_milli + (other.milli if other else 0)
-                state.cleaning[key] = Cleaning(
-                    state.name, gpu_id, uuid, lease.fencing_token, milli, lease.lease_id, at
-                )
+    for member in lease.on(state.name):
+        gpu_ids += state.gpu_ids_of(member)
+        for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids or repeat(""), strict=False):
+            key = (gpu_id, lease.fencing_token)
+            other = cleaning.get(key)  # another member's part of the same GPU
+            milli = lease.request.gpu_milli + (other.milli if other else 0)
+            cleaning[key] = Cleaning(state.name, gpu_id, uuid, lease.fencing_token, milli, lease.lease_id, at)
+    state.cleaning = cleaning
     recount(state, gpu_ids)
     return partial(_end_cleaning, state, before, gpu_ids)
 
@@ -116,7 +115,12 @@ def unused_milli(state: NodeState, gpu_id: int) -> int:
 
 def leased_milli(state: NodeState, gpu_id: int) -> int:
     """Return the thousandths of a GPU that leases hold."""
-    return sum(lease.request.gpu_milli for lease in leases_on(state, gpu_id))
+    return sum(
+        lease.request.gpu_milli
+        for lease in state.leases.values()
+        for member in lease.on(state.name)
+        if gpu_id in state.gpu_ids_of(member)
+    )
 
 
 def cleaning_milli(state: NodeState, gpu_id: int) -> int:
@@ -138,7 +142,7 @@ def present_id(state: NodeState, entry: Cleaning) -> int | None:
 def leases_on(state: NodeState, gpu_id: int) -> Iterator[Lease]:
     """Yield the leases that hold the GPU or a part of it."""
     for lease in state.leases.values():
-        if any(member.node == state.name and gpu_id in state.gpu_ids_of(member) for member in lease.members):
+        if any(gpu_id in state.gpu_ids_of(member) for member in lease.on(state.name)):
             yield lease
 
 

@@ -107,7 +107,8 @@ class Request:
     `ttl_s` is the lifetime of the lease without renewal; infinite by default, which suits a simulation.
     `quarantine` keeps the capacity allocated after expiry until an operator or the reconciler confirms that
     the job is gone. `utility` matters only under admission by price. A request that is not `preemptible` is
-    never taken for another one, and in return stops at its team's guarantee.
+    never taken for another one, and in return stops at its team's guarantee. `idle_below` (percent) and
+    `idle_after_s` say when the lease counts as idle; None: as the settings say.
 
     With `nodes` above 1 it is a gang: the demand is that of each of so many members, on as many nodes or,
     with `spread="pack"`, on fewer. All members must be on nodes of one value of the label `same`, and should
@@ -136,6 +137,8 @@ class Request:
     spread: Spread = Spread.SERVERS
     same: str = ""
     prefer_same: str = ""
+    idle_below: float | None = None
+    idle_after_s: float | None = None
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
 

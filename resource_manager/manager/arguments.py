@@ -50,6 +50,8 @@ class DemandOptions(TypedDict, total=False):
     sensitivity: float | None
     quarantine: bool | None
     labels: Mapping[str, str] | None
+    idle_below: float | None
+    idle_after: float | timedelta | None
 
 
 class DemandArguments(DemandOptions, total=False):

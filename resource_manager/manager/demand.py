@@ -157,6 +157,12 @@ class Demand(BaseModel):
         description="Keep the GPUs allocated after expiry until the job is known to be gone.",
     )
     labels: Labels = Field(default_factory=dict, description="Labels of the lease, such as model=bert.")
+    idle_below: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
+        default=None, description="Utilization in percent below which its GPUs count as idle."
+    )
+    idle_after: Seconds | None = Field(
+        default=None, description="Time of idle GPUs after which the lease is reported, in seconds."
+    )
 
     _names: dict[str, str] = PrivateAttr(default_factory=dict)
     """Fields that were given by their original's names -> these names."""

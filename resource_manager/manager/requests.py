@@ -21,6 +21,7 @@ BUILT_IN_GPUS = (2, 8)
 """The original's servers, and the minimum and maximum of GPUs that a task may request there."""
 
 REQUEST_NAMES = {
+    "idle_after_s": "idle_after",
     "ttl_s": "ttl",
     "expected_runtime_s": "expected_runtime",
     "target_s": "target",
@@ -63,6 +64,8 @@ def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> 
             utility=_utility(demand),
             labels_required=demand.labels_required,
             **_gang(demand),
+            idle_below=demand.idle_below,
+            idle_after_s=demand.idle_after,
         )
         return checked(request)
     except InvalidRequestError as error:

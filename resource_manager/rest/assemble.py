@@ -15,6 +15,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
 from resource_manager.rest.limits import DEFAULT_RATE, Limits
+from resource_manager.rest.observability.gpu_metrics import GpuGauges
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.private_file import PrivateFile
 from resource_manager.rest.service import Service
@@ -146,6 +147,7 @@ def build(
     watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager
+    metrics.registry.register(GpuGauges(watch, manager))
     receiver = ReportReceiver(manager)
     return Service(manager, authenticator, Limits(rate), watch, metrics, receiver, secret, **more)
 

@@ -28,7 +28,9 @@ def test_every_expression_uses_metrics_that_exist(open_client: FlaskClient) -> N
     for i in range(5):
         open_client.post("/api/submit", json={"task_id": f"t{i}", "required_gpus": 8, "required_cpus": 1})
     open_client.post("/api/release", json={"task_id": "t0"})
-    exposed = set(re.findall(r"^(\w+)", open_client.get("/metrics").get_data(as_text=True), re.MULTILINE))
+    exposed = set(
+        re.findall(r"^(?:# TYPE )?(\w+)", open_client.get("/metrics").get_data(as_text=True), re.MULTILINE)
+    )
     for where, expression in expressions().items():
         used = NAME.findall(expression)
         assert used or "up{" in expression, where

@@ -11,6 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Quarantined, Released
 from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.serializers import cpu_usage
@@ -168,7 +169,7 @@ class _State:
             "gpu_manager_gpus_allocated", "Allocated GPUs, GPU fractions included.", labels=labels
         )
         closed = GaugeMetricFamily(
-            "gpu_manager_gpus_closed", "Unused GPUs of servers that take no new leases.", labels=labels
+            "gpu_manager_gpus_closed", "Unused GPUs that take no new leases.", labels=labels
         )
         cpus_free = GaugeMetricFamily("gpu_manager_cpus_free", "Free CPUs.", labels=("server",))
         cpus_allocated = GaugeMetricFamily(
@@ -181,11 +182,11 @@ class _State:
             "gpu_manager_server_open", "1 if the server takes new leases.", labels=("server",)
         )
         for state in cluster.nodes:
-            for gpu_type, (unused_milli, total_milli) in _milli_by_type(state).items():
-                unused = unused_milli / MILLI_PER_GPU
+            for gpu_type, (unused_milli, closed_milli, total_milli) in _milli_by_type(state).items():
+                unused, withheld = unused_milli / MILLI_PER_GPU, closed_milli / MILLI_PER_GPU
                 free.add_metric((state.name, gpu_type), unused if state.is_open else 0)
-                closed.add_metric((state.name, gpu_type), 0 if state.is_open else unused)
-                held.add_metric((state.name, gpu_type), (total_milli - unused_milli) / MILLI_PER_GPU)
+                closed.add_metric((state.name, gpu_type), withheld + (0 if state.is_open else unused))
+                held.add_metric((state.name, gpu_type), total_milli / MILLI_PER_GPU - unused - withheld)
             cpus = cpu_usage(state)
             cpus_free.add_metric((state.name,), cpus.free)
             cpus_allocated.add_metric((state.name,), cpus.used)
@@ -212,10 +213,15 @@ class _State:
         ]
 
 
-def _milli_by_type(state: NodeState) -> dict[str, tuple[int, int]]:
-    """Return GPU type -> (unused, total) in thousandths of a GPU."""
-    by_type: dict[str, tuple[int, int]] = {}
+def _milli_by_type(state: NodeState) -> dict[str, tuple[int, int, int]]:
+    """Return GPU type -> (free, closed or being cleaned, total) in thousandths of a GPU."""
+    by_type: dict[str, tuple[int, int, int]] = {}
+    withheld = withheld_milli(state)
     for gpu in state.node.gpus:
-        free, total = by_type.get(gpu.gpu_type, (0, 0))
-        by_type[gpu.gpu_type] = (free + state.gpu_free[gpu.gpu_id], total + MILLI_PER_GPU)
+        free, closed, total = by_type.get(gpu.gpu_type, (0, 0, 0))
+        by_type[gpu.gpu_type] = (
+            free + state.gpu_free[gpu.gpu_id],
+            closed + withheld.get(gpu.gpu_id, 0),
+            total + MILLI_PER_GPU,
+        )
     return by_type

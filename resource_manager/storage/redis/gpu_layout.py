@@ -105,7 +105,9 @@ def _cleaning(name: str, text: str) -> Cleaning:
                 if member.node == node and held == gpu_id
             ]
             request, uuid = lease.lease.request, uuids[0] if uuids else ""
-            return Cleaning(node, gpu_id, uuid, fencing_token, request.gpu_milli, request.lease_id, end.at)
+            parts = sum(gpu_id in member.gpu_ids for member in lease.lease.on(node))  # of a gang, several
+            milli = request.gpu_milli * max(parts, 1)
+            return Cleaning(node, gpu_id, uuid, fencing_token, milli, request.lease_id, end.at)
     except ValueError:
         pass
     raise CorruptStateError(f"not an ended lease on a GPU: {name[:120]!r}")

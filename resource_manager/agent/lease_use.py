@@ -1,0 +1,137 @@
+"""Use of GPUs by their leases, sampled from reports: utilization, memory, and since when a lease is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from resource_manager.agent.reports import GpuReport, Report
+from resource_manager.agent.transitions import is_of, rogue_processes
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease
+from resource_manager.core.node_state import NodeState
+from resource_manager.settings import Settings
+
+
+@dataclass(slots=True)
+class LeaseUse:
+    """Use of a server's GPUs by one lease so far: sums over its samples, peak memory, idle since when."""
+
+    samples: int = 0
+    utilization_sum: float = 0.0
+    peak_memory_mib: int = 0
+    memory_mib: int = 0
+    idle_since: float | None = None
+
+    @property
+    def utilization_percent(self) -> float | None:
+        """Mean over all samples and GPUs, None without any."""
+        return self.utilization_sum / self.samples if self.samples else None
+
+
+@dataclass(slots=True)
+class GpuSample:
+    """Last sample of a GPU; None is what its library cannot say."""
+
+    utilization_percent: int | None = None
+    memory_used_mib: int | None = None
+    memory_mib: int | None = None
+    rogue: int = 0
+
+
+def sample_gpus(state: NodeState, report: Report) -> dict[int, GpuSample]:
+    """Return the sample of each GPU that the inventory pins, by its number there."""
+    reported = {gpu.uuid: gpu for gpu in report.gpus}
+    return {
+        gpu_id: GpuSample(
+            gpu.utilization_percent,
+            gpu.memory_used_mib,
+            gpu.memory_mib,
+            len(rogue_processes(state, gpu_id, gpu)),
+        )
+        for gpu_id, uuid in state.gpu_uuids.items()
+        if (gpu := reported.get(uuid)) is not None
+    }
+
+
+def sample_leases(
+    state: NodeState, report: Report, before: Mapping[int, LeaseUse], settings: Settings, now: float
+) -> dict[int, LeaseUse]:
+    """Return the use by each lease on the node, by fencing token, with the report as one more sample."""
+    reported = {gpu.uuid: gpu for gpu in report.gpus}
+    found: dict[int, LeaseUse] = {}
+    for lease in state.leases.values():
+        gpus = [
+            reported.get(state.gpu_uuids.get(gpu_id))
+            for member in lease.members
+            if member.node == state.name
+            for gpu_id in state.gpu_ids_of(member)
+        ]
+        known = [gpu for gpu in gpus if gpu is not None]
+        if known and len(known) == len(gpus):
+            use = before.get(lease.fencing_token) or LeaseUse()
+            found[lease.fencing_token] = _with_sample(use, lease, known, settings, now)
+    return found
+
+
+def _with_sample(
+    use: LeaseUse, lease: Lease, gpus: list[GpuReport], settings: Settings, now: float
+) -> LeaseUse:
+    utilization = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
+    memory = [gpu.memory_used_mib or 0 for gpu in gpus]
+    is_idle = all(_is_idle(gpu, lease, idle_below(lease, settings)) for gpu in gpus)
+    since = now if use.idle_since is None else use.idle_since
+    return LeaseUse(
+        use.samples + len(utilization),
+        use.utilization_sum + sum(utilization),
+        max(use.peak_memory_mib, *memory),
+        max(gpu.memory_mib or 0 for gpu in gpus),
+        since if is_idle else None,
+    )
+
+
+def _is_idle(gpu: GpuReport, lease: Lease, below: float) -> bool:
+    """Return True if the GPU computes less than that, or nothing of the lease runs on it."""
+    if gpu.utilization_percent is not None and gpu.utilization_percent < below:
+        return True
+    if gpu.processes is None:
+        return False
+    return not any(is_of(process, lease.lease_id, lease.fencing_token) for process in gpu.processes) and all(
+        process.lease_source not in ("none", "unreadable") for process in gpu.processes
+    )
+
+
+def idle_below(lease: Lease, settings: Settings) -> float:
+    """Return the utilization in percent below which a GPU of the lease counts as idle."""
+    asked = lease.request.idle_below
+    return settings.idle_below if asked is None else asked
+
+
+def idle_after_s(lease: Lease, settings: Settings) -> float:
+    """Return the time for which a lease may be idle without a warning."""
+    asked = lease.request.idle_after_s
+    return settings.idle_after_s if asked is None else asked
+
+
+def idle_leases(
+    cluster: ClusterState,
+    uses: Mapping[str, Mapping[int, LeaseUse]],
+    settings: Settings,
+    now: float,
+    *,
+    only: Iterable[str] | None = None,
+) -> dict[str, float]:
+    """Return the leases that are idle on all their servers, for longer than they may be: since when.
+
+    `uses` are those of each server, by fencing token.
+    """
+    found: dict[str, float] = {}
+    for lease_id in cluster.leases if only is None else only:
+        lease = cluster.leases.get(lease_id)
+        if lease is None or not lease.request.gpus:
+            continue
+        sampled = [uses.get(member.node, {}).get(lease.fencing_token) for member in lease.members]
+        since = [use.idle_since for use in sampled if use is not None and use.idle_since is not None]
+        if len(since) == len(lease.members) and now - max(since) >= idle_after_s(lease, settings):
+            found[lease_id] = max(since)
+    return found

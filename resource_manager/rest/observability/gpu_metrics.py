@@ -1,0 +1,87 @@
+"""Gauges of each GPU: whose it is, what it does, and why it takes no new leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from resource_manager.agent.lease_use import idle_leases
+from resource_manager.agent.receiving import Record, records_of
+from resource_manager.agent.transitions import is_pinned
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased_milli, leases_on
+from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.state_follower import StateFollower
+
+GPU = ("server", "gpu", "uuid")
+
+
+def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"gpu_manager_{name}", text, labels=labels)
+
+
+class GpuGauges:
+    """Collector from the state and the last reports; only GPUs whose UUID the inventory pins have gauges."""
+
+    def __init__(self, watch: StateFollower, manager: GPUResourceManager) -> None:
+        self._watch = watch
+        self._manager = manager
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        names = self._watch.look(lambda cluster, now: [s.name for s in cluster.nodes if is_pinned(s)])
+        records = records_of(self._manager.store, names)
+        yield from self._watch.look(lambda cluster, now: self._families(cluster, records, now))
+
+    def _families(self, cluster: ClusterState, records: dict[str, Record], now: float) -> list[Metric]:
+        info = _family("gpu_info", "1 for each GPU and lease on it; to join by uuid.", *GPU, "lease", "team")
+        allocated = _family("gpu_allocated_ratio", "Allocated part of the GPU.", *GPU)
+        cleaning = _family("gpu_cleaning_ratio", "Part that is being cleaned after a lease.", *GPU)
+        closed = _family("gpu_closed", "1 if the GPU takes no new leases.", *GPU, "reason")
+        used = _family("gpu_used_ratio", "Utilization in the last report.", *GPU)
+        memory = _family("gpu_memory_used_bytes", "Memory in use in the last report.", *GPU)
+        rogue = _family("gpu_rogue_processes", "Processes that belong to no lease there.", *GPU)
+        watched = _family("server_watched", "1 if an agent reports the server's GPUs.", "server")
+        age = _family("report_age_seconds", "Age of the server's last report.", "server")
+        idle = _family(
+            "lease_idle_seconds",
+            "Time for which a lease has been idle, once it is too long.",
+            "lease",
+            "team",
+            "server",
+        )
+        for state in filter(is_pinned, cluster.nodes):
+            record = records.get(state.name)
+            watched.add_metric((state.name,), float(state.watched))
+            if record is not None:
+                age.add_metric((state.name,), max(now - record.received_at, 0.0))
+            for gpu_id, uuid in state.gpu_uuids.items():
+                gpu = (state.name, str(gpu_id), uuid)
+                for lease_id, team in _holders(state, gpu_id):
+                    info.add_metric((*gpu, lease_id, team), 1)
+                allocated.add_metric(gpu, leased_milli(state, gpu_id) / MILLI_PER_GPU)
+                cleaning.add_metric(gpu, cleaning_milli(state, gpu_id) / MILLI_PER_GPU)
+                if (closure := state.closed_gpus.get(gpu_id)) is not None:
+                    closed.add_metric((*gpu, condition_of(closure)), 1)
+                use = record.gpus.get(gpu_id) if record is not None and record.silent_at >= now else None
+                if use is None:
+                    continue
+                rogue.add_metric(gpu, use.rogue)
+                if use.utilization_percent is not None:
+                    used.add_metric(gpu, use.utilization_percent / 100)
+                if use.memory_used_mib is not None:
+                    memory.add_metric(gpu, use.memory_used_mib * 2**20)
+        uses = {name: record.leases for name, record in records.items() if record.silent_at >= now}
+        for lease_id, since in idle_leases(cluster, uses, self._manager.settings, now).items():
+            lease = cluster.leases[lease_id]
+            idle.add_metric((lease_id, lease.request.team, lease.placement.node), now - since)
+        return [info, allocated, cleaning, closed, used, memory, rogue, watched, age, idle]
+
+
+def _holders(state: NodeState, gpu_id: int) -> list[tuple[str, str]]:
+    """Return lease and team of each holder of the GPU, a pair of empty ones without any."""
+    return [(lease.lease_id, lease.request.team) for lease in leases_on(state, gpu_id)] or [("", "")]

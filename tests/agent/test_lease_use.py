@@ -1,0 +1,101 @@
+"""Use of GPUs by leases: means and peaks, idle leases, and the gauges that show them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from resource_manager.agent.lease_use import idle_leases
+from resource_manager.agent.receiving import records_of
+from resource_manager.rest.assemble import persistence_of, standalone
+from tests.agent.reporting import gpu, process, server, uuid
+from tests.agent.test_receiving import Service
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service(server(), idle_after_s=60.0)
+
+
+def idle(service: Service) -> dict[str, float]:
+    uses = {name: record.leases for name, record in records_of(service.manager.store, ["gpu-a"]).items()}
+    settings = service.manager.settings
+    return service.manager.look(lambda cluster, now: idle_leases(cluster, uses, settings, now))
+
+
+def test_mean_and_peak_of_a_lease_are_of_its_own_gpus(service: Service) -> None:
+    lease = service.allocate("t", 1)
+    for percent, mib in ((90, 500), (50, 62_000), (70, 100)):
+        service.report(
+            gpu(0, utilization_percent=percent, memory_used_mib=mib), gpu(1, utilization_percent=3)
+        )
+    use = records_of(service.manager.store, ["gpu-a"])["gpu-a"].leases[lease["fencing_token"]]
+    assert (use.utilization_percent, use.peak_memory_mib, use.memory_mib) == (70.0, 62_000, 81_920)
+    service.manager.release_resources("t")
+    service.report(gpu(0), gpu(1))
+    assert records_of(service.manager.store, ["gpu-a"])["gpu-a"].leases == {}
+
+
+def test_a_lease_is_idle_only_after_every_sample_of_the_time_was_below(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = process(lease_id="t", lease_source="environment")
+    service.allocate("t", 2)
+    for _ in range(6):
+        service.report(gpu(0, utilization_percent=4, processes=[running]), gpu(1, processes=[running]))
+    assert idle(service) == {}
+    service.report(gpu(0, utilization_percent=80, processes=[running]), gpu(1, processes=[running]))
+    for _ in range(7):
+        assert idle(service) == {}
+        service.report(gpu(0, utilization_percent=4, processes=[running]), gpu(1, processes=[running]))
+    assert idle(service) == {"t": service.clock.now - 60}
+    service.report(gpu(0, utilization_percent=4, processes=[running]), gpu(1, processes=[running]))
+    assert caplog.text.count("lease t computes nothing on gpu-a for 60 s") == 1, "said once"
+
+
+def test_a_task_says_itself_when_it_is_idle_and_what_is_unknown_is_not_idle(service: Service) -> None:
+    service.allocate("patient", 1, idle_after=1000)
+    service.allocate("modest", 1, idle_below=1)
+    running = process(lease_id="modest", lease_source="environment")
+    for _ in range(9):
+        service.report(
+            gpu(0, utilization_percent=None, processes=None),
+            gpu(1, utilization_percent=2, processes=[running]),
+        )
+    assert idle(service) == {}
+    for _ in range(8):
+        service.report(gpu(0), gpu(1, utilization_percent=2))
+    assert idle(service).keys() == {"modest"}, "no process of it is left"
+
+
+def test_the_gauges_say_whose_a_gpu_is_and_what_it_does(service: Service, tmp_path: Path) -> None:
+    kept = persistence_of(service.manager.settings, tmp_path / "tokens.json")
+    app = standalone(service.manager, kept, open_to="loopback")
+    try:
+        service.allocate("t", 1, team="vision")
+        service.report(
+            gpu(0, utilization_percent=25, memory_used_mib=2), gpu(1, processes=[process()], rows_failed=True)
+        )
+        text = app.metrics.text().decode()
+    finally:
+        app.watch.close()
+    found = dict(re.findall(r"^(gpu_manager_(?:gpu|server|report)_.*) ([\d.e+]+)$", text, re.MULTILINE))
+    first, second = (f'gpu="{n}",server="gpu-a",uuid="{uuid(n)}"' for n in (0, 1))
+    for wanted in (
+        f'gpu_manager_gpu_info{{gpu="0",lease="t",server="gpu-a",team="vision",uuid="{uuid(0)}"}}',
+        f'gpu_manager_gpu_info{{gpu="1",lease="",server="gpu-a",team="",uuid="{uuid(1)}"}}',
+        f"gpu_manager_gpu_rogue_processes{{{second}}}",
+        f'gpu_manager_gpu_closed{{gpu="1",reason="row remap failed",server="gpu-a",uuid="{uuid(1)}"}}',
+        'gpu_manager_server_watched{server="gpu-a"}',
+    ):
+        assert found[wanted] == "1.0", wanted
+    assert found[f"gpu_manager_gpu_used_ratio{{{first}}}"] == "0.25"
+    assert found[f"gpu_manager_gpu_memory_used_bytes{{{first}}}"] == "2.097152e+06"
+    assert found['gpu_manager_report_age_seconds{server="gpu-a"}'] == "0.0"
+    closed = re.search(r'gpu_manager_gpus_closed\{gpu_type="A100",server="gpu-a"\} (\S+)', text)
+    held = re.search(r'gpu_manager_gpus_allocated\{gpu_type="A100",server="gpu-a"\} (\S+)', text)
+    assert closed
+    assert held
+    assert (closed[1], held[1]) == ("1.0", "1.0")
