@@ -133,6 +133,24 @@ BENCHMARKS: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "agents": Benchmark(
+        "Agents of servers",
+        "1,000 servers with 8 GPUs report every 10 s to one service on Redis, a quarter of them with a "
+        "lease. The one agent whose cost is measured is the real one, with its probe on a stand-in for "
+        "NVIDIA's library; a request waits for the GPUs whose job and lease end.",
+        "python benchmarks/agents.py",
+        (
+            Row("part of a core that the service takes", "service_core_percent", "{:.0f} %", "≤ 25 %"),
+            Row("allocation over HTTP, median", "allocate_p50_ms", MS),
+            Row("the same, of that without agents", "allocate_ratio", "{:.2f}", "≤ 1.2"),
+            Row("reports refused or lost", "errors", "{}", "0"),
+            Row("one agent, part of a core", "agent_core_percent", "{:.2f} %", "≤ 1 %"),
+            Row("one agent and its probe, memory", "agent_rss_mib", "{:.0f} MiB", "≤ 60 MiB"),
+            Row("freed GPUs to the next grant, median", "granted_p50_s", S),
+            Row("the same, longest", "granted_max_s", S, "≤ 2 s"),
+            Row("probe of 8 GPUs, median", "probe_p50_s", S, "≤ 0.3 s"),
+        ),
+    ),
     "peers": Benchmark(
         "Side by side with other schedulers",
         "Grant 4 GPUs and 32 CPUs of 4 servers × 8 GPUs × 64 CPUs and release them, one client, no process "

@@ -22,6 +22,8 @@ OF_LOCKS = ("tests/storage/redis/test_lock.py", "tests/storage/test_locks.py")
 OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/test_contract.py")
 OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
 OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
+OF_GPUS = ("tests/core/test_gpu_state.py", "tests/faults/test_gpus.py")
+OF_REPORTS = ("tests/agent/test_receiving.py", "tests/faults/test_gpus.py")
 
 
 class Bug(NamedTuple):
@@ -70,7 +72,11 @@ BUGS = [
         ("redis.call('HSET', drained, key, json)", ""),
         ("operation == 'restore' or operation == 'forget'", "operation == 'forget'"),
         ("operation == 'restore' or operation == 'forget'", "operation == 'restore'"),
-        ("if operation ~= 'forget' then\n    version", "if true then\n    version"),
+        ("if string.sub(operation, 1, 6) ~= 'forget' then\n    version", "if true then\n    version"),
+        ("if watching then", "if false then"),
+        ("'watched ' .. member.node) == 1", "'watched ' .. member.node) == 0"),
+        ("redis.call('HSET', gpus, key, json)", ""),
+        ("operation == 'unset gpu' or operation == 'forget gpu'", "operation == 'forget gpu'"),
         ("redis.call('XTRIM', changes, 'MAXLEN', length)", ""),
         ("'i', ARGV[7])", "'i', '')"),
         ("'version', version + added, 'last_fencing_token', ARGV[11],", "'last_fencing_token', ARGV[11],"),
@@ -208,6 +214,27 @@ BUGS += [
         "core/node_index",
         OF_CLUSTER,
         ("return self.journal_start + len(self.journal)", "return len(self.journal)"),
+    ),
+    *of_python(
+        "core/gpu_state",
+        OF_GPUS,
+        ("after = 0 if gpu_id in state.closed_gpus else", "after ="),
+        ("state.cleaning.pop((change.gpu_id, change.fencing_token), None)", "state.cleaning.clear()"),
+        ("    state.cleaning = cleaning\n", ""),
+        ("new.cleaning = dict(old.cleaning)", ""),
+        ("lease.request.gpu_milli + (other.milli if other else 0)", "1000"),
+    ),
+    *of_python(
+        "agent/transitions",
+        OF_REPORTS,
+        ("if left is not None and not left:", "if True:"),
+        ("if gpu is None or gpu.lost or gpu.processes is None:", "if gpu is None:"),
+        ("return stop\n", "return False\n"),
+        ("xid.at + offset_s > opened.at", "True"),
+        ("self._clean[key] >= CLEAN_REPORTS", "True"),
+        ('process.lease_source != "unreadable"', "True"),
+        ("self._now - entry.since > self._rules.clean_timeout_s", "True"),
+        ("if self._reported.keys() - pinned:", "if False:"),
     ),
     *of_python(
         "storage/redis/lock",

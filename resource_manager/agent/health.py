@@ -104,8 +104,10 @@ def _read(name: str, text: str) -> dict[str, Rule]:
 
 def findings(gpu: GpuReport, table: HealthTable) -> tuple[Finding, ...]:
     """Return what the report of a GPU shows, the most severe first; without what the table ignores."""
-    order = list(HealthAction)
     found = [_finding(condition, table) for condition in _conditions(gpu)]
+    if not found:
+        return ()
+    order = list(HealthAction)
     kept = [finding for finding in found if finding.action is not HealthAction.IGNORE]
     return tuple(sorted(kept, key=lambda finding: -order.index(finding.action)))
 

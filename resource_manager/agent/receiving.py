@@ -7,8 +7,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic_core import to_json
 
 from resource_manager.agent.health import load_health_table
 from resource_manager.agent.lease_use import GpuSample, LeaseUse, idle_after_s, sample_gpus, sample_leases
@@ -16,7 +18,7 @@ from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
 from resource_manager.agent.transitions import Rules, transitions
 from resource_manager.core.changes import AgentLost, Change, GpuClosed
-from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.errors import StoreFullError, UnknownNodeError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
@@ -65,7 +67,7 @@ class Record:
         return self.received_at + SILENT_INTERVALS * self.interval_s
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: bytes | None) -> Record | None:
@@ -120,17 +122,22 @@ class ReportReceiver:
         record = Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname, counted)
         if report.error is not None and before is not None:
             record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
-        self._manager.look(
+        answer = self._manager.look(
             lambda cluster, now: self._sample(cluster, report, before, record), STATE_MAX_AGE_S
         )
         try:
             self._store.reports.put(report.server, text, record.to_json(), SILENT_INTERVALS * interval_s)
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
-        return self._manager.look(lambda cluster, now: self._answer(cluster, report), STATE_MAX_AGE_S)
+        return answer
 
-    def _sample(self, cluster: ClusterState, report: Report, before: Record | None, record: Record) -> None:
-        """Add to the record what the report says of the use, and warn of leases that became idle by it."""
+    def _sample(
+        self, cluster: ClusterState, report: Report, before: Record | None, record: Record
+    ) -> dict[str, Any]:
+        """Add to the record what the report says of the use; return what the agent should know.
+
+        Warns of leases that became idle by it.
+        """
         state = _node(cluster, report.server)
         settings = self._manager.settings
         uses = {} if before is None else before.leases
@@ -145,9 +152,9 @@ class ReportReceiver:
                 logger.warning(
                     "lease %s computes nothing on %s for %.0f s", tokens[token].lease_id, state.name, limit_s
                 )
+        return self._answer(cluster, state)
 
-    def _answer(self, cluster: ClusterState, report: Report) -> dict[str, Any]:
-        state = _node(cluster, report.server)
+    def _answer(self, cluster: ClusterState, state: NodeState) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "server": state.name,
             "watched": state.watched,
@@ -233,7 +240,7 @@ def check_order(report: Report, before: Record | None, now: float) -> None:
         )
 
 
-def _node(cluster: ClusterState, name: str) -> Any:
+def _node(cluster: ClusterState, name: str) -> NodeState:
     try:
         return cluster.by_name[name]
     except KeyError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
@@ -14,6 +15,12 @@ from resource_manager.errors import InvalidRequestError, ResourceManagerError, r
 SEND_TIMEOUT_S = 30.0
 CLEANING_INTERVAL_S = 0.5
 """Time between two reports while the service waits for processes to leave a GPU."""
+
+LOOK_S = 1.0
+"""Time between two looks at whether a process on a GPU has ended, and between reports after one has."""
+
+HURRY_S = 15.0
+"""Time for which reports come faster after a process on a GPU has ended: its lease will soon end, too."""
 
 MAX_REPLY_BYTES = 1024 * 1024
 
@@ -87,11 +94,13 @@ def run_agent(
 ) -> None:
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
-    While the answer names GPUs in `cleaning` or a shorter time (`next_s`), reports come faster. `say` gets a
-    line when a report is refused for a new reason, and when one is taken again.
+    While the answer names GPUs in `cleaning` or a shorter time (`next_s`), and after a process on a GPU has
+    ended, reports come faster. `say` gets a line when a report is refused for a new reason, and when one is
+    taken again.
     """
     probe = RunningProbe()
     trouble = ""
+    hurry_left_s = 0.0
     try:
         while True:
             pause_s = interval_s
@@ -104,7 +113,11 @@ def run_agent(
             if reason != trouble:
                 say(reason or "reports are taken again")
                 trouble = reason
-            sleep(pause_s)
+            if hurry_left_s > 0:
+                pause_s = min(pause_s, LOOK_S)
+                hurry_left_s -= pause_s
+            if _sleep_until_end(_live_processes(report), pause_s, sleep):
+                hurry_left_s = HURRY_S
     except KeyboardInterrupt:
         return
     finally:
@@ -117,3 +130,23 @@ def _pause_s(answer: Mapping[str, Any], interval_s: float) -> float:
     if not isinstance(wanted, int | float) or not wanted >= CLEANING_INTERVAL_S:
         wanted = CLEANING_INTERVAL_S
     return min(interval_s, float(wanted))
+
+
+def _live_processes(report: Mapping[str, Any]) -> list[int]:
+    """Return the processes on GPUs that this agent can see; in a container it may see none."""
+    pids = {process["pid"] for gpu in report["gpus"] for process in gpu["processes"] or ()}
+    return [pid for pid in sorted(pids) if os.path.exists(f"/proc/{pid}")]
+
+
+def _sleep_until_end(pids: list[int], pause_s: float, sleep: Callable[[float], None]) -> bool:
+    """Sleep for so long, or until one of the processes has ended; return True if one has."""
+    left_s = pause_s
+    while pids and left_s > 0:
+        step_s = min(left_s, LOOK_S)
+        sleep(step_s)
+        left_s -= step_s
+        if not all(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return True
+    if left_s > 0:
+        sleep(left_s)
+    return False

@@ -80,6 +80,7 @@ class _Reading:
         self._before = clean
         self._reported = {gpu.uuid: gpu for gpu in report.gpus if gpu.uuid is not None}
         self._clean: dict[int, int] = {}
+        self._found: dict[int, tuple[Finding, ...]] = {}
 
     def outcome(self) -> Outcome:
         changes: list[Change] = []
@@ -155,12 +156,15 @@ class _Reading:
 
     def _findings(self, gpu_id: int, gpu: GpuReport) -> tuple[Finding, ...]:
         """Return what the report shows of the GPU, without XIDs from before somebody opened it."""
+        if gpu_id in self._found:
+            return self._found[gpu_id]
         opened = self._state.opened_gpus.get(gpu_id)
         if opened is not None and gpu.xids:
             offset_s = self._now - self._report.at  # the server's clock may be wrong
             later = [xid for xid in gpu.xids if xid.at + offset_s > opened.at]
             gpu = gpu.model_copy(update={"xids": later})
-        return findings(gpu, self._rules.table)
+        self._found[gpu_id] = findings(gpu, self._rules.table)
+        return self._found[gpu_id]
 
     def _is_worse(self, reason: str, stop: bool, closed: GpuClosed) -> bool:
         if stop != closed.stop:

@@ -98,6 +98,23 @@ def test_while_a_gpu_is_cleaned_reports_come_each_half_second(state: State, serv
     assert pauses == [0.5, 0.5, 10.0]
 
 
+def test_after_a_process_on_a_gpu_has_ended_reports_come_each_second(state: State, service: Service) -> None:
+    """Its lease is about to end: the service should learn soon that the GPU is clean."""
+    with subprocess.Popen(["sleep", "60"]) as job:
+        state.write(gpu(0, f"process {job.pid} 1048576"))
+
+        def end() -> None:
+            job.kill()
+            job.wait()
+            state.write(gpu(0))
+
+        looks: list[Callable[[], object]] = [lambda: None, lambda: None, end]
+        pauses, _ = rounds(ReportSender(service.url), [*looks, *[lambda: None] * 16])
+    reports = [read_report(body) for _, _, body in service.requests]
+    assert [len(found.gpus[0].processes or ()) for found in reports[:2]] == [1, 0]
+    assert pauses == [1.0] * 3 + [1.0] * 15 + [10.0] * 2
+
+
 def test_a_refusal_is_said_once_and_the_agent_goes_on(state: State, service: Service) -> None:
     service.status, service.answer = 403, b'{"detail": "the token is of server gpu-b"}'
 

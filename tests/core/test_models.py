@@ -60,6 +60,8 @@ OTHER: dict[str, Any] = {
     "lease_id": "other",
     "preferred_node": "b",
     "preemptible": False,
+    "idle_below": 1.0,
+    "idle_after_s": 9.0,
     "priority": 9,
     "team": "vision",
     "owner": "ada",

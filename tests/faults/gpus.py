@@ -1,0 +1,261 @@
+"""Servers whose GPUs fail while they are leased, and proof that no broken or used one is granted.
+
+A course is a seeded sequence of steps on two services of one store: leases come and go, devices fall off the
+bus and come back, numbers shift, children outlive their jobs, agents fall silent, report twice or with a
+wrong clock. What each report said is written down beside the history, from which `check_gpus` works without
+the fold that it examines.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from resource_manager import GPUResourceManager
+from resource_manager.agent.receiving import ReportReceiver, note_silence
+from resource_manager.agent.reports import ReportError, read_report
+from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
+    Change,
+    Expired,
+    GpuClosed,
+    GpuOpened,
+    Granted,
+    Released,
+)
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node
+from resource_manager.settings import Settings
+from resource_manager.storage import Store
+from tests.agent.reporting import as_text, gpu, process, report
+
+GPUS = 4
+INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an accepted report said, from this version on: each device there, with the jobs on it by token."""
+
+    version: int
+    server: str
+    jobs: dict[str, set[int]]
+
+
+def servers(count: int) -> list[Node]:
+    return [
+        Node(f"s{s}", s, {"cpus": 64}, tuple(Gpu(n, uuid=f"GPU-{s}{n:07x}-0000") for n in range(GPUS)))
+        for s in range(count)
+    ]
+
+
+def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> list[str]:
+    """Every grant of a closed GPU, or on a watched server of a device that was not there or not clean."""
+    complaints: list[str] = []
+    watched: set[str] = set()
+    closed: set[tuple[str, int]] = set()
+    live: dict[int, Lease] = {}
+    parts: dict[int, int] = {}
+    for version, change in history:
+        match change:
+            case AgentSeen():
+                watched.add(change.node)
+            case AgentLost():
+                watched.discard(change.node)
+            case GpuClosed():
+                closed.add((change.node, change.gpu_id))
+            case GpuOpened():
+                closed.discard((change.node, change.gpu_id))
+            case Released() | Expired():
+                live.pop(change.fencing_token, None)
+            case Granted(lease=lease):
+                live[lease.fencing_token] = lease
+                parts[lease.fencing_token] = lease.request.gpu_milli
+                for member in lease.members:
+                    last = [each for each in seen if each.server == member.node and each.version < version]
+                    for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids, strict=True):
+                        which = f"version {version}: {lease.lease_id} got GPU {gpu_id} of {member.node}"
+                        if (member.node, gpu_id) in closed:
+                            complaints.append(f"{which}, which is closed")
+                        if member.node not in watched or not last:
+                            continue
+                        if uuid not in last[-1].jobs:
+                            complaints.append(f"{which}, which was not there")
+                            continue
+                        left = last[-1].jobs[uuid] - live.keys()
+                        holders = [each for each in live.values() if uuid in each.placement.gpu_uuids]
+                        taken = sum(each.request.gpu_milli for each in holders)
+                        if left and taken + sum(parts[token] for token in left) > MILLI_PER_GPU:
+                            complaints.append(f"{which}, on which the job of lease {left} was left")
+    return complaints
+
+
+@dataclass
+class Device:
+    """A real device: lost or not, and the jobs on it, by fencing token."""
+
+    uuid: str
+    lost: bool = False
+    jobs: dict[int, str] = field(default_factory=dict)
+    xids: list[int] = field(default_factory=list)
+
+
+class Course:
+    """One seed on two clients of a store; `pass_time` lets a fake clock advance."""
+
+    def __init__(
+        self, seed: int, stores: Sequence[Store], pass_time: Callable[[float], None] = lambda s: None
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.pass_time = pass_time
+        self.managers = [_manager(store) for store in stores]
+        self.receivers = [ReportReceiver(manager) for manager in self.managers]
+        self.devices = {
+            node.name: [Device(gpu.uuid) for gpu in node.gpus] for node in self.managers[0].inventory
+        }
+        self.offsets = {name: self.rng.choice((0.0, 3600.0, -3600.0)) for name in self.devices}
+        self.uptime = dict.fromkeys(self.devices, 1000.0)
+        self.seen: list[Seen] = []
+        self.refused = 0
+        self.last: dict[str, dict[str, Any]] = {}
+        self.number = 0
+        self.leases: dict[str, dict[str, Any]] = {}
+
+    def run(self, steps: int) -> list[str]:
+        """Return the complaints after so many steps."""
+        kinds = [self.ask] * 4 + [self.release] * 3 + [self.send] * 8
+        kinds += [self.lose, self.mend, self.storm, self.again, self.silence, self.open, self.clean_up]
+        for _ in range(steps):
+            self.pass_time(self.rng.uniform(0.01, 0.1))
+            self.rng.choice(kinds)()
+        history = self.managers[0].store.history(limit=100_000)
+        return check_gpus(history, self.seen)
+
+    def manager(self) -> GPUResourceManager:
+        return self.rng.choice(self.managers)
+
+    def ask(self) -> None:
+        self.number += 1
+        task, gpus = f"t{self.number}", self.rng.choice((1, 1, 2, GPUS))
+        milli = self.rng.choice((1000, 1000, 400)) if gpus == 1 else 1000
+        if self.rng.random() < 0.5:
+            self.manager().submit(task, gpus, 1, gpu_milli=milli)
+        else:
+            self.manager().allocate_resources(task, gpus, 1, gpu_milli=milli)
+        self.start_jobs()
+
+    def start_jobs(self) -> None:
+        """Start the job of every lease that has none: a process on each of its devices."""
+        for lease in self.managers[0].leases():
+            if lease["task_id"] in self.leases:
+                continue
+            self.leases[lease["task_id"]] = dict(lease)
+            for member in lease["members"]:
+                for device in self.devices[member["server_name"]]:
+                    if device.uuid in member["gpu_uuids"] and not device.lost:
+                        device.jobs[lease["fencing_token"]] = lease["task_id"]
+
+    def release(self) -> None:
+        leases = self.managers[0].leases()
+        if not leases:
+            return
+        lease = self.rng.choice(leases)
+        if self.rng.random() < 0.6:
+            self.end_job(lease["fencing_token"])
+        self.manager().release_resources(lease["task_id"])
+        self.start_jobs()
+
+    def end_job(self, token: int) -> None:
+        for devices in self.devices.values():
+            for device in devices:
+                device.jobs.pop(token, None)
+
+    def clean_up(self) -> None:
+        """The children that outlived their jobs end at last."""
+        live = {lease["fencing_token"] for lease in self.managers[0].leases()}
+        for devices in self.devices.values():
+            for device in devices:
+                device.jobs = {token: task for token, task in device.jobs.items() if token in live}
+
+    def send(self, name: str = "") -> None:
+        name = name or self.rng.choice(list(self.devices))
+        present = [device for device in self.devices[name] if not (device.lost and self.rng.random() < 0.5)]
+        self.rng.shuffle(present)  # another order says nothing
+        self.uptime[name] += self.rng.uniform(0.05, 0.2)
+        store = self.managers[0].store
+        value = report(
+            store.now() + self.offsets[name],
+            *(self._gpu(device) for device in present),
+            name=name,
+            uptime_s=self.uptime[name],
+            interval_s=INTERVAL_S,
+        )
+        self.last[name] = value
+        self._deliver(value, {d.uuid: set(d.jobs) for d in present if not d.lost})
+        for device in self.devices[name]:
+            device.xids.clear()
+
+    def _gpu(self, device: Device) -> dict[str, Any]:
+        if device.lost:
+            return gpu(0, uuid=device.uuid, lost=True, processes=None)
+        jobs = [
+            process(1000 + token, job=f"gpu-{task}-0a1b2c3d-{token}", lease_source="cgroup")
+            for token, task in device.jobs.items()
+        ]
+        at = self.managers[0].store.now() + 3600 * 5
+        xids = [{"xid": xid, "count": 9, "at": at} for xid in device.xids]
+        return gpu(0, uuid=device.uuid, processes=jobs, xids=xids)
+
+    def _deliver(self, value: dict[str, Any], jobs: dict[str, set[int]]) -> None:
+        text = as_text(value)
+        version = self.managers[0].get_resource_summary()["version"]  # it counts for its own commit's grants
+        try:
+            self.rng.choice(self.receivers).receive(read_report(text), text)
+        except ReportError:
+            self.refused += 1
+            return
+        self.seen.append(Seen(version, value["server"], jobs))
+        self.start_jobs()
+
+    def lose(self) -> None:
+        device = self.rng.choice(self.rng.choice(list(self.devices.values())))
+        device.lost = True
+        device.jobs.clear()
+
+    def mend(self) -> None:
+        for devices in self.devices.values():
+            for device in devices:
+                device.lost = False
+
+    def storm(self) -> None:
+        device = self.rng.choice(self.rng.choice(list(self.devices.values())))
+        device.xids = self.rng.sample(range(1, 150), 60)
+
+    def again(self) -> None:
+        """A second agent, or a slow network: the last report once more."""
+        if self.last:
+            name = self.rng.choice(list(self.last))
+            self._deliver(self.last[name], {})
+
+    def silence(self) -> None:
+        self.pass_time(1.0)
+        note_silence(self.manager())
+        self.start_jobs()
+
+    def open(self) -> None:
+        """An operator opens what is closed, after the device was mended and its processes have ended."""
+        self.mend()
+        self.clean_up()
+        for name in self.devices:
+            for _ in range(2):
+                self.send(name)
+            for entry in self.managers[0].get_resource_summary()["servers"]:
+                for closed in entry["gpus_closed"] if entry["server_name"] == name else ():
+                    self.manager().open_gpu(name, closed["gpu_id"])
+        self.start_jobs()
+
+
+def _manager(store: Store) -> GPUResourceManager:
+    return GPUResourceManager(Settings(store="memory://"), store=store, inventory=servers(2))

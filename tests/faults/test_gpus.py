@@ -1,0 +1,123 @@
+"""GPUs that fail, move and stay in use: seeded courses on each store, and bugs that the checker must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from resource_manager import MemoryStore
+from resource_manager.agent import transitions
+from resource_manager.core import cluster, gpu_state
+from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, Released
+from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.node_state import NodeState
+from resource_manager.errors import CapacityError
+from resource_manager.storage import open_store
+from tests.builders import Clock
+from tests.faults.gpus import Course, Seen, check_gpus
+from tests.redis_server import RedisServer
+
+
+def in_memory(seed: int) -> Course:
+    clock = Clock()
+    clock.now = 1e6
+    store = MemoryStore(clock=clock)
+
+    def pass_time(seconds: float) -> None:
+        clock.now += seconds
+
+    return Course(seed, [store, store], pass_time)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_course_of_faults_grants_no_gpu_that_is_closed_gone_or_in_use(seed: int) -> None:
+    course = in_memory(seed)
+    assert course.run(250) == []
+    kinds = [entry["change"] for entry in course.managers[0].history(limit=10_000)]
+    for kind in ("granted", "gpuclosed", "gpuopened", "gpucleaned", "agentlost"):
+        assert kinds.count(kind) > 2, f"{kind}: a course without it proves little"
+    assert course.refused > 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_same_on_redis_with_two_clients(seed: int, embedded_redis: RedisServer) -> None:
+    url = embedded_redis.fresh_url()
+    course = Course(seed, [open_store(url), open_store(url)])
+    assert course.run(120) == []
+    fresh = open_store(url).refresh(None)
+    kept = course.managers[0].store.refresh(None)
+    assert fresh is not None
+    assert kept is not None
+    assert fresh.snapshot() == kept.snapshot()
+
+
+def forgets_to_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "begin_cleaning", lambda state, lease, at: lambda: None)
+
+
+def frees_closed_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unused(state: NodeState, gpu_ids: object) -> None:
+        closed, state.closed_gpus = state.closed_gpus, {}
+        recount(state, tuple(state.gpu_free))
+        state.closed_gpus = closed
+
+    recount = gpu_state.recount
+    monkeypatch.setattr(gpu_state, "recount", unused)
+
+
+def overlooks_missing_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = transitions._Reading._fault
+    monkeypatch.setattr(
+        transitions._Reading,
+        "_fault",
+        lambda self, gpu_id, gpu: (None, False) if gpu is None or gpu.lost else fault(self, gpu_id, gpu),
+    )
+
+
+def takes_everything_as_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions._Reading, "_left_of", lambda self, entry: [])
+    monkeypatch.setattr(transitions, "rogue_processes", lambda state, gpu_id, gpu: [])
+
+
+@pytest.mark.parametrize(
+    "bug", [forgets_to_clean, frees_closed_gpus, overlooks_missing_devices, takes_everything_as_clean]
+)
+def test_the_checker_finds_bugs(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    if bug is forgets_to_clean:
+        monkeypatch.setattr(transitions, "rogue_processes", lambda state, gpu_id, gpu: [])
+    assert any(is_found(seed) for seed in range(8))
+
+
+def is_found(seed: int) -> bool:
+    """Return True if the checker complains, or the fold itself refuses a grant as impossible."""
+    try:
+        return bool(in_memory(seed).run(250))
+    except CapacityError:
+        return True
+
+
+def lease(token: int, gpu_id: int) -> Granted:
+    placed = Placement("s0", (gpu_id,), (f"u{gpu_id}",))
+    return Granted(Lease(Request(f"t{token}", 1), (placed,), token, 0.0), 0.0)
+
+
+def test_what_the_checker_complains_of() -> None:
+    history = [
+        (1, AgentSeen("s0", 0.0)),
+        (2, lease(1, 0)),
+        (3, Released("t1", 1, 1.0)),
+        (4, lease(2, 0)),
+        (5, GpuClosed("s0", 1, "u1", "xid 79", 2.0)),
+        (6, lease(3, 1)),
+        (7, lease(4, 2)),
+    ]
+    seen = [Seen(1, "s0", {"u0": set(), "u1": set()}), Seen(3, "s0", {"u0": {1}, "u1": set()})]
+    assert check_gpus(history, seen) == [
+        "version 4: t2 got GPU 0 of s0, on which the job of lease {1} was left",
+        "version 6: t3 got GPU 1 of s0, which is closed",
+        "version 7: t4 got GPU 2 of s0, which was not there",
+    ]
