@@ -10,17 +10,21 @@ from dataclasses import replace
 import pytest
 
 from resource_manager.core.changes import (
+    AgentSeen,
     Change,
     Drained,
     Expired,
+    GpuCleaned,
+    Granted,
     InventoryChanged,
+    MembersReleased,
     Quarantined,
     Queued,
     Released,
     Renewed,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Request
+from resource_manager.core.models import Lease, Placement, Request, Spread
 from resource_manager.errors import (
     IdempotencyKeyError,
     LockedError,
@@ -545,3 +549,30 @@ def test_reports_live_for_a_time_and_their_record_longer(open_client: OpenStore)
     store.reports.put("gpu-a", b"{}", b"{}", 0.001)
     wait_for(lambda: not same.reports.reports(["gpu-a"]), 10)
     assert same.reports.records(["gpu-a"]) == {"gpu-a": b"{}"}
+
+
+def test_what_members_of_a_gang_held_is_cleaned_by_every_replica(open_client: OpenStore) -> None:
+    """On a watched server, also where two members share a GPU and end one after the other."""
+    store = open_client()
+    mine = started(store)
+    request = Request("gang", 1, gpu_milli=400, nodes=3, spread=Spread.PACK)
+    shared, other = Placement("gpu-server-0", (2,)), Placement("gpu-server-1", (0,))
+    members = (shared, shared, other)
+    lease = Lease(request, members, 1, 1.0, 1e12)
+    steps: list[Change] = [
+        AgentSeen("gpu-server-0", 1.0),
+        Granted(lease, 2.0),
+        MembersReleased("gang", 1, (1,), 3.5),
+        MembersReleased("gang", 1, (0, 2), 4.5),
+    ]
+    held = []
+    for step in steps:
+        commit(store, mine, lambda now, step=step: [step])
+        held.append(mine.node("gpu-server-0").gpu_free[2])
+        assert fresh(open_client()).cleaning == mine.snapshot().cleaning
+    assert held == [1000, 200, 200, 200]
+    [entry] = mine.snapshot().cleaning
+    assert (entry.gpu_id, entry.milli, entry.since) == (2, 800, 4.5)
+    commit(store, mine, lambda now: [GpuCleaned("gpu-server-0", 2, 1, 5.0)])
+    assert fresh(open_client()).cleaning == ()
+    assert mine.node("gpu-server-0").gpu_free[2] == 1000

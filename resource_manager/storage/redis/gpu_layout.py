@@ -1,6 +1,7 @@
 """The hash `gpus` in Redis: watched nodes, the last transition of each GPU, and what is being cleaned.
 
-The last is written by commit.lua at the end of a lease: the JSON of the lease and of its end in two lines.
+The last is written by commit.lua at the end of a lease or of members of one: the JSON of the lease and of
+each such end, a line each.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from dataclasses import dataclass, field
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Change,
     Expired,
     GpuCleaned,
     GpuClosed,
     GpuOpened,
     Granted,
+    MembersReleased,
     Released,
 )
 from resource_manager.core.cluster import Snapshot
@@ -92,22 +95,32 @@ def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
 
 
 def _cleaning(name: str, text: str) -> Cleaning:
-    granted, _, ending = text.partition("\n")
-    lease, end = change_from_json(granted), change_from_json(ending)
+    granted, *endings = text.split("\n")
+    change, ends = change_from_json(granted), [change_from_json(ending) for ending in endings]
     try:
         _, number, token, node = name.split(" ", 3)
         gpu_id, fencing_token = int(number), int(token)
-        if isinstance(lease, Granted) and isinstance(end, Released | Expired):
-            uuids = [
-                uuid
-                for member in lease.lease.members
-                for held, uuid in zip(member.gpu_ids, member.gpu_uuids, strict=False)
-                if member.node == node and held == gpu_id
+        if isinstance(change, Granted) and ends:
+            lease = change.lease
+            held = [
+                (rank, member)
+                for rank, member in enumerate(lease.members)
+                if member.node == node and gpu_id in member.gpu_ids
             ]
-            request, uuid = lease.lease.request, uuids[0] if uuids else ""
-            parts = sum(gpu_id in member.gpu_ids for member in lease.lease.on(node))  # of a gang, several
-            milli = request.gpu_milli * max(parts, 1)
-            return Cleaning(node, gpu_id, uuid, fencing_token, milli, request.lease_id, end.at)
-    except ValueError:
+            parts = sum(rank in _ranks(end, lease) for end in ends for rank, _ in held)
+            uuids = dict(zip(held[0][1].gpu_ids, held[0][1].gpu_uuids, strict=False))
+            milli = lease.request.gpu_milli * parts
+            at = ends[-1].at
+            return Cleaning(node, gpu_id, uuids.get(gpu_id, ""), fencing_token, milli, lease.lease_id, at)
+    except (ValueError, LookupError):
         pass
     raise CorruptStateError(f"not an ended lease on a GPU: {name[:120]!r}")
+
+
+def _ranks(end: Change, lease: Lease) -> Collection[int]:
+    """Return the ranks that a change ends; raises `ValueError` if it is no end."""
+    if isinstance(end, MembersReleased):
+        return end.ranks
+    if isinstance(end, Released | Expired):
+        return range(len(lease.members))
+    raise ValueError("not an end")

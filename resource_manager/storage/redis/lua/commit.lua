@@ -98,17 +98,26 @@ if type(written) == 'table' then
   redis.call('HSET', meta, unpack(fields))
 end
 
--- Keep what an ended lease held on watched nodes: it is free only once it is clean. The JSON of the lease and
--- of its end are kept as they are, since Lua would round their numbers.
+-- Keep what an ended lease, or the members of these ranks, held on watched nodes: it is free only once it is
+-- clean. The JSON of the lease and of its ends are kept as they are, since Lua would round their numbers.
 local watching = redis.call('HLEN', gpus) > 0
-local function begin_cleaning(key, ending)
-  local text = redis.call('HGET', leases, key)
+local function begin_cleaning(text, ending, ranks)
   local lease = text and cjson.decode(text).lease
-  for _, member in ipairs(lease and lease.members or {}) do
+  local members = lease and lease.members or {}
+  if ranks then
+    for i, rank in ipairs(ranks) do
+      ranks[i] = members[rank + 1]
+    end
+    members = ranks
+  end
+  for _, member in ipairs(members) do
     if redis.call('HEXISTS', gpus, 'watched ' .. member.node) == 1 then
       for _, gpu_id in ipairs(member.gpu_ids or {}) do
         local field = string.format('cleaning %d %.0f %s', gpu_id, lease.fencing_token, member.node)
-        redis.call('HSET', gpus, field, text .. '\n' .. ending)
+        local before = redis.call('HGET', gpus, field) or text
+        if string.sub(before, -#ending) ~= ending then
+          redis.call('HSET', gpus, field, before .. '\n' .. ending)
+        end
       end
     end
   end
@@ -121,7 +130,7 @@ for i = begin, #ARGV, 3 do
     redis.call('HDEL', pending, key)
   elseif operation == 'end' then
     if watching then
-      begin_cleaning(key, json)
+      begin_cleaning(redis.call('HGET', leases, key), json)
     end
     redis.call('HDEL', leases, key)
     redis.call('HDEL', renewals, key)
@@ -134,6 +143,9 @@ for i = begin, #ARGV, 3 do
       redis.call('HDEL', leases, lease)
       redis.call('HDEL', renewals, lease)
       redis.call('HDEL', quarantined, lease)
+    end
+    if watching then
+      begin_cleaning(redis.call('HGET', leases, key), json, cjson.decode(json).ranks)
     end
     released = released and released .. '\n' .. json or json
     local left = #cjson.decode(redis.call('HGET', leases, key)).lease.members
