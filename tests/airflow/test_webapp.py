@@ -1,0 +1,107 @@
+"""The service under Airflow's /gpu: agents use our own tokens on one route, others are users of Airflow."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import HTTPException
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from resource_manager import GPUResourceManager
+from resource_manager.rest import tokens
+from resource_manager.rest.assemble import persistence_of
+from resource_manager.rest.tokens import Role
+from tests.agent.reporting import as_text, gpu, report, server
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from resource_manager.airflow import webapp
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GPUResourceManager]:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with GPUResourceManager.from_url("memory://", inventory=[server("gpu-a")]) as manager:
+        yield manager
+
+
+class Client:
+    """Client of an ASGI app without a server."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        async def answer() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://airflow") as client:
+                return await client.request(method, path, **more)
+
+        return asyncio.run(answer())
+
+
+@pytest.fixture
+def client(manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A client of the app mounted as Airflow mounts it, to which Airflow's log-in knows nobody."""
+
+    async def nobody(request: Any) -> Any:
+        raise HTTPException(401, "Invalid JWT token")
+
+    monkeypatch.setattr(webapp, "_identify", nobody)
+    monkeypatch.setattr(webapp, "manager_of_tasks", lambda: manager)
+    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
+    return Client(Starlette(routes=[Mount("/gpu", webapp.Gate())]))
+
+
+def token_of(manager: GPUResourceManager, role: Role, server: str = "") -> dict[str, str]:
+    text = tokens.create(persistence_of(manager.settings).tokens, "name", role, server=server)
+    return {"Authorization": f"Bearer {text}", "Content-Type": "application/json"}
+
+
+def body(manager: GPUResourceManager) -> bytes:
+    return as_text(report(manager.store.now(), gpu(0), gpu(1)))
+
+
+def test_an_agent_reports_to_airflow(client: Client, manager: GPUResourceManager) -> None:
+    headers = token_of(manager, Role.AGENT, "gpu-a")
+    answer = client.request("POST", "/gpu/api/reports", content=body(manager), headers=headers)
+    assert (answer.status_code, answer.json()["watched"]) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/gpu/api/status"), ("POST", "/gpu/api/allocate"), ("GET", "/gpu/api/reports/../status")],
+)
+def test_an_agents_token_opens_nothing_else(
+    client: Client, manager: GPUResourceManager, method: str, path: str
+) -> None:
+    headers = token_of(manager, Role.AGENT, "gpu-a")
+    assert client.request(method, path, headers=headers).status_code == 401
+    assert manager.history() == []
+
+
+@pytest.mark.parametrize("role", [Role.USER, Role.OPERATOR])
+def test_other_tokens_of_ours_are_nothing_to_airflow(
+    client: Client, manager: GPUResourceManager, role: Role
+) -> None:
+    headers = token_of(manager, role)
+    assert (
+        client.request("POST", "/gpu/api/reports", content=body(manager), headers=headers).status_code == 401
+    )
+    assert client.request("GET", "/gpu/api/status", headers=headers).status_code == 401
+
+
+def test_wrong_tokens_and_strangers_are_refused(client: Client, manager: GPUResourceManager) -> None:
+    for text in ("gpm_0_0", "eyJ.of.airflow", ""):
+        headers = {"Authorization": f"Bearer {text}", "Content-Type": "application/json"}
+        answer = client.request("POST", "/gpu/api/reports", content=body(manager), headers=headers)
+        assert answer.status_code == 401, text
+    assert client.request("POST", "/gpu/api/reports", content=body(manager)).status_code == 401
+    assert manager.history() == []
