@@ -8,7 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from resource_manager.airflow.version_compat import in_thread
-from resource_manager.jobs.launchers import JobState, JobStatus, Launcher, LauncherUnreachableError
+from resource_manager.jobs.launchers import (
+    JobState,
+    JobStatus,
+    Launcher,
+    LauncherError,
+    LauncherUnreachableError,
+)
 from resource_manager.jobs.running_job import RunningJob
 
 T = TypeVar("T")
@@ -97,7 +103,7 @@ class MemberWatch:
         """Return the last lines of the output, each cut to `width` characters; none if it cannot be read."""
         try:
             text = await self._call(lambda launcher: launcher.tail(self.job.key))
-        except LauncherUnreachableError:
+        except LauncherError:
             return []
         return [line[:width] for line in text.splitlines() if line.strip()][-lines:]
 

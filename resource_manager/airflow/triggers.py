@@ -29,7 +29,7 @@ from resource_manager.errors import (
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen, GangJob
-from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 
@@ -323,16 +323,18 @@ class JobTrigger(_Trigger):
         cause = min(failed, key=_order_of_failure)
         self.log.error("rank %s on %s failed; ending the others", cause.job.rank, cause.job.server)
         await self._terminate_others()
-        lines = await cause.tail(TAIL_LINES)
+        # Rank 0's output is in the log already.
         others = [watch for watch in self._watches if watch is not cause and watch.job.rank != 0]
-        shown = [cause, *others[: MAX_TAILS - 1]]
+        shown = [watch for watch in (cause, *others) if not watch.is_silent][:MAX_TAILS]
+        tails = await asyncio.gather(*(watch.tail(TAIL_LINES) for watch in shown))
+        lines = tails[0]
         return {
             "state": TriggerState.JOB_ENDED.value,
             "exit_code": cause.status.exit_code,
             "last_line": lines[-1] if lines else "",
             "rank": cause.job.rank,
             "server": cause.job.server,
-            "tails": {str(watch.job.rank): await watch.tail(TAIL_LINES) for watch in shown},
+            "tails": {str(watch.job.rank): tail for watch, tail in zip(shown, tails, strict=True)},
         }
 
     async def _out_of_reach(self) -> dict[str, Any] | None:
@@ -383,9 +385,11 @@ class JobTrigger(_Trigger):
             await self._renew_if_due()
 
     async def _terminate(self, watch: MemberWatch) -> None:
-        if watch.look is not None:
-            await asyncio.wait([watch.look])
         try:
+            if watch.look is not None:
+                await asyncio.wait([watch.look], timeout=LOOK_S)
+                if not watch.look.done():
+                    raise LauncherUnreachableError("its server does not answer")
             await watch.terminate(self.stale_grace_s)
         except LauncherError as error:
             self.log.warning("rank %s on %s may still run: %s", watch.job.rank, watch.job.server, str(error))

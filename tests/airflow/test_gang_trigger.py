@@ -1,7 +1,9 @@
 """Trigger that watches the jobs of a gang: which end is the gang's, and what becomes of the others."""
 
+import threading
 import warnings
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.demand import launcher_labels
     from resource_manager.airflow.triggers import JobTrigger, TriggerState
 
-from resource_manager.jobs.launchers import JobState
+from resource_manager.jobs.launchers import LAUNCHERS, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, fire
@@ -111,6 +113,27 @@ def test_members_within_reach_are_ended_if_another_stays_out_of_reach(trained):
     event = fire(trigger)
     assert (event["state"], event["rank"], event["server"]) == (TriggerState.JOB_UNREACHABLE, 2, "gpu-2")
     assert "the job is on elsewhere" in event["detail"]
+    assert states(trigger) == [JobState.FINISHED, JobState.FINISHED, JobState.RUNNING]
+
+
+@pytest.mark.parametrize("others", [SLEEP, "exit 3"])
+def test_a_server_that_never_answers_does_not_hold_up_the_end_of_the_others(trained, monkeypatch, others):
+    trigger = trained(of_rank(2, SLEEP, others), unreachable_s=0.3)
+    monkeypatch.setattr(triggers, "LOOK_S", 0.3)
+    answer = threading.Event()
+    silent = SimpleNamespace(status=lambda key: answer.wait(60), close=lambda: None)
+    local = LAUNCHERS["local"]
+    monkeypatch.setitem(
+        LAUNCHERS, "local", lambda host, conn_id: silent if host == "cut off" else local(host, conn_id)
+    )
+    jobs = list(trigger.jobs)
+    trigger.jobs = (*jobs[:2], replace(jobs[2], address="cut off"))
+    try:
+        event = fire(trigger)
+    finally:
+        answer.set()
+    expected = TriggerState.JOB_UNREACHABLE if others == SLEEP else TriggerState.JOB_ENDED
+    assert event["state"] == expected
     assert states(trigger) == [JobState.FINISHED, JobState.FINISHED, JobState.RUNNING]
 
 

@@ -305,6 +305,10 @@ def test_missing_parts_are_reported_in_one_line(monkeypatch):
             open_launcher("ssh", "host", "nope")
         with pytest.raises(LauncherUnreachableError, match=r"tcp://127\.0\.0\.1:1 does not answer"):
             open_launcher("docker", "tcp://127.0.0.1:1")
+        monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2")
+        for here in ("", "127.0.0.1", "localhost"):
+            with pytest.raises(LauncherUnreachableError, match=r"tcp://127\.0\.0\.1:2 does not answer"):
+                open_launcher("docker", here)
         monkeypatch.setitem(sys.modules, "airflow.providers.docker.hooks.docker", None)
         monkeypatch.setitem(sys.modules, "airflow.providers.ssh.hooks.ssh", None)
         for name in ("ssh", "docker"):
