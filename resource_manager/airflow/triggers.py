@@ -17,6 +17,7 @@ from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.member_watch import MemberWatch
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted, note, noted
+from resource_manager.airflow.use_meter import GPU_USAGE, UseMeter, gpus_of
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
@@ -42,6 +43,9 @@ has read that the task was deferred (apache/airflow issues 71580 and 72716)."""
 
 LOOK_S = 5.0
 """Longest time that the members' answers are waited for before lease, timeout and states are checked."""
+
+MEASURE_EVERY_S = 10.0
+"""Time between two readings of what the job's GPUs do."""
 
 TAIL_LINES = 20
 """Last lines of a member's output in the task's log, if the job failed."""
@@ -260,10 +264,12 @@ class JobTrigger(_Trigger):
         self._gpus_seen_at = 0.0
         self._watches: list[MemberWatch] = []
         self._threads: ThreadPoolExecutor | None = None
+        self._measured_at = 0.0
+        self._use = UseMeter()
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         clock = asyncio.get_running_loop().time
-        self._renewed_at = clock()
+        self._renewed_at = self._measured_at = clock()
         if len(self.jobs) > 1:  # a server that is cut off must not occupy the threads of all triggers
             self._threads = ThreadPoolExecutor(min(len(self.jobs), MAX_AT_ONCE), "gpu-gang")
         self._watches = [
@@ -280,9 +286,27 @@ class JobTrigger(_Trigger):
             except LeaseNotFoundError:
                 event = {"state": TriggerState.LEASE_LOST.value}
             if event is not None:
-                yield await self._event(**event)
+                usage = self._use.summary()
+                yield await self._event(**event, **({} if usage is None else {GPU_USAGE: usage}))
                 return
+            await self._measure_if_due()
             await asyncio.sleep(POLL_S)
+
+    async def _measure_if_due(self) -> None:
+        """Add what the lease's GPUs do now, every `MEASURE_EVERY_S`."""
+        now, lease_id = asyncio.get_running_loop().time(), self.jobs[0].task_id
+        if now - self._measured_at <= MEASURE_EVERY_S:
+            return
+        self._measured_at = now
+        servers = [job.server for job in self.jobs]
+        try:
+            gpus = await SharedManager.of(self.gpu_conn_id).call(
+                lambda manager: gpus_of(manager, servers, lease_id)
+            )
+        except (ResourceManagerError, AirflowException) as error:
+            self.log.debug("the use of the GPUs is not known: %s", error)
+        else:
+            self._use.add(gpus)
 
     def _over_time(self) -> dict[str, Any] | None:
         if self.timeout_s is None or time.time() - self.started_at <= self.timeout_s:

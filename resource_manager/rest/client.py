@@ -213,8 +213,11 @@ class ServiceClient:
             "ServerDetail", self._post(f"/api/servers/{self._server_id(server)}/adopt", {"gpus": listed})
         )
 
-    def gpus(self) -> list[ServerUse]:
-        """Return the use of every GPU as last reported, by server."""
+    def gpus(self, servers: Sequence[str] = ()) -> list[ServerUse]:
+        """Return the use of every GPU as last reported, by server: of these servers, by default of all."""
+        if servers:
+            found: list[ServerUse] = self._get("/api/gpus", {"servers": list(servers)})["items"]
+            return found
         return list(self._pages("/api/gpus"))
 
     def open_gpu(self, server: int | str, gpu: int | str) -> ServerSummary:

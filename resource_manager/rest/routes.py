@@ -39,6 +39,7 @@ from resource_manager.rest.schemas import (
     DrainBody,
     ExplainQuery,
     Explanation,
+    GpusQuery,
     Health,
     LeaseBody,
     NoBody,
@@ -342,11 +343,13 @@ def reports(service: Service, caller: Identity) -> Any:
     "/api/gpus",
     Role.READER,
     "Use of every GPU as last reported, by server, with its leases",
-    query=PageQuery,
+    query=GpusQuery,
     answer=Page,
     tags=("servers",),
 )
-def gpus(service: Service, caller: Identity, query: PageQuery) -> Any:
+def gpus(service: Service, caller: Identity, query: GpusQuery) -> Any:
+    if query.servers:
+        return {"items": use_of(service.manager, query.servers), "next": None}
     names = service.watch.look(lambda cluster, now: [state.name for state in cluster.nodes])
     end = query.after + query.limit
     page = use_of(service.manager, names[query.after : end])

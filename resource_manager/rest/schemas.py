@@ -141,6 +141,12 @@ class PageQuery(Body):
     )
 
 
+class GpusQuery(PageQuery):
+    """`GET /api/gpus`: of all servers, a page at a time, or of some; repeat the key for several."""
+
+    servers: list[Text] = Field(default=[], max_length=PAGE_LIMIT, description="Names of the servers.")
+
+
 class StatusQuery(Body):
     """`GET /api/status`: all servers, or one page of them."""
 

@@ -14,11 +14,15 @@ with warnings.catch_warnings():
     from resource_manager.airflow import triggers
     from resource_manager.airflow.demand import launcher_labels
     from resource_manager.airflow.triggers import JobTrigger, TriggerState
+    from resource_manager.airflow.use_meter import UseMeter, usage_line
 
+from resource_manager.agent.receiving import ReportReceiver
+from resource_manager.agent.reports import read_report
 from resource_manager.core.changes import GpuClosed
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.running_job import RunningJob
+from tests.agent.reporting import as_text, gpu, report, server
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, fire
 
@@ -74,6 +78,38 @@ def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
     before = manager.status_of(TASK.lease_id)["expires_at"]
     assert fire(trigger)["exit_code"] == 0
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
+
+
+def report_of(manager, **known):
+    """Receive a report of the lease's two GPUs from the server that holds it."""
+    text = as_text(report(manager.store.now(), *(gpu(number, **known) for number in range(2))))
+    ReportReceiver(manager).receive(read_report(text), text)
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_the_use_of_the_gpus_is_measured_while_the_job_runs(trained, manager, monkeypatch, tmp_path):
+    monkeypatch.setattr(triggers, "MEASURE_EVERY_S", 0.0)
+    report_of(manager, utilization_percent=71, memory_used_mib=63488)
+    measured = tmp_path / "measured"
+    add = UseMeter.add
+
+    def added(meter, gpus):
+        add(meter, gpus)
+        measured.touch()
+
+    monkeypatch.setattr(UseMeter, "add", added)
+    event = fire(trained(f"until [ -e {measured} ]; do sleep 0.05; done; echo over"))
+    assert (event["state"], event["last_line"]) == (TriggerState.JOB_ENDED, "over")
+    usage = event["gpu_usage"]
+    assert usage.pop("samples") >= 2
+    assert usage == {"mean_utilization_percent": 71.0, "peak_memory_mib": 63488, "memory_mib": 81920}
+    line = "GPU use while this job ran: mean 71 %, peak memory 62 of 80 GB"
+    assert usage_line(usage) == line
+
+
+def test_without_reports_nothing_is_said_of_the_use(trained, monkeypatch):
+    monkeypatch.setattr(triggers, "MEASURE_EVERY_S", 0.0)
+    assert "gpu_usage" not in fire(trained("sleep 0.3"))
 
 
 def test_the_next_triggerer_continues_the_log(trained, notes, tmp_path, capsys):

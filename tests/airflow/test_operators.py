@@ -70,6 +70,30 @@ def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(manager, line, val
     assert GPUTrainingOperator(task_id="t", gpus=2).execute_ended(context_of(), ended) == value
 
 
+@pytest.mark.parametrize(
+    ("usage", "line"),
+    [
+        (
+            {"mean_utilization_percent": 71.2, "peak_memory_mib": 63488, "memory_mib": 81920},
+            "GPU use while this job ran: mean 71 %, peak memory 62 of 80 GB",
+        ),
+        (
+            {"mean_utilization_percent": None, "peak_memory_mib": 1024, "memory_mib": None},
+            "GPU use while this job ran: peak memory 1 GB",
+        ),
+    ],
+)
+def test_the_use_of_the_gpus_is_a_line_of_the_log_and_an_xcom(manager, monkeypatch, usage, line):
+    train = GPUTrainingOperator(task_id="t", gpus=2)
+    said, pushed, context = [], {}, context_of()
+    monkeypatch.setattr(train.log, "info", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(context["ti"], "xcom_push", lambda key, value: pushed.update({key: value}))
+    ended = {"state": TriggerState.JOB_ENDED, "exit_code": 0, "last_line": "1", "gpu_usage": usage}
+    assert train.execute_ended(context, ended) == 1
+    assert line in said
+    assert pushed == {"gpu_usage": usage}
+
+
 def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, monkeypatch):
     """Airflow calls `on_kill` from a signal handler and continues `execute` unless it raises."""
     train = GPUTrainingOperator(task_id="t", gpus=2, command="true")

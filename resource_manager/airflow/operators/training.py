@@ -23,6 +23,7 @@ from resource_manager.airflow.triggers import (
     identity_of,
     log_place,
 )
+from resource_manager.airflow.use_meter import GPU_USAGE, usage_line
 from resource_manager.airflow.version_compat import (
     AirflowException,
     AirflowFailException,
@@ -234,6 +235,9 @@ class GPUTrainingOperator(GPUOperator):
     def execute_ended(self, context: Any, event: dict[str, Any]) -> Any:
         """Stop what is left of the job, release its GPUs, and return its result or raise its failure."""
         identity, _ = identity_of(context)
+        if (usage := event.get(GPU_USAGE)) is not None:
+            self.log.info("%s", usage_line(usage))
+            context["ti"].xcom_push(key=GPU_USAGE, value=usage)
         if event["state"] == TriggerState.JOB_UNREACHABLE:
             if "rank" in event:
                 self._end(self.manager, identity, Outcome.FAILED)

@@ -118,3 +118,11 @@ def test_a_gpu_that_is_being_cleaned_says_so(
     page = text_of(as_role(Role.READER), "/")
     assert 'title="GPU 0: being cleaned after train; 0 % used, 0 of 80 GB"' in page
     assert "◌ being cleaned after train" in text_of(as_role(Role.READER), "/servers/0")
+
+
+def test_the_use_of_some_servers_is_asked_for_by_name(as_role: AsRole) -> None:
+    client = as_role(Role.READER)
+    for query, names in (("", ["gpu-a"]), ("?servers=gpu-a&servers=no", ["gpu-a"]), ("?servers=no", [])):
+        page = client.get(f"/api/gpus{query}").get_json()
+        assert [row["server_name"] for row in page["items"]] == names
+        assert page["next"] is None

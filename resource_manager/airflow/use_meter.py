@@ -1,0 +1,65 @@
+"""Use of a lease's GPUs while its job runs, from what the servers report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from resource_manager.agent.use import GpuUse, use_of
+from resource_manager.airflow.hook import Manager
+from resource_manager.manager.manager import GPUResourceManager
+
+GPU_USAGE = "gpu_usage"
+"""XCom with a summary of `UseMeter`, and its key in a trigger's event."""
+
+
+def gpus_of(manager: Manager, servers: Sequence[str], lease_id: str) -> list[GpuUse]:
+    """Return the GPUs of the lease on these servers as they last reported them."""
+    rows = use_of(manager, servers) if isinstance(manager, GPUResourceManager) else manager.gpus(servers)
+    return [
+        gpu
+        for row in rows
+        for gpu in row["gpus"]
+        if any(lease["task_id"] == lease_id for lease in gpu["leases"])
+    ]
+
+
+class UseMeter:
+    """Mean utilization and peak memory of GPUs, over samples."""
+
+    def __init__(self) -> None:
+        self._utilization: list[int] = []
+        self._peak_mib: int | None = None
+        self._total_mib: int | None = None
+
+    def add(self, gpus: Iterable[GpuUse]) -> None:
+        """Add one sample of each GPU; what its server did not report is left out."""
+        for gpu in gpus:
+            if gpu["utilization_percent"] is not None:
+                self._utilization.append(gpu["utilization_percent"])
+            used = gpu["memory_used_mib"]
+            if used is not None and used >= (self._peak_mib or 0):
+                self._peak_mib, self._total_mib = used, gpu["memory_mib"]
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the figures of all samples, None without any; memory is that of the GPU that used most."""
+        if not self._utilization and self._peak_mib is None:
+            return None
+        count = len(self._utilization)
+        return {
+            "samples": count,
+            "mean_utilization_percent": round(sum(self._utilization) / count, 1) if count else None,
+            "peak_memory_mib": self._peak_mib,
+            "memory_mib": self._total_mib,
+        }
+
+
+def usage_line(usage: Mapping[str, Any]) -> str:
+    """Return `GPU use while this job ran: mean 71 %, peak memory 62 of 80 GB`, as far as it is known."""
+    parts = []
+    if usage["mean_utilization_percent"] is not None:
+        parts.append(f"mean {usage['mean_utilization_percent']:.0f} %")
+    if usage["peak_memory_mib"] is not None:
+        total = f" of {usage['memory_mib'] / 1024:.0f}" if usage["memory_mib"] else ""
+        parts.append(f"peak memory {usage['peak_memory_mib'] / 1024:.0f}{total} GB")
+    return f"GPU use while this job ran: {', '.join(parts)}"
