@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from resource_manager.core.changes import Cancelled, Change
+from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
 from simulator.rounds.job import Job
 from simulator.rounds.leases import Leases
@@ -15,8 +16,18 @@ ROUND_S = 60
 RESTART_S = 30
 """Seconds for which a job that was placed again holds its GPUs and makes no progress."""
 
+MAX_ROUNDS = 2_000_000
+"""Rounds after which a replay gives up, nearly four years of minutes."""
+
 MAX_IDLE_ROUNDS = 60
 """Rounds without a running job and without events to come after which no other job starts."""
+
+
+def count_round(rounds: int) -> int:
+    """Return one round more; raise `SimulationError` where a workload needs too many."""
+    if rounds == MAX_ROUNDS:
+        raise SimulationError(f"not all jobs ended within {MAX_ROUNDS:,} rounds: a job runs for too long")
+    return rounds + 1
 
 
 class FixedRounds:
@@ -48,7 +59,7 @@ class FixedRounds:
             self._arrive(now)
             if self._active:
                 self._place(now)
-                self.rounds += 1
+                self.rounds = count_round(self.rounds)
             waits_for_more = self._arriving or self._external or any(job.servers for job in self._active)
             idle = 0 if waits_for_more else idle + 1
             progress(total - len(self._arriving) - len(self._active), total)

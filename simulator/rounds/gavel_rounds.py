@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import floor
 
 from simulator.progress import Progress, no_progress
+from simulator.rounds.fixed_rounds import count_round
 from simulator.rounds.leases import Leases
 from simulator.rounds.policies.base import RoundPolicy, fitting
 from simulator.rounds.shockwave import ShockwaveJob
@@ -105,4 +106,4 @@ class GavelRounds:
             rate = job.rate_on(counts[job])
             steps = min(floor(rate * ROUND_S), job.total - job.run)
             self._running[job] = steps, max(now, now + steps / rate)
-        self.rounds += 1
+        self.rounds = count_round(self.rounds)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from math import ceil, floor
 from pathlib import Path
 
@@ -41,6 +42,10 @@ class Epoch:
     def at(self, values: Sequence[float], batch_size: float) -> float:
         """Return one of the statistics at a batch size, linear between neighbouring sizes."""
         sizes = self.batch_sizes
+        if not sizes[0] <= batch_size <= sizes[-1]:
+            raise InputError(
+                f"a total batch size of {batch_size:g} is outside the tables, {sizes[0]} to {sizes[-1]}"
+            )
         place = bisect_left(sizes, batch_size)
         if place < len(sizes) and sizes[place] == batch_size:
             return values[place]
@@ -263,7 +268,10 @@ def _scalability(path: Path) -> list[Measured]:
 
 
 def _time(row: Row) -> StepTime:
-    return StepTime(row.number("step_time"), row.number("sync_time"))
+    time = StepTime(row.number("step_time"), row.number("sync_time"))
+    if not 0 < time.step_s >= time.sync_s:
+        raise row.fail(f"step_time is {time.step_s} and sync_time {time.sync_s}, not a part of it")
+    return time
 
 
 def _epochs(folder: Path, epochs: int) -> tuple[tuple[float, ...], tuple[Epoch, ...]]:
@@ -278,6 +286,10 @@ def _epochs(folder: Path, epochs: int) -> tuple[tuple[float, ...], tuple[Epoch, 
             tuple(row.number(column, most=MAX_STATISTIC) for column in columns)
             for row in read_csv(path, columns)
         ]
+        if any(sqr + var == 0 for _, _, sqr, var in rows):
+            raise InputError("grad_sqr and grad_var are both 0 in an epoch", path=path)
+        if any(later[0] < row[0] for row, later in pairwise(rows)):
+            raise InputError("progress falls from one epoch to the next", path=path)
         if len(rows) < epochs:
             raise InputError(f"{len(rows)} epochs, fewer than the {epochs} to run", path=path)
     if not tables:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
+from simulator.errors import InputError
+
 MAX_MEASURED_SERVERS = 16
 
 
@@ -62,5 +64,9 @@ class StepTimes:
     @cache  # noqa: B019
     def _interpolated(self) -> Any:
         from scipy.interpolate import LinearNDInterpolator
+        from scipy.spatial import QhullError
 
-        return LinearNDInterpolator(self._points[:, :3], self._points[:, 3:])
+        try:
+            return LinearNDInterpolator(self._points[:, :3], self._points[:, 3:])
+        except (QhullError, ValueError, IndexError) as error:
+            raise InputError("too few step times were measured to interpolate between them") from error

@@ -169,6 +169,14 @@ def test_wrong_options_are_one_line(tmp_path: Path, options: list[str], message:
         ("applications/toy/placements.csv", None, "placements.csv: cannot be read"),
         ("applications/toy/placements.csv", "placement,local_bsz,step_time,sync_time\n10,1,1,0\n",
          "placements.csv:2: placement is '10', not the numbers of GPUs"),
+        ("applications/toy/placements.csv", "placement,local_bsz,step_time,sync_time\n1,1,0,0\n",
+         "placements.csv:2: step_time is 0.0 and sync_time 0.0, not a part of it"),
+        ("applications/toy/placements.csv", "placement,local_bsz,step_time,sync_time\n", "toy: no step time"),
+        ("applications/toy/validation-8.csv", "progress,iteration,grad_sqr,grad_var\n1,1,0,0\n2,2,1,0\n",
+         "validation-8.csv: grad_sqr and grad_var are both 0"),
+        ("applications/toy/validation-8.csv", "progress,iteration,grad_sqr,grad_var\n2,1,1,0\n1,2,1,0\n",
+         "validation-8.csv: progress falls"),
+        ("applications/toy/validation-8.csv", None, "total batch size of 8 is outside the tables, 64 to 64"),
         ("applications/toy/validation-8.csv", "progress,iteration,grad_sqr,grad_var\n1,1,1,0\n",
          "validation-8.csv: 1 epochs, fewer than the 2 to run"),
     ],
@@ -213,3 +221,18 @@ def test_share_policies_run_on_these_workloads_too(tmp_path: Path) -> None:
     assert turns["gandiva_fair"] == 120
     assert turns["tiresias"] is not None
     assert turns["tiresias"] > 600
+
+
+def test_a_shape_that_nothing_was_measured_near_is_named(tmp_path: Path) -> None:
+    folder = write_pollux(tmp_path, "a,0,toy,64,64")
+    scalability = folder / "applications" / "toy" / "scalability.csv"
+    scalability.write_text("num_nodes,num_replicas,local_bsz,step_time,sync_time\n")
+    assert_refused(replay(folder), "toy: no step time was measured near 1 samples for each of 64 GPUs")
+
+
+def test_a_job_that_hardly_makes_progress_ends_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulator.rounds.fixed_rounds.MAX_ROUNDS", 50)
+    folder = write_pollux(tmp_path, "a,0,toy,1,8", epoch_progress=1e9)
+    assert_refused(replay(folder), "not all jobs ended within 50 rounds: a job runs for too long")
