@@ -55,6 +55,10 @@ VALUES: dict[str, Any] = {
     "target": 7200.0,
     "sensitivity": 0.25,
     "quarantine": True,
+    "preemptible": False,
+    "preempt_grace": 30.0,
+    "preempt_signal": "USR2",
+    "preemption_delay": 5.0,
     "labels": {"model": "bert", "size": "large"},
     "idle_below": 2.5,
     "idle_after": 1800.0,
@@ -85,7 +89,11 @@ def as_options(values: dict[str, Any]) -> list[str]:
             continue
         items = [f"{name}={item}" for name, item in value.items()] if isinstance(value, dict) else value
         for item in items if isinstance(items, list) else [items]:
-            words += [option.opts[0]] if option.is_flag else [option.opts[0], str(item)]
+            words += (
+                [(option.opts if value else option.secondary_opts)[0]]
+                if option.is_flag
+                else [option.opts[0], str(item)]
+            )
     return words
 
 

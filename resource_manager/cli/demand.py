@@ -19,7 +19,7 @@ SINGULAR = {
 """Repeatable options by field; every other option is named after its field."""
 
 METAVARS = {
-    **dict.fromkeys(("expected_runtime", "ttl", "target"), "SECONDS"),
+    **dict.fromkeys(("expected_runtime", "ttl", "target", "preempt_grace", "preemption_delay"), "SECONDS"),
     **dict.fromkeys(("utility", "sensitivity"), "NUMBER"),
     **dict.fromkeys(("labels", "labels_required"), "NAME=VALUE"),
     "resources": "NAME=AMOUNT",
@@ -41,23 +41,30 @@ class DemandCommand(click.Command):
         fields = _demand().model_fields
         return [
             click.Option(
-                [SINGULAR.get(name, f"--{name.replace('_', '-')}"), name],
+                [_names(name, field.default), name],
                 multiple=name in SINGULAR,
                 required=field.is_required(),
                 metavar="INTEGER" if field.annotation is int else METAVARS.get(name),
                 help=field.description,
-                **({"is_flag": True} if field.annotation is bool else {}),
+                is_flag=True if field.annotation is bool else None,
+                default=None,
             )
             for name, field in fields.items()
             if name not in self.omitted
         ]
 
 
+def _names(field: str, default: object) -> str:
+    """Return an option's name; with the way to say no, if the answer is yes without it."""
+    name = SINGULAR.get(field, f"--{field.replace('_', '-')}")
+    return f"{name}/--not-{name.removeprefix('--')}" if default is True else name
+
+
 def demand_of(lease_id: str, options: dict[str, Any]) -> Demand:
     """Return the demand of the options that were given; raises `InvalidRequestError`."""
     from resource_manager.manager.demand import from_texts
 
-    given = {name: value for name, value in options.items() if value not in (None, (), False)}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
     return _demand().of(**from_texts({"lease_id": lease_id, **given}))
 
 

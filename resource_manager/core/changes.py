@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     SUCCESS = "SUCCESS"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+    PREEMPTED = "PREEMPTED"
 
 
 class ReleaseResult(StrEnum):
@@ -63,13 +64,32 @@ class MembersReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempting:
+    """A lease is taken for the pending request `by`: its job must end by `until`, else it is quarantined.
+
+    The lease holds its capacity until it ends; what that frees is reserved for `by`.
+    """
+
+    lease_id: str
+    fencing_token: int
+    by: str
+    until: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Renewed:
-    """A lease is extended to `expires_at`; a quarantined one becomes active again."""
+    """A lease is extended to `expires_at`; a quarantined one becomes active again.
+
+    One that is held beyond the end of its preemption is quarantined all the same. `checkpoint_at` is when its
+    job last saved what it did.
+    """
 
     lease_id: str
     fencing_token: int
     at: float
     expires_at: float = math.inf
+    checkpoint_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +218,7 @@ Change = (
     Granted
     | Released
     | MembersReleased
+    | Preempting
     | Renewed
     | Expired
     | Quarantined

@@ -23,6 +23,7 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     MembersReleased,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -93,6 +94,8 @@ class ClusterState(NodeIndex):
         """What each team holds; None without rules of teams, so that it then costs nothing."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
+        self.preempting: set[str] = set()
+        """Ids of the leases that are being preempted."""
         self.policy_cache: dict[object, Any] = {}
         """Cache of each policy's derived values; `changed_since` returns the nodes to recompute."""
         super().__init__(NodeState(node, i) for i, node in enumerate(nodes))
@@ -208,6 +211,24 @@ class ClusterState(NodeIndex):
             self._expiry_heap = expiry_heap
             self.version, self.last_fencing_token, self.sequence, self.last_node = before
 
+    @contextmanager
+    def reserved(self, leases: Iterable[Lease]) -> Iterator[None]:
+        """Allocate, inside, leases that do not exist: capacity that is kept for somebody."""
+        held = list(leases)
+        for lease in held:
+            self._restore_lease(lease)
+        try:
+            yield
+        finally:
+            for lease in held:
+                self._deallocate(lease)
+
+    def suppose_ended(self, lease: Lease) -> None:
+        """End a lease in a trial as if nothing was left of it: its GPUs are free at once."""
+        self._deallocate(lease)
+        assert self._undo is not None, "only a trial can suppose something"
+        self._undo.append(partial(self._restore_lease, lease))
+
     # ---- one method for each kind of change ----
 
     def _granted(self, change: Granted) -> None:
@@ -319,6 +340,10 @@ class ClusterState(NodeIndex):
     def _exchange(self, old: Lease | None, new: Lease | None) -> None:
         """Replace a lease by one with fewer of its members, or with more as before; None has none."""
         before, after = (Counter(lease.members if lease else ()) for lease in (old, new))
+        if old is not None and old.preempted_by:
+            self.preempting.discard(old.lease_id)
+        if new is not None and not new.ranks:
+            self._mark_preempting(new)
         if self.ledger is not None and old is not None:
             self.ledger.remove(old, self.by_name)
         if self.ledger is not None and new is not None:
@@ -340,7 +365,19 @@ class ClusterState(NodeIndex):
 
     def _renewed(self, change: Renewed) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
-        self._replace_lease(lease, replace(lease, expires_at=change.expires_at, quarantined=False))
+        self._replace_lease(
+            lease,
+            replace(
+                lease,
+                expires_at=change.expires_at,
+                quarantined=change.at > lease.preempt_until,
+                checkpoint_at=change.checkpoint_at,
+            ),
+        )
+
+    def _preempting(self, change: Preempting) -> None:
+        lease = self._require_lease(change.lease_id, change.fencing_token)
+        self._replace_lease(lease, replace(lease, preempted_by=change.by, preempt_until=change.until))
 
     def _quarantined(self, change: Quarantined) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
@@ -356,6 +393,13 @@ class ClusterState(NodeIndex):
         for member in lease.members:
             self.by_name[member.node].leases[lease.lease_id] = lease
         self._expiry_heap.push(lease)
+        self._mark_preempting(lease)
+
+    def _mark_preempting(self, lease: Lease) -> None:
+        if lease.preempted_by:
+            self.preempting.add(lease.lease_id)
+        else:
+            self.preempting.discard(lease.lease_id)
 
     def _queued(self, change: Queued) -> None:
         lease_id = change.request.lease_id
@@ -487,11 +531,14 @@ class ClusterState(NodeIndex):
         if self.ledger is not None:
             self.ledger.add(lease, self.by_name)
         self._expiry_heap.push(lease)
+        self._mark_preempting(lease)
 
     def _deallocate(self, lease: Lease) -> None:
         request, members = lease.request, lease.members
         lease_id = request.lease_id
         del self.leases[lease_id]
+        if lease.preempted_by:
+            self.preempting.discard(lease_id)
         if self.ledger is not None:
             self.ledger.remove(lease, self.by_name)
         if len(members) == 1:
@@ -528,6 +575,7 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Granted: ClusterState._granted,
     Released: ClusterState._ended,
     MembersReleased: ClusterState._members_released,
+    Preempting: ClusterState._preempting,
     Expired: ClusterState._ended,
     Renewed: ClusterState._renewed,
     Quarantined: ClusterState._quarantined,

@@ -22,6 +22,9 @@ GANG_PORTS = (29500, 29999)
 KEY_SEPARATOR = "\x1f"
 """Separator of lease id and fencing token in the key of a remainder; no lease id has control characters."""
 
+PREEMPT_GRACE_S = 60.0
+"""Time that a preempted job has, after its signal, to save what it did."""
+
 Amount = int | float
 """A quantity of a divisible resource; integers stay exact, floats are allowed."""
 
@@ -107,8 +110,10 @@ class Request:
     `ttl_s` is the lifetime of the lease without renewal; infinite by default, which suits a simulation.
     `quarantine` keeps the capacity allocated after expiry until an operator or the reconciler confirms that
     the job is gone. `utility` matters only under admission by price. A request that is not `preemptible` is
-    never taken for another one, and in return stops at its team's guarantee. `idle_below` (percent) and
-    `idle_after_s` say when the lease counts as idle; None: as the settings say.
+    never taken for another one, and in return stops at its team's guarantee. When a lease is preempted, its
+    job gets `preempt_signal`, and is killed `preempt_grace_s` later. A pending request preempts others only
+    after `preemption_delay_s`, by default that of the teams' rules.
+    `idle_below` (percent) and `idle_after_s` say when the lease counts as idle; None: as the settings say.
 
     With `nodes` above 1 it is a gang: the demand is that of each of so many members, on as many nodes or,
     with `spread="pack"`, on fewer. All members must be on nodes of one value of the label `same`, and should
@@ -139,6 +144,9 @@ class Request:
     prefer_same: str = ""
     idle_below: float | None = None
     idle_after_s: float | None = None
+    preempt_grace_s: float = PREEMPT_GRACE_S
+    preempt_signal: str = "TERM"
+    preemption_delay_s: float | None = None
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
 
@@ -226,6 +234,12 @@ class Lease:
     quarantined: bool = False
     ranks: tuple[int, ...] = ()
     """Ranks of the members of a remainder; empty for a whole lease, whose members are in order of rank."""
+    sequence: int = 0
+    """The request's number in the order of arrival, kept while leases can be preempted."""
+    preempted_by: str = ""
+    """The pending request for which the lease is being preempted; empty if it is not."""
+    preempt_until: float = math.inf
+    checkpoint_at: float | None = None
 
     @property
     def lease_id(self) -> str:

@@ -67,7 +67,11 @@ class TeamLedger:
 
     def of(self, request: Request) -> Account:
         """Return the account of the request's team."""
-        return self.accounts.get(request.team) or self.accounts[UNNAMED]
+        return self.named(request.team)
+
+    def named(self, team: str) -> Account:
+        """Return the account of the team of that name."""
+        return self.accounts.get(team) or self.accounts[UNNAMED]
 
     def add(self, lease: Lease, nodes: Mapping[str, NodeState]) -> None:
         """Count a lease that begins."""

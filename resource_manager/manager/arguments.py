@@ -49,6 +49,10 @@ class DemandOptions(TypedDict, total=False):
     target: float | timedelta | None
     sensitivity: float | None
     quarantine: bool | None
+    preemptible: bool | None
+    preempt_grace: float | timedelta | None
+    preempt_signal: str | None
+    preemption_delay: float | timedelta | None
     labels: Mapping[str, str] | None
     idle_below: float | None
     idle_after: float | timedelta | None

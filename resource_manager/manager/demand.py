@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
-from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU
+from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.arguments import ALIASES, DemandArguments, Dumpable, arguments_of
 
@@ -80,6 +80,7 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
 ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
+Delay = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -155,6 +156,23 @@ class Demand(BaseModel):
         default=False,
         strict=True,
         description="Keep the GPUs allocated after expiry until the job is known to be gone.",
+    )
+    preemptible: bool = Field(
+        default=True,
+        strict=True,
+        description="The lease may be taken for a team inside its guarantee or a higher priority; if not, it "
+        "stops at the team's guarantee.",
+    )
+    preempt_grace: Annotated[Delay, Field(le=86_400)] = Field(
+        default=PREEMPT_GRACE_S,
+        description="Time that a preempted job has to save what it did, in seconds; then it is killed.",
+    )
+    preempt_signal: Literal["TERM", "USR2"] = Field(
+        default="TERM", description="Signal that tells a job that it is preempted: TERM or USR2."
+    )
+    preemption_delay: Delay | None = Field(
+        default=None,
+        description="Wait before the request preempts others, in seconds; default: that of the teams file.",
     )
     labels: Labels = Field(default_factory=dict, description="Labels of the lease, such as model=bert.")
     idle_below: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(

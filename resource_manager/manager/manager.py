@@ -412,15 +412,18 @@ class GPUResourceManager:
         *,
         fencing_token: int | None = None,
         owner: str | None = None,
+        checkpoint_at: float | None = None,
         once: Once | None = None,
     ) -> Allocation:
-        """Restart the lease's time to live.
+        """Restart the lease's time to live; `checkpoint_at` is when its job last saved what it did.
+
+        The answer's `state` is PREEMPTING if the job must end by `until`.
 
         Raises `LeaseNotFoundError` if the lease has ended, and `OtherOwnerError` if it is not that owner's.
         """
         return self._commits.run(
             lambda cluster, now: allocator.renew(
-                cluster, lease_id, now, fencing_token=fencing_token, owner=owner
+                cluster, lease_id, now, fencing_token=fencing_token, owner=owner, checkpoint_at=checkpoint_at
             ),
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
             once=repeats.of_renewal(once, lease_id, serializers.allocation),

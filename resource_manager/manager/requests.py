@@ -26,6 +26,8 @@ REQUEST_NAMES = {
     "expected_runtime_s": "expected_runtime",
     "target_s": "target",
     "sensitivity_per_s": "sensitivity",
+    "preempt_grace_s": "preempt_grace",
+    "preemption_delay_s": "preemption_delay",
 }
 """Names of a `Request` -> those of a `Demand`."""
 
@@ -63,6 +65,10 @@ def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> 
             labels=demand.labels,
             utility=_utility(demand),
             labels_required=demand.labels_required,
+            preemptible=demand.preemptible,
+            preempt_grace_s=demand.preempt_grace,
+            preempt_signal=demand.preempt_signal,
+            preemption_delay_s=demand.preemption_delay,
             **_gang(demand),
             idle_below=demand.idle_below,
             idle_after_s=demand.idle_after,

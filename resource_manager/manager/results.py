@@ -18,6 +18,9 @@ class Requested(TypedDict):
     nodes: int
     resources: dict[str, Amount]
     priority: int
+    preemptible: bool
+    preempt_grace_s: float
+    preempt_signal: str
     team: str
     owner: str
     expected_runtime_s: float | None
@@ -46,7 +49,8 @@ class Allocation(Requested):
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
     `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
     `gpu_failed` is the reason if one of its GPUs failed: its owner must stop the job; else empty.
-    `members` has one entry a server; the other keys describe the first.
+    `members` has one entry a server; the other keys describe the first. PREEMPTING: the job must end by
+    `until`, for the request `preempted_by`.
     """
 
     server_id: int
@@ -63,8 +67,11 @@ class Allocation(Requested):
     granted_at: float
     expires_at: float | None
     queued_at: float | None
-    state: Literal["RUNNING", "ERROR"]
+    state: Literal["RUNNING", "PREEMPTING", "ERROR"]
     quarantined: bool
+    preempted_by: str | None
+    until: float | None
+    checkpoint_at: float | None
     gpu_failed: str
     members: list[Member]
 
@@ -255,4 +262,5 @@ class Explanation(TypedDict):
     ahead_in_queue: int
     policy: str
     servers: list[ServerVerdict]
+    would_preempt: list[str]
     estimated_start: NotRequired[ExpectedStart]

@@ -10,7 +10,7 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Placement, Request
 from resource_manager.core.node_state import Cleaning
-from resource_manager.core.refusal import RecoveryWindow, RefusalKind
+from resource_manager.core.refusal import RecoveryWindow, RefusalKind, short
 from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
@@ -30,9 +30,14 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
 from resource_manager.scheduling.gangs import Members, select_members
 from resource_manager.scheduling.policies import Policy, scores_of
+from resource_manager.scheduling.preemption import would_preempt
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.start_estimates import Start
+from resource_manager.scheduling.victims import reasons_for
+
+MAX_NAMED = 3
+"""Maximum number of leases that a sentence names."""
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
@@ -62,8 +67,11 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "granted_at": lease.granted_at,
         "expires_at": None if lease.expires_at == math.inf else lease.expires_at,
         "queued_at": lease.queued_at,
-        "state": "ERROR" if lease.quarantined else "RUNNING",
+        "state": "ERROR" if lease.quarantined else "PREEMPTING" if lease.preempted_by else "RUNNING",
         "quarantined": lease.quarantined,
+        "preempted_by": lease.preempted_by or None,
+        "until": None if lease.preempt_until == math.inf else lease.preempt_until,
+        "checkpoint_at": lease.checkpoint_at,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
         "members": members,
         **_demand(request),
@@ -153,6 +161,9 @@ def _demand(request: Request) -> Requested:
         "nodes": request.nodes,
         "resources": dict(request.resources),
         "priority": request.priority,
+        "preemptible": request.preemptible,
+        "preempt_grace_s": request.preempt_grace_s,
+        "preempt_signal": request.preempt_signal,
         "team": request.team,
         "owner": request.owner,
         "expected_runtime_s": request.expected_runtime_s,
@@ -321,6 +332,13 @@ def explanation(
     if not granted and not reason:
         refusal = refusals_of(cluster, [request], policy, order, now, window)[request.lease_id]
         kind, reason = str(refusal.kind), refusal.detail
+    victims: list[Lease] = []
+    if not granted and kind is not None and window is None:
+        victims = would_preempt(cluster, request, policy, order, now)
+    if victims:
+        named = " and ".join(short(lease.lease_id) for lease in victims[:MAX_NAMED])
+        more = f" and {len(victims) - MAX_NAMED} more" if len(victims) > MAX_NAMED else ""
+        reason = f"{reason}; would preempt {named}{more}, {reasons_for(cluster, request, victims)}"
     admission = order.admission
     return {
         "task_id": request.lease_id,
@@ -336,6 +354,7 @@ def explanation(
         "ahead_in_queue": len(cluster.pending),
         "policy": policy_name,
         "servers": [verdict(answer, scores.get(answer.node)) for answer in verdicts],
+        "would_preempt": [lease.lease_id for lease in victims],
     }
 
 

@@ -33,8 +33,17 @@ from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import never_fits
 from resource_manager.scheduling.gangs import Members, Prospects, could_start, select_members
 from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.preemption import (
+    arrival_of,
+    held_back,
+    overdue,
+    preemptions,
+    preemptors_of,
+    requeued,
+)
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
+from resource_manager.scheduling.victims import place_of
 
 
 def allocate(
@@ -86,6 +95,7 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
             now,
             now + request.ttl_s if cluster.ledger is None else lease_end(cluster.ledger, request, now, now),
             None if pending is None else pending.queued_at,
+            sequence=0 if cluster.ledger is None else arrival_of(cluster, pending),
         ),
         now,
     )
@@ -133,12 +143,13 @@ def release(
     """Return the release of a lease.
 
     Raises `LeaseNotFoundError` if there is none with that fencing token, and `OtherOwnerError` if it is not
-    that owner's.
+    that owner's. The request of a lease that was preempted is pending again.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
     if lease.ranks:
         return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome)]
-    return [Released(lease_id, lease.fencing_token, now, outcome)]
+    released = Released(lease_id, lease.fencing_token, now, outcome)
+    return [released, *requeued(lease, outcome, now)]
 
 
 def release_members(
@@ -172,15 +183,20 @@ def renew(
     *,
     fencing_token: int | None = None,
     owner: str | None = None,
+    checkpoint_at: float | None = None,
 ) -> list[Change]:
-    """Return the renewal of a lease for its TTL from now; raises as `release` does."""
+    """Return the renewal of a lease for its TTL from now; raises as `release` does.
+
+    `checkpoint_at` is when its job last saved what it did, if that is later than what is known.
+    """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
     if lease.ranks:  # a remainder has no life to restart
         raise LeaseNotFoundError(lease_id, fencing_token)
     ends_at = now + lease.request.ttl_s
     if cluster.ledger is not None:
         ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now)
-    return [Renewed(lease_id, lease.fencing_token, now, ends_at)]
+    saved = [at for at in (lease.checkpoint_at, checkpoint_at) if at is not None]
+    return [Renewed(lease_id, lease.fencing_token, now, ends_at, max(saved, default=None))]
 
 
 def _require_lease(
@@ -198,10 +214,15 @@ def _require_lease(
 
 
 def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
-    """Return the expiry, or the quarantine, of every lease whose TTL has passed."""
-    return [
+    """Return the expiry, or the quarantine, of every lease whose TTL has passed.
+
+    A lease that is still held after the end of its preemption is quarantined.
+    """
+    due = cluster.expired(now)
+    late = overdue(cluster, now, {lease.lease_id for lease in due}) if cluster.preempting else []
+    return late + [
         (Quarantined if lease.request.quarantine else Expired)(lease.lease_id, lease.fencing_token, now)
-        for lease in cluster.expired(now)
+        for lease in due
     ]
 
 
@@ -250,20 +271,47 @@ def with_dispatch(
     if not cluster.pending and not any(type(change) is Queued for change in changes):
         return list(changes)
     combined = list(changes)
+    first = preemptors_of(cluster, changes) if cluster.preempting else ()
     with cluster.trial():
         for change in changes:
             cluster.apply(change)
-        for pending, members in dispatch(cluster, policy, order, now):
+        for pending, members in dispatch(cluster, policy, order, now, first):
             granted = grant(cluster, pending.request, members, now)
             cluster.apply(granted)
             combined.append(granted)
+        if cluster.ledger is not None and cluster.ledger.rules.preemption and cluster.pending:
+            combined += preemptions(cluster, policy, order, now)
     return combined
 
 
 def dispatch(
-    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
+    cluster: ClusterState,
+    policy: Policy,
+    order: QueueDiscipline,
+    now: float,
+    first: Collection[str] = (),
 ) -> Iterator[tuple[PendingRequest, Members]]:
     """Yield the pending requests that start now, with their members; apply each grant before the next step.
+
+    Those whose ids are in `first` come first: leases were preempted for them. What leases that are still
+    ending have freed for others is held back.
+    """
+    for lease_id in first:
+        if pending := cluster.pending.get(lease_id):
+            members = place_of(cluster, pending, policy, order, now)
+            if members is not None:
+                yield pending, members
+    if not cluster.preempting:
+        yield from _dispatch(cluster, policy, order, now, ())
+        return
+    with held_back(cluster, policy, order, now) as waiting:
+        yield from _dispatch(cluster, policy, order, now, waiting)
+
+
+def _dispatch(
+    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float, waiting: Collection[str]
+) -> Iterator[tuple[PendingRequest, Members]]:
+    """Yield the pending requests that start now, but for those `waiting` for preempted leases to end.
 
     The first request that does not fit blocks all behind it, unless the queue discipline backfills: then
     such requests get reservations as soon as a request behind them could start.
@@ -276,6 +324,8 @@ def dispatch(
     prospects = Prospects(cluster)
     for pending in order.starting(cluster, now):
         request = pending.request
+        if request.lease_id in waiting or request.lease_id in cluster.leases:
+            continue
         if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
             continue
         is_too_large = bool(too_large) and request.shape in too_large

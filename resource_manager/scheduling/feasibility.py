@@ -33,6 +33,7 @@ from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.gang_refusals import free_now, never_fits, no_capacity
 from resource_manager.scheduling.gangs import fitting_node, select_members
 from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.preemption import awaiting_release, ending_for, held_back
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import quota_refusal, stop_of
 
@@ -62,6 +63,21 @@ def standings(
 
     `window` is the recovery window, if there is one. Do not change the cluster while iterating.
     """
+    if cluster.preempting:
+        with held_back(cluster, policy, order, now):
+            yield from list(_standings(cluster, policy, order, now, window, only))
+    else:
+        yield from _standings(cluster, policy, order, now, window, only)
+
+
+def _standings(
+    cluster: ClusterState,
+    policy: Policy,
+    order: QueueDiscipline,
+    now: float,
+    window: RecoveryWindow | None,
+    only: Collection[str] | None,
+) -> Iterator[Standing]:
     reasons = _Reasons(cluster, policy, order, now, window)
     for position, entry in enumerate(order(cluster, now), 1):
         if only is None or entry.lease_id in only:
@@ -117,7 +133,9 @@ class _Reasons:
     def advance(self, position: int, entry: PendingRequest) -> None:
         """Advance to the requests behind this one."""
         request = entry.request
-        if self._cluster.ledger is not None and stop_of(self._cluster.ledger, request) is not None:
+        if self._cluster.ledger is not None and (
+            stop_of(self._cluster.ledger, request) is not None or ending_for(self._cluster, request.lease_id)
+        ):
             return
         if self._ahead is None:
             if self._node(request) is None and allocator.blocks_queue(self._cluster, request):
@@ -139,6 +157,10 @@ class _Reasons:
             return never
         if self._window is not None:
             return recovering(self._window)
+        if self._cluster.preempting and (
+            waits := awaiting_release(self._cluster, request.lease_id, self._now)
+        ):
+            return waits
         if node is None:
             if stopped := quota_refusal(self._cluster, request):
                 return stopped

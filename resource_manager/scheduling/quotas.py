@@ -179,7 +179,7 @@ def _users(cluster: ClusterState, account: Account) -> str:
 
 def team_words(account: Account) -> str:
     """Return `team vision`, or words for the teams without rules of their own."""
-    return "the teams without a quota" if account.name == UNNAMED else f"team {short(account.name)}"
+    return "the rest (teams without rules)" if account.name == UNNAMED else f"team {short(account.name)}"
 
 
 def gpus(milli: int) -> str:

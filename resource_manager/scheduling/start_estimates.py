@@ -121,6 +121,8 @@ def _apply_cleaned(cluster: ClusterState, at: float) -> None:
 
 def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence] | None:
     """Return a lease's expected end, never before now, and its confidence; None if its runtime is unknown."""
+    if lease.preempted_by:
+        return max(lease.preempt_until, now), Confidence.GOOD
     runtime = runtime_of(lease.request)
     if runtime is None:
         return None

@@ -21,6 +21,7 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     MembersReleased,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -111,7 +112,8 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     )
     pending = [entry for entry in now.pending if entry.lease_id not in queued]
     pending += _pending_before(changes)
-    sequence = now.sequence - sum(isinstance(c, Queued) for c in changes)
+    # A request that is queued again after its preemption keeps its number.
+    sequence = now.sequence - sum(isinstance(c, Queued) and c.queued_at == c.at for c in changes)
     kept, forgotten = _known(changes, leases, pending)
     nodes = next((c.nodes for c in changes if isinstance(c, InventoryChanged)), now.nodes)
     tokens = [c.lease.fencing_token for c in changes if isinstance(c, Granted)]
@@ -218,7 +220,7 @@ def _known(
             queue.discard(change.lease.lease_id)
         elif isinstance(change, Queued):
             queue.add(change.request.lease_id)
-        elif isinstance(change, Released | Expired | MembersReleased | Renewed | Quarantined):
+        elif isinstance(change, Released | Expired | MembersReleased | Preempting | Renewed | Quarantined):
             key = (change.lease_id, change.fencing_token)
             if key not in live:
                 forgotten += 1

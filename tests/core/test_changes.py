@@ -21,6 +21,7 @@ from resource_manager.core.changes import (
     InventoryChanged,
     MembersReleased,
     Outcome,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -38,6 +39,7 @@ GANG = (Placement("a", (0,), port=29500), Placement("b", (0,)))
 STEPS: list[Change] = [
     Queued(Request("t", 1), 0.0, 1, 0.0),
     Granted(LEASE, 1.0),
+    Preempting("t", 1, "u", 80.0, 1.5),
     Renewed("t", 1, 2.0, 90.0),
     Quarantined("t", 1, 90.0),
     Released("t", 1, 91.0, Outcome.SUCCESS),
@@ -83,6 +85,6 @@ def test_a_change_has_a_time_and_cannot_be_changed(change: Change) -> None:
 
 
 def test_an_outcome_is_the_text_that_the_history_has() -> None:
-    assert [str(outcome) for outcome in Outcome] == ["SUCCESS", "FAILED", "CANCELLED"]
+    assert [str(outcome) for outcome in Outcome] == ["SUCCESS", "FAILED", "CANCELLED", "PREEMPTED"]
     assert Released("t", 1, 0.0, Outcome.FAILED) == Released("t", 1, 0.0, "FAILED")
     assert Released("t", 1, 0.0).outcome == ""

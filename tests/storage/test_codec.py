@@ -16,6 +16,7 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     MembersReleased,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -43,7 +44,9 @@ CHANGES: list[Change] = [
     Granted(GANG, 1.5),
     Released("t", 7, 2.0, "SUCCESS"),
     MembersReleased("g", 9, (0, 2), 2.0, "FAILED"),
+    Preempting("t", 7, "u", 62.0, 2.0),
     Renewed("t", 7, 2.0, 62.0),
+    Renewed("t", 7, 2.0, 62.0, checkpoint_at=1.75),
     Renewed("u", 8, 2.0),
     Expired("t", 7, 70.0),
     Quarantined("t", 7, 70.0),
@@ -112,7 +115,7 @@ def test_invalid_changes_are_refused_in_one_line(text: str | bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "unknown"),
     [
-        ({"change": "preempting", "lease_id": "t", "at": 1.0}, "'preempting'"),
+        ({"change": "teleported", "lease_id": "t", "at": 1.0}, "'teleported'"),
         ({**codec.change_to_dict(Drained("a", 3.0)), "until": 9.0}, "until of a drained change"),
         (
             {

@@ -14,6 +14,8 @@ from resource_manager.core.changes import (
     GpuClosed,
     Granted,
     InventoryChanged,
+    Outcome,
+    Preempting,
     Restored,
     TeamsChanged,
 )
@@ -125,6 +127,13 @@ class Walk:
             return self._settled(cluster, ended, now)
         if step == "renew" and cluster.leases:
             return allocator.renew(cluster, rng.choice(sorted(cluster.leases)), now)
+        if step == "preempt" and cluster.leases:
+            lease = cluster.leases[rng.choice(sorted(cluster.leases))]
+            until = now + rng.choice((0.0, 60.0))
+            if lease.lease_id not in cluster.preempting:
+                return [Preempting(lease.lease_id, lease.fencing_token, "stronger", until, now)]
+            ended = allocator.release(cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
+            return self._settled(cluster, ended, now)
         if step == "node":
             return self._node(cluster, now)
         if step == "gpu":

@@ -40,11 +40,12 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
     worker the environment variable `GPU_MANAGER_SERVER` with its server's name, and give each server an
     Airflow queue: the task then requests GPUs of that server only.
 
-    Parameters as for `GPUOperator`.
+    Parameters as for `GPUOperator`; `preemptible` is False if None.
     """
 
     custom_operator_name = "@task.gpu"
     quarantined_by_default = False
+    preemptible_by_default = False  # a Python function cannot go on where it stopped
     default_ttl = timedelta(minutes=1)
     template_fields: Sequence[str] = (*PythonOperator.template_fields, *GPUOperator.template_fields)
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py"}

@@ -43,9 +43,11 @@ class GPUOperator(BaseOperator):
     template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
     operator_extra_links = (ConsoleLink(),)
     quarantined_by_default: ClassVar[bool] = True
+    preemptible_by_default: ClassVar[bool] = True
     default_ttl: ClassVar[timedelta]
     gpu_milli: Any
     nodes: Any
+    preemptible: Any
     quarantine: Any
     server: Any
     ttl: Any
@@ -86,6 +88,8 @@ class GPUOperator(BaseOperator):
         identity, plain_identity = identity_of(context)
         if given_value(self.quarantine) is None:
             instead["quarantine"] = self.quarantined_by_default
+        if given_value(self.preemptible) is None:
+            instead["preemptible"] = self.preemptible_by_default
         instead["ttl"] = self._ttl
         demand = demand_of(self, context, identity.lease_id, **instead)
         demand = demand.model_copy(update={"labels": {**demand.labels, **identity.labels, **labels}})

@@ -9,7 +9,17 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Quarantined, Released
+from resource_manager.core.changes import (
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    MembersReleased,
+    Preempting,
+    Quarantined,
+    Queued,
+    Released,
+)
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Lease
@@ -102,12 +112,23 @@ class Metrics:
             registry=registry,
             buckets=DURATION_BUCKETS_S,
         )
+        self._preemptions = Counter(
+            "gpu_manager_preemptions",
+            "Leases preempted, for their team's guarantee or a higher priority in it.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in ("guarantee", "priority"):
+            self._preemptions.labels(reason)
         self.leases: dict[str, Lease] = {}
+        self._teams: dict[str, str] = {}
+        """Teams of the pending requests, by id."""
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
         self._watch = watch
         watch.on_change(self._count)
         self.leases.update(watch.look(lambda cluster, now: dict(cluster.leases)))
+        self._teams.update(watch.look(_teams_of))
         registry.register(_State(watch))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
@@ -121,6 +142,7 @@ class Metrics:
         match change:
             case Granted(lease=lease):
                 self.leases[lease.lease_id] = lease
+                self._teams.pop(lease.lease_id, None)
                 for node in {member.node for member in lease.members}:
                     self._allocations.labels(node).inc()
                 queued_at = lease.granted_at if lease.queued_at is None else lease.queued_at
@@ -137,16 +159,30 @@ class Metrics:
                 self._ended(lease_id, at)
             case Quarantined():
                 self._expirations.labels("true").inc()
+            case Queued(request=request):
+                self._teams[request.lease_id] = request.team
+            case Cancelled(lease_id=lease_id):
+                self._teams.pop(lease_id, None)
+            case Preempting(lease_id=lease_id, by=by):
+                victim = self.leases.get(lease_id)
+                is_own = victim is not None and victim.request.team == self._teams.get(by)
+                self._preemptions.labels("priority" if is_own else "guarantee").inc()
 
     def _forget(self, cluster: ClusterState) -> None:
         """Forget leases that a reset ended, which the history does not record."""
         if len(self.leases) != len(cluster.leases):
             self.leases = dict(cluster.leases)
+        if len(self._teams) != len(cluster.pending):
+            self._teams = _teams_of(cluster)
 
     def _ended(self, lease_id: str, at: float) -> None:
         lease = self.leases.pop(lease_id, None)
         if lease is not None:
             self._durations.observe(max(at - lease.granted_at, 0.0))
+
+
+def _teams_of(cluster: ClusterState, now: float = 0.0) -> dict[str, str]:
+    return {lease_id: pending.request.team for lease_id, pending in cluster.pending.items()}
 
 
 class _State:
@@ -192,6 +228,18 @@ class _State:
             cpus_allocated.add_metric((state.name,), cpus.used)
             cpus_closed.add_metric((state.name,), cpus.closed)
             is_open.add_metric((state.name,), float(state.is_open))
+        of_team = GaugeMetricFamily(
+            "gpu_manager_team_gpus",
+            "GPUs of a team: guaranteed, allocated, and borrowed beyond the guarantee.",
+            labels=("team", "kind"),
+        )
+        for account in () if cluster.ledger is None else cluster.ledger.accounts.values():
+            for kind, milli in (
+                ("guaranteed", account.guaranteed),
+                ("allocated", account.held),
+                ("borrowed", max(account.held - account.guaranteed, 0)),
+            ):
+                of_team.add_metric((account.name, kind), milli / MILLI_PER_GPU)
         oldest = min((entry.queued_at for entry in cluster.pending.values()), default=now)
         return [
             free,
@@ -201,6 +249,7 @@ class _State:
             cpus_allocated,
             cpus_closed,
             is_open,
+            of_team,
             GaugeMetricFamily(
                 "gpu_manager_leases", "Live leases.", len(cluster.leases) + len(cluster.remainders)
             ),

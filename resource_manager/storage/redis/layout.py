@@ -24,6 +24,7 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     MembersReleased,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -47,6 +48,7 @@ OPERATIONS: dict[type, str] = {
     Granted: "grant",
     Released: "end",
     MembersReleased: "members",
+    Preempting: "preempt",
     Expired: "end",
     Renewed: "renew",
     Quarantined: "quarantine",
@@ -142,15 +144,16 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     Raises `CorruptStateError`.
     """
     fencing, sequence, last_node = answer[:3]
-    leases, renewals, quarantined, pending, drained, rules, gpus, meta = (
-        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:11]
+    leases, renewals, quarantined, pending, drained, rules, gpus, meta, preempting = (
+        dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answer[3:12]
     )
     separator = KEY_SEPARATOR.encode()
     remainders = [
         _remainder(leases.pop(key), quarantined.get(key, b"")) for key in list(leases) if separator in key
     ]
     held = [
-        _lease(text, renewals.get(lease_id), lease_id in quarantined) for lease_id, text in leases.items()
+        _lease(text, renewals.get(lease_id), preempting.get(lease_id), lease_id in quarantined)
+        for lease_id, text in leases.items()
     ]
     held.sort(key=lambda lease: lease.fencing_token)
     in_use = {member.node for lease in (*held, *remainders) for member in lease.members}
@@ -181,7 +184,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     )
 
 
-def _lease(text: bytes, renewal: bytes | None, quarantined: bool) -> Lease:
+def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarantined: bool) -> Lease:
     change = change_from_json(text)
     if not isinstance(change, Granted):
         raise CorruptStateError(f"not a lease: {text[:120]!r}")
@@ -190,7 +193,18 @@ def _lease(text: bytes, renewal: bytes | None, quarantined: bool) -> Lease:
         renewed = change_from_json(renewal)
         if not isinstance(renewed, Renewed):
             raise CorruptStateError(f"not a renewal: {renewal[:120]!r}")
-        lease = replace(lease, expires_at=renewed.expires_at, quarantined=False)
+        lease = replace(
+            lease,
+            expires_at=renewed.expires_at,
+            quarantined=False,
+            checkpoint_at=renewed.checkpoint_at,
+        )
+    if preempting is not None:
+        taken = change_from_json(preempting)
+        if not isinstance(taken, Preempting):
+            raise CorruptStateError(f"not a preemption: {preempting[:120]!r}")
+        lease = replace(lease, preempted_by=taken.by, preempt_until=taken.until)
+        quarantined = quarantined or (renewal is not None and renewed.at > taken.until)
     return replace(lease, quarantined=True) if quarantined else lease
 
 

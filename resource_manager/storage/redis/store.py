@@ -51,6 +51,7 @@ PARTS = (
     "lock",
     "rules",
     "gpus",
+    "preempting",
 )
 
 
@@ -229,7 +230,7 @@ class RedisStore:
             self._inventory = layout.inventory_from_json(inventory_version, inventory)
         self._incarnation = incarnation.decode()
         check_kinds(kind.decode(errors="replace") for kind in answer[17])
-        parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:21])
+        parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:22])
         return layout.read_state(answer[3], parts, self._inventory)
 
     # ---- writing ----

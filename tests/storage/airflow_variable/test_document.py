@@ -181,6 +181,6 @@ def test_a_newer_document_is_refused_as_newer() -> None:
 
 
 def test_a_document_with_a_change_of_a_newer_version_is_refused_as_newer() -> None:
-    text = json.dumps({**written(), "changes": [[1, {"change": "preempting", "at": 1.0}]]})
-    with pytest.raises(NewerFormatError, match=f"^{WHERE}: .*'preempting': upgrade it"):
+    text = json.dumps({**written(), "changes": [[1, {"change": "teleported", "at": 1.0}]]})
+    with pytest.raises(NewerFormatError, match=f"^{WHERE}: .*'teleported': upgrade it"):
         from_json(text, WHERE)

@@ -283,7 +283,7 @@ def test_a_change_of_a_newer_version_grants_nothing(url: str, embedded_redis: Re
     cluster = started(store)
     manager = GPUResourceManager(Settings(), store=store)
     keys = RedisClient.from_url(url)
-    text = '{"change":"preempting","lease_id":"t","at":1.0}'
+    text = '{"change":"teleported","lease_id":"t","at":1.0}'
     redis.xadd(keys.key("changes"), {"c": text, "i": "x"}, id=f"{cluster.version + 1}-0")
     redis.hincrby(keys.key("meta"), "version", 1)
     for step in (
@@ -291,7 +291,7 @@ def test_a_change_of_a_newer_version_grants_nothing(url: str, embedded_redis: Re
         lambda: add(store, cluster, "a"),
         lambda: manager.allocate("b", 2),
     ):
-        with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'preempting': upgrade"):
+        with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'teleported': upgrade"):
             step()
     assert redis.hlen(keys.key("leases")) == 0
 
@@ -303,8 +303,8 @@ def test_a_newcomer_refuses_a_state_that_changes_of_a_newer_version_led_to(
     store, redis, kinds = opened(url), embedded_redis.client(), RedisClient.from_url(url).key("kinds")
     add(store, started(store), "a")
     assert redis.smembers(kinds) == {b"granted"}
-    redis.sadd(kinds, "preempting")
-    with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'preempting': upgrade"):
+    redis.sadd(kinds, "teleported")
+    with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'teleported': upgrade"):
         GPUResourceManager(Settings(), store=opened(url)).allocate("b", 2)
     newcomer = opened(url)
     newcomer.replace(first_state())

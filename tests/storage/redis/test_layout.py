@@ -20,6 +20,7 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     MembersReleased,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -56,7 +57,17 @@ def field(change: Change) -> bytes:
 
 
 def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, bytes]) -> Snapshot:
-    hashes = ("leases", "renewals", "quarantined", "pending", "drained", "rules", "gpus", "meta")
+    hashes = (
+        "leases",
+        "renewals",
+        "quarantined",
+        "pending",
+        "drained",
+        "rules",
+        "gpus",
+        "meta",
+        "preempting",
+    )
     flat = [[x for k, v in parts.get(name, {}).items() for x in (k.encode(), v)] for name in hashes]
     return read_state(version, [b"12", b"5", b"b", *flat], inventory).snapshot()
 
@@ -68,6 +79,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (Released("t", 1, 1.0), "end", "t"),
         (Expired("t", 1, 1.0), "end", "t"),
         (MembersReleased("t", 1, (0,), 1.0), "members", "t\x1f1"),
+        (Preempting("t", 1, "u", 2.0, 1.0), "preempt", "t"),
         (Renewed("t", 1, 1.0), "renew", "t"),
         (Quarantined("t", 1, 1.0), "quarantine", "t"),
         (Queued(Request("t"), 1.0, 1, 1.0), "queue", "t"),
@@ -115,6 +127,21 @@ def test_renewal_and_quarantine_are_stored_apart_from_the_lease() -> None:
     assert read(leases=leases, renewals=renewed).leases == (replace(lease("t", 1), expires_at=90.0),)
     assert read(leases=leases, renewals=renewed, quarantined=quarantined).leases == (
         replace(lease("t", 1), expires_at=90.0, quarantined=True),
+    )
+
+
+def test_a_preemption_is_stored_apart_and_quarantines_what_is_renewed_after_its_end() -> None:
+    leases = {"t": field(Granted(lease("t", 1), 1.0))}
+    taken = {"t": field(Preempting("t", 1, "u", 50.0, 20.0))}
+    early = {"t": field(Renewed("t", 1, 30.0, 90.0, 25.0))}
+    late = {"t": field(Renewed("t", 1, 51.0, 111.0))}
+    marked = replace(lease("t", 1), preempted_by="u", preempt_until=50.0)
+    assert read(leases=leases, preempting=taken).leases == (marked,)
+    assert read(leases=leases, preempting=taken, renewals=early).leases == (
+        replace(marked, expires_at=90.0, checkpoint_at=25.0),
+    )
+    assert read(leases=leases, preempting=taken, renewals=late).leases == (
+        replace(marked, expires_at=111.0, quarantined=True),
     )
 
 
@@ -213,9 +240,9 @@ def test_an_inventory_that_is_not_json_is_corrupt(text: bytes) -> None:
 def test_a_counter_that_is_not_a_number_is_corrupt(fencing: bytes, sequence: bytes) -> None:
     inventory = Inventory(1, (), ())
     with pytest.raises(CorruptStateError, match="not a whole number"):
-        read_state(1, [fencing, sequence, b"", [], [], [], [], [], [], [], []], inventory)
+        read_state(1, [fencing, sequence, b"", [], [], [], [], [], [], [], [], []], inventory)
 
 
 def test_an_unreadable_last_node_is_replaced() -> None:
-    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], [], [], [], []], Inventory(1, (), ()))
+    state = read_state(1, [b"0", b"0", b"\xff", [], [], [], [], [], [], [], [], []], Inventory(1, (), ()))
     assert state.last_node == "\N{REPLACEMENT CHARACTER}"

@@ -6,9 +6,9 @@
 --       begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
-local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11],
-  KEYS[12]
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus,
+  preempting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
+  KEYS[11], KEYS[12], KEYS[13]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local begin = 18 + tonumber(ARGV[17])
@@ -135,6 +135,7 @@ for i = begin, #ARGV, 3 do
     redis.call('HDEL', leases, key)
     redis.call('HDEL', renewals, key)
     redis.call('HDEL', quarantined, key)
+    redis.call('HDEL', preempting, key)
   elseif operation == 'members' then
     -- The key is that of the remainder: lease id, separator, fencing token.
     local lease, released = string.match(key, '^(.*)\31'), redis.call('HGET', quarantined, key)
@@ -162,6 +163,8 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', meta, key, json)
   elseif operation == 'forget port' then
     redis.call('HDEL', meta, key)
+  elseif operation == 'preempt' then
+    redis.call('HSET', preempting, key, json)
   elseif operation == 'renew' then
     redis.call('HSET', renewals, key, json)
     redis.call('HDEL', quarantined, key)

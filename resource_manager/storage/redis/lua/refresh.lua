@@ -4,9 +4,10 @@
 -- Returns: status, seconds, microseconds, stored version, detail, then 'changes' and a list of JSON, or
 -- 'state' and incarnation, fencing, sequence, last node, inventory version, inventory ('' if the reader has it),
 -- leases, renewals, quarantined, pending, drained, the kinds of changes that led to the state, rules,
--- gpus, and meta.
-local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, rules, gpus =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11], KEYS[12]
+-- gpus, meta, and preempting.
+local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, rules, gpus, preempting =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11], KEYS[12],
+  KEYS[13]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local status, version, detail = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[3]))
@@ -41,4 +42,5 @@ return {
   redis.call('HGETALL', pending), redis.call('HGETALL', drained), redis.call('SMEMBERS', kinds),
   redis.call('HGETALL', rules), redis.call('HGETALL', gpus),
   redis.call('HGETALL', meta),
+  redis.call('HGETALL', preempting),
 }

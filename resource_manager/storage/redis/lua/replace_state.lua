@@ -34,7 +34,7 @@ else
   sequence = math.max(sequence, tonumber(found[4] or 0))
 end
 redis.call('DEL', meta, inventory, KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[9], KEYS[11],
-  KEYS[12])
+  KEYS[12], KEYS[13])
 if not found[1] then
   redis.call('DEL', changes)
 end

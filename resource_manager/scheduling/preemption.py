@@ -1,0 +1,233 @@
+"""Preemption as changes: leases that end for a request, what is kept for it, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from resource_manager.core.changes import (
+    Change,
+    Expired,
+    Granted,
+    Outcome,
+    Preempting,
+    Quarantined,
+    Queued,
+    Released,
+)
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
+from resource_manager.core.refusal import Refusal, RefusalKind, short
+from resource_manager.scheduling.policies import Policy, nothing_fits
+from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.victims import arrived_at, find_victims, place_of
+
+MAX_SEARCHES = 32
+"""Maximum number of requests for which victims are searched in one pass over the queue."""
+
+RESTARTS = "restart_count"
+"""Label of a request: how often its job was preempted."""
+
+
+def would_preempt(
+    cluster: ClusterState, request: Request, policy: Policy, order: QueueDiscipline, now: float
+) -> list[Lease]:
+    """Return the leases that the request would preempt after its delay; empty if none, or none more."""
+    if cluster.ledger is None or not cluster.ledger.rules.preemption:
+        return []
+    pending = cluster.pending.get(request.lease_id) or PendingRequest(request, now, cluster.sequence + 1)
+    with cluster.trial():
+        if request.lease_id in _plan(cluster, policy, order, now):
+            return []
+        return find_victims(cluster, pending, policy, order, now)
+
+
+def ending_for(cluster: ClusterState, lease_id: str) -> list[Lease]:
+    """Return the leases that are being preempted for that request, the first to end first."""
+    ending = (cluster.leases[preempting] for preempting in cluster.preempting)
+    return sorted(
+        (lease for lease in ending if lease.preempted_by == lease_id),
+        key=lambda lease: (lease.preempt_until, lease.lease_id),
+    )
+
+
+def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusal | None:
+    """Return the refusal of a request that waits for leases preempted for it, or None."""
+    ending = ending_for(cluster, lease_id)
+    if not ending:
+        return None
+    if stuck := next((lease for lease in ending if lease.quarantined), None):
+        detail = (
+            f"{short(stuck.lease_id)} on {short(stuck.placement.node)} is still held after its preemption: "
+            "release it once its job is known to be gone"
+        )
+    else:
+        first = ending[0]
+        more = f" and {len(ending) - 1} more" if len(ending) > 1 else ""
+        left_s = max(ending[-1].preempt_until - now, 0.0)
+        detail = (
+            f"waits for {short(first.lease_id)} on {short(first.placement.node)}{more} to end, preempted for "
+            f"it; within {left_s:.0f} s"
+        )
+    return Refusal(RefusalKind.AWAITING_RELEASE, detail)
+
+
+# ---- the changes that it takes ----
+
+
+def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> list[Change]:
+    """Return the preemptions for pending requests that did not start, in queue order.
+
+    The cluster must be in a trial; all grants that are possible must have been applied to it.
+    """
+    ledger = cluster.ledger
+    if ledger is None or policy is nothing_fits:
+        return []
+    changes: list[Change] = []
+    searches = 0
+    in_vain: set[tuple[object, ...]] = set()
+    with cluster.trial():
+        waiting = _plan(cluster, policy, order, now)
+        for pending in order.starting(cluster, now):
+            request = pending.request
+            delay_s = request.preemption_delay_s
+            if request.lease_id in waiting or now - pending.queued_at < (
+                ledger.rules.preemption_delay_s if delay_s is None else delay_s
+            ):
+                continue
+            kind = (request.team, request.priority, request.preemptible, request.owner, request.shape)
+            if kind in in_vain:
+                continue
+            if searches == MAX_SEARCHES:
+                break
+            searches += 1
+            victims = find_victims(cluster, pending, policy, order, now)
+            if not victims:
+                in_vain.add(kind)
+                continue
+            for lease in victims:
+                until = now + lease.request.preempt_grace_s
+                changes.append(Preempting(lease.lease_id, lease.fencing_token, request.lease_id, until, now))
+                cluster.suppose_ended(lease)
+            _place(cluster, pending, policy, order, now)
+    return changes
+
+
+def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> dict[str, Lease]:
+    """Apply the ends of the preempted leases, and place those they end for; return those leases to come."""
+    if not cluster.preempting:
+        return {}
+    ending = sorted(
+        (cluster.leases[lease_id] for lease_id in cluster.preempting),
+        key=lambda lease: (lease.preempt_until, lease.preempted_by, lease.lease_id),
+    )
+    for lease in ending:
+        cluster.suppose_ended(lease)
+    placed: dict[str, Lease] = {}
+    for by in dict.fromkeys(lease.preempted_by for lease in ending):
+        pending = cluster.pending.get(by)
+        if pending is not None and (to_come := _place(cluster, pending, policy, order, now)):
+            placed[by] = to_come
+    return placed
+
+
+def _place(
+    cluster: ClusterState, pending: PendingRequest, policy: Policy, order: QueueDiscipline, now: float
+) -> Lease | None:
+    """Grant the request in the trial that the cluster is in; return its lease, None if it does not fit."""
+    members = place_of(cluster, pending, policy, order, now)
+    if members is None:
+        return None
+    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, now)
+    cluster.apply(Granted(lease, now))
+    return lease
+
+
+@contextmanager
+def held_back(
+    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
+) -> Iterator[Collection[str]]:
+    """Reserve what preempted leases have freed so far for those they ended for; yield the ids of those."""
+    if not cluster.preempting:
+        yield ()
+        return
+    with cluster.trial():
+        planned = _plan(cluster, policy, order, now)
+    parts = [
+        part
+        for lease in planned.values()
+        for rank, member in enumerate(lease.members)
+        if (part := _free_part(cluster, lease.request, rank, member)) is not None
+    ]
+    with cluster.reserved(parts):
+        yield planned.keys()
+
+
+def _free_part(cluster: ClusterState, request: Request, rank: int, member: Placement) -> Lease | None:
+    """Return a lease of what is free now of a member's place; the rest is held by leases that are ending."""
+    state = cluster.by_name[member.node]
+    ending = [
+        lease.request.resources
+        for lease in state.leases.values()
+        if lease.preempted_by
+        for _ in lease.on(state.name)
+    ]
+    amounts = {
+        name: max(amount - sum(held.get(name, 0) for held in ending), 0)
+        for name, amount in request.resources.items()
+    }
+    free = tuple(gpu_id for gpu_id in member.gpu_ids if state.gpu_free.get(gpu_id, 0) >= request.gpu_milli)
+    if not free and not any(amounts.values()):
+        return None
+    part = replace(
+        request,
+        lease_id=f"{request.lease_id}\x1freserved {rank}",
+        gpus=len(free),
+        gpu_milli=request.gpu_milli if free else MILLI_PER_GPU,
+        resources=amounts,
+        nodes=1,
+    )
+    return Lease(part, (Placement(member.node, free),), 0, 0.0)
+
+
+def preemptors_of(cluster: ClusterState, changes: Sequence[Change]) -> list[str]:
+    """Return the ids of the requests for which the leases that these changes end were preempted."""
+    ended = (
+        cluster.leases[change.lease_id].preempted_by
+        for change in changes
+        if isinstance(change, Released | Expired) and change.lease_id in cluster.preempting
+    )
+    return list(dict.fromkeys(ended))
+
+
+def requeued(lease: Lease, outcome: str, now: float) -> list[Change]:
+    """Return the change that queues the request of a preempted lease again, at its old place in time."""
+    if outcome != Outcome.PREEMPTED or not lease.preempted_by:
+        return []
+    labels = dict(lease.request.labels)
+    labels[RESTARTS] = str(restarts_of(labels) + 1)
+    request = replace(lease.request, labels=labels, preferred_node=lease.placement.node)
+    return [Queued(request, arrived_at(lease), lease.sequence, now)]
+
+
+def restarts_of(labels: Mapping[str, str]) -> int:
+    """Return how often the job of a lease with these labels was preempted."""
+    text = labels.get(RESTARTS, "0")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def arrival_of(cluster: ClusterState, pending: PendingRequest | None) -> int:
+    """Return the number in the order of arrival of a request that starts now."""
+    return cluster.sequence if pending is None else pending.sequence
+
+
+def overdue(cluster: ClusterState, now: float, due: Collection[str]) -> list[Quarantined]:
+    """Return the quarantine of every lease that is held beyond the end of its preemption, but for `due`."""
+    return [
+        Quarantined(lease.lease_id, lease.fencing_token, now)
+        for lease_id in sorted(cluster.preempting)
+        if now > (lease := cluster.leases[lease_id]).preempt_until
+        and not lease.quarantined
+        and lease_id not in due
+    ]

@@ -1,0 +1,311 @@
+"""Choice of the leases that are preempted for a request with a stronger right.
+
+A request may take leases of its own team with a strictly lower stated priority. A team that stays inside its
+guarantee with it may also take leases of teams that are beyond theirs at that moment. Both are strict, so two
+requests can never take each other's place in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+
+from resource_manager.core.changes import Granted
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Request
+from resource_manager.core.team_ledger import Account, TeamLedger, gpu_types_of, milli_of
+from resource_manager.errors import CapacityError
+from resource_manager.scheduling.gangs import Members, select_members
+from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.quotas import gpus, stays_inside, stop_of, team_words
+
+MAX_EXACT = 10
+"""Maximum number of leases on one node of which all rows are tried."""
+
+MAX_STEPS = 2000
+"""Maximum number of rows that are tried for one request."""
+
+Share = tuple[tuple[float, float], ...]
+"""Sort key of a team: of each level of its tree what it holds of its guarantee, and by weight, negative."""
+
+Cheapness = tuple[int, float, float, str]
+"""Sort key of a lease among its team's: lowest priority, least work lost, newest."""
+
+
+def find_victims(
+    cluster: ClusterState, pending: PendingRequest, policy: Policy, order: QueueDiscipline, now: float
+) -> list[Lease]:
+    """Return the leases to preempt so that the request fits; empty if there are none, or none are needed.
+
+    They are chosen one after the other: other teams before the request's own, the team most over its share,
+    the lowest priority, the least work lost, the newest. What is not needed in the end is given back in
+    reverse order. The cluster is left unchanged.
+    """
+    ledger, request = cluster.ledger, pending.request
+
+    def fits() -> bool:
+        return place_of(cluster, pending, policy, order, now) is not None
+
+    if ledger is None or fits():
+        return []
+    right = Right(cluster, request, now)
+    # If a quota is what stops it, it does not matter where the leases are.
+    if stop_of(ledger, request) is not None:
+        return _greedy(cluster, request, right.leases(), right, fits, is_anywhere=True)
+    names = {
+        state.name for state in cluster.nodes if state.is_open and state.leases and state.could_fit(request)
+    }
+    leases = [
+        lease for lease in right.leases() if not names.isdisjoint([member.node for member in lease.members])
+    ]
+    found = _greedy(cluster, request, leases, right, fits, is_anywhere=False)
+    if found or not leases:
+        return found
+    # Leases that do not help may have used up what a team has beyond its guarantee: look at single nodes.
+    on: dict[str, list[Lease]] = {}
+    for lease in leases:
+        for name in {member.node for member in lease.members} & names:
+            on.setdefault(name, []).append(lease)
+    steps = iter(range(MAX_STEPS))
+    for there in on.values():
+        if len(there) <= MAX_EXACT and (found := _exact(cluster, there, right, fits, steps)):
+            return found
+    return []
+
+
+def place_of(
+    cluster: ClusterState, pending: PendingRequest, policy: Policy, order: QueueDiscipline, now: float
+) -> Members | None:
+    """Return the places where the request may start now, or None."""
+    request = pending.request
+    if cluster.ledger is not None and stop_of(cluster.ledger, request) is not None:
+        return None
+    members = select_members(cluster, request, policy)
+    if members is None or not order.admits(cluster, request, members, pending.queued_at, now):
+        return None
+    return members
+
+
+def _greedy(
+    cluster: ClusterState,
+    request: Request,
+    leases: Sequence[Lease],
+    right: Right,
+    fits: Callable[[], bool],
+    *,
+    is_anywhere: bool,
+) -> list[Lease]:
+    """Return the victims that are found by taking one lease after the other, without a step back."""
+    taken: list[Lease] = []
+    with cluster.trial():
+        for lease in right.in_order(leases):
+            cluster.suppose_ended(lease)
+            taken.append(lease)
+            # Only nodes of this lease have more than before; looking at them first is cheap.
+            is_near = is_anywhere or any(
+                cluster.by_name[member.node].fits(request) for member in lease.members
+            )
+            if is_near and fits():
+                return _needed(cluster, taken, fits)
+    return []
+
+
+def _exact(
+    cluster: ClusterState,
+    leases: Sequence[Lease],
+    right: Right,
+    fits: Callable[[], bool],
+    steps: Iterator[int],
+) -> list[Lease]:
+    """Return victims among the leases of one node if there are any, by trying all rows of allowed ones.
+
+    The last lease of a team may take it below its guarantee, so the row decides which can be taken at all.
+    """
+    with cluster.trial():
+        for lease in leases:
+            cluster.suppose_ended(lease)
+        if not fits():
+            return []
+    seen: set[frozenset[str]] = set()
+    ordered = sorted(leases, key=_cheapest_first)
+
+    def search(taken: list[Lease]) -> list[Lease]:
+        for lease in ordered:
+            row = frozenset([lease.lease_id, *(other.lease_id for other in taken)])
+            if lease in taken or row in seen or not right.allows(lease):
+                continue
+            if next(steps, None) is None:
+                return []
+            seen.add(row)
+            with cluster.trial():
+                cluster.suppose_ended(lease)
+                with_it = [*taken, lease]
+                found = _needed(cluster, with_it, fits) if fits() else search(with_it)
+            if found:
+                return found
+        return []
+
+    return search([])
+
+
+def _needed(cluster: ClusterState, taken: Sequence[Lease], fits: Callable[[], bool]) -> list[Lease]:
+    """Give back in reverse what is not needed; the last one taken is: without it the request did not fit."""
+    kept = [taken[-1]]
+    for lease in reversed(taken[:-1]):
+        try:
+            cluster.apply(Granted(lease, lease.granted_at))
+        except CapacityError:  # its node has less than before, so it cannot come back
+            kept.append(lease)
+            continue
+        if not fits():
+            cluster.suppose_ended(lease)
+            kept.append(lease)
+    return kept[::-1]
+
+
+class Right:
+    """Right of one request to take leases, judged by what the teams hold at each moment of a search."""
+
+    def __init__(self, cluster: ClusterState, request: Request, now: float) -> None:
+        ledger = cluster.ledger
+        assert ledger is not None
+        self._cluster = cluster
+        self._ledger = ledger
+        self._request = request
+        self._now = now
+        self._above = list(ledger.of(request).upwards())
+        self._levels: dict[str, list[Account] | None] = {}
+
+    def leases(self) -> list[Lease]:
+        """Return the leases that may be taken at some moment, by everything that does not change."""
+        request, rules = self._request, self._ledger.rules
+        team, priority = request.team, request.priority
+        found: list[Lease] = []
+        for lease in self._cluster.leases.values():
+            other = lease.request
+            if not other.preemptible or lease.quarantined or lease.preempted_by:
+                continue
+            if other.team == team:
+                if other.priority >= priority:
+                    continue
+            elif self._over(other.team) is None:
+                continue
+            own_s = self._ledger.named(other.team).team.min_runtime_s
+            if self._now - lease.granted_at >= (rules.min_runtime_s if own_s is None else own_s):
+                found.append(lease)
+        return found
+
+    def allows(self, lease: Lease) -> bool:
+        """Return True if the lease, one of `leases`, may be taken now."""
+        if lease.request.team == self._request.team:
+            return True
+        return all(
+            _is_over(account, lease, self._cluster) for account in self._over(lease.request.team) or ()
+        )
+
+    def in_order(self, leases: Sequence[Lease]) -> Iterator[Lease]:
+        """Yield those that may be taken, other teams' first; the caller ends each before the next step."""
+        mine: list[Lease] = []
+        queues: dict[str, list[Lease]] = {}
+        for lease in leases:
+            team = lease.request.team
+            if team == self._request.team:
+                mine.append(lease)
+            else:
+                queues.setdefault(self._ledger.named(team).name, []).append(lease)
+        for queue in queues.values():
+            queue.sort(key=_cheapest_first, reverse=True)
+
+        def entry(team: str) -> tuple[Share, Cheapness, str]:
+            """Of teams equally over their share, the one whose next lease is the cheapest comes first."""
+            return _most_over(self._ledger, team), _cheapest_first(queues[team][-1]), team
+
+        heap = [entry(team) for team in queues]
+        heapify(heap)
+        while heap:
+            first = heappop(heap)
+            team = first[-1]
+            # What a team holds only falls here, so the first entry that is still true is the next.
+            if (current := entry(team)) != first:
+                heappush(heap, current)
+                continue
+            lease = queues[team].pop()
+            if self.allows(lease):
+                yield lease
+            elif not any(account.team.guaranteed_by_type for account in self._over(team) or ()):
+                continue  # nor are its other leases beyond the guarantee
+            if queues[team]:
+                heappush(heap, entry(team))
+        yield from sorted(mine, key=_cheapest_first)
+
+    def _over(self, team: str) -> list[Account] | None:
+        """Return the accounts of a team that must be over their guarantee; None if it may never be taken.
+
+        They are all below the common parent. The highest account of the request's own side decides whether
+        it has the right: a team without a guarantee lives on that of its parent.
+        """
+        if team not in self._levels:
+            own = self._ledger.named(team)
+            below = [account for account in own.upwards() if account not in self._above]
+            common = below[-1].parent if below else own
+            place = len(self._above) if common is None else self._above.index(common)
+            decides = self._above[max(place - 1, 0)]
+            has_right = milli_of(self._request) > 0 and stays_inside(decides, self._request)
+            self._levels[team] = below if has_right else None
+        return self._levels[team]
+
+
+def _most_over(ledger: TeamLedger, team: str) -> Share:
+    """Return the sort key of a team's share, from the top of the tree down; the most over comes first."""
+    return tuple(
+        (
+            -account.held / account.guaranteed if account.guaranteed else -math.inf,
+            -account.held / account.team.weight if account.team.weight else -math.inf,
+        )
+        for account in reversed(list(ledger.named(team).upwards()))
+    )
+
+
+def _is_over(account: Account, lease: Lease, cluster: ClusterState) -> bool:
+    """Return True if the team is beyond its guarantee: of a type that the lease holds, if it is by type."""
+    typed = account.team.guaranteed_by_type
+    if not typed:
+        return account.held > account.guaranteed
+    return any(
+        account.by_type.get(gpu_type, 0) > MILLI_PER_GPU * typed.get(gpu_type, 0)
+        for gpu_type in gpu_types_of(lease, cluster.by_name)
+    )
+
+
+def _cheapest_first(lease: Lease) -> Cheapness:
+    """Return the sort key of a lease among its team's: lowest priority, least work lost, newest."""
+    saved_at = lease.granted_at if lease.checkpoint_at is None else max(lease.checkpoint_at, lease.granted_at)
+    return (lease.request.priority, -saved_at, -arrived_at(lease), lease.lease_id)
+
+
+def arrived_at(lease: Lease) -> float:
+    """Return when the lease's request arrived, in seconds."""
+    return lease.granted_at if lease.queued_at is None else lease.queued_at
+
+
+def reasons_for(cluster: ClusterState, request: Request, victims: Sequence[Lease]) -> str:
+    """Say why the request may take these leases: `since its priority 5 is above theirs in the team`."""
+    ledger = cluster.ledger
+    assert ledger is not None
+    reasons = []
+    others = {ledger.of(lease.request).name for lease in victims if lease.request.team != request.team}
+    if others:
+        own = ledger.of(request)
+        reasons.append(
+            f"{team_words(own)} stays inside its guarantee ({gpus(own.held + milli_of(request))} of "
+            f"{gpus(own.guaranteed)} GPUs)"
+        )
+        reasons += [
+            f"{team_words(account)} is {gpus(account.held - account.guaranteed)} beyond its own"
+            for account in map(ledger.named, sorted(others))
+        ]
+    if any(lease.request.team == request.team for lease in victims):
+        reasons.append(f"its priority {request.priority} is above theirs in the team")
+    return "since " + " and ".join(reasons)

@@ -1,0 +1,319 @@
+"""Preemption: whose leases end for whom, in which order, and that nobody loses a lease in vain."""
+
+from __future__ import annotations
+
+import pytest
+
+from resource_manager.core.changes import (
+    AgentSeen,
+    Cancelled,
+    Expired,
+    Granted,
+    Preempting,
+    Quarantined,
+    Queued,
+    Released,
+    Renewed,
+    TeamsChanged,
+)
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Placement, Request
+from resource_manager.core.teams import Team, Teams
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.preemption import restarts_of, would_preempt
+from resource_manager.scheduling.queue_order import fifo
+from tests.scheduling.shared_cluster import GREEDY, Shared
+
+
+def test_a_team_inside_its_guarantee_takes_back_what_another_borrows() -> None:
+    shared = Shared(Team("vision", 2), Team("nlp", 2))
+    for name in ("x", "y", "z"):
+        shared.submit(name, team="nlp")
+    shared.submit("own", team="vision")
+    changes = shared.submit("mine", team="vision", preempt_grace_s=10.0)
+    (taken,) = [change for change in changes if isinstance(change, Preempting)]
+    assert (taken.lease_id, taken.by, taken.until) == ("z", "mine", shared.now + 60.0)  # the newest
+    assert shared.refusal("mine") == (
+        "awaiting_release",
+        "waits for z on a to end, preempted for it; within 60 s",
+    )
+    ended = shared.release("z")
+    assert [type(change) for change in ended] == [Released, Queued, Granted]
+    assert set(shared.state.leases) == {"x", "y", "own", "mine"}
+
+
+def test_the_victim_waits_at_its_old_place_in_time_with_its_server_preferred() -> None:
+    shared = Shared(Team("vision", 2), Team("nlp", 2))
+    shared.submit("other", 4, team="nlp")
+    shared.submit("x", 3, team="nlp", labels={"model": "bert"})
+    queued_at = shared.now
+    shared.release("other", "SUCCESS")
+    granted = shared.state.leases["x"]
+    assert (granted.queued_at, granted.sequence) == (queued_at, 1)
+    shared.submit("mine", 2, team="vision")
+    shared.submit("later", 4, team="nlp")
+    shared.release("x")
+    pending = shared.state.pending["x"]
+    assert (pending.queued_at, pending.sequence) == (queued_at, 1)
+    assert pending.request.preferred_node == "a"
+    assert pending.request.labels == {"model": "bert", "restart_count": "1"}
+    assert restarts_of(pending.request.labels) == 1
+    assert [entry.lease_id for entry in fifo(shared.state, shared.now)] == ["x", "later"]
+
+
+def test_a_victim_that_never_waited_keeps_the_time_of_its_grant() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 4, team="nlp")
+    began = shared.now
+    shared.submit("mine", 4, team="vision")
+    shared.release("x")
+    assert shared.state.pending["x"].queued_at == began
+
+
+def test_only_a_strictly_higher_priority_takes_a_lease_of_its_own_team() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 4, team="vision", priority=1)
+    shared.submit("same", 4, team="vision", priority=1)
+    shared.tick(1e6)  # an aged priority is not a stated one
+    assert shared.preempting() == {}
+    shared.submit("more", 4, team="vision", priority=2)
+    assert shared.preempting() == {"x": "more"}
+
+
+def test_a_team_that_would_exceed_its_guarantee_takes_nothing_from_others() -> None:
+    shared = Shared(Team("vision", 2), Team("nlp", 1))
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 3, team="vision", priority=9)
+    assert shared.preempting() == {}
+    assert shared.refusal("mine")[0] == "no_capacity"
+
+
+def test_a_team_inside_its_guarantee_loses_nothing() -> None:
+    shared = Shared(Team("vision", 2), Team("nlp", 2), gpus=2)
+    shared.submit("x", 2, team="nlp")
+    shared.submit("mine", 2, team="vision")
+    assert shared.preempting() == {}
+
+
+def test_what_is_not_preemptible_or_quarantined_is_never_taken() -> None:
+    shared = Shared(Team("vision", 2), Team("nlp", 1))
+    shared.submit("fixed", 1, team="nlp", preemptible=False)
+    shared.submit("lost", 1, team="nlp", ttl_s=10.0, quarantine=True)
+    shared.submit("x", 2, team="nlp")
+    shared.tick(20.0)
+    assert shared.state.leases["lost"].quarantined
+    shared.submit("mine", 2, team="vision")
+    assert shared.preempting() == {"x": "mine"}
+
+
+def test_a_lease_is_protected_for_its_teams_minimum_runtime() -> None:
+    shared = Shared(Team("vision", 4), Team("nlp", min_runtime_s=100.0), min_runtime_s=10_000.0)
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    shared.tick(50.0)
+    assert shared.preempting() == {}
+    shared.tick(50.0)
+    assert shared.preempting() == {"x": "mine"}
+
+
+def test_a_request_waits_for_free_capacity_before_it_preempts() -> None:
+    shared = Shared(Team("vision", 4), delay_s=30.0)
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 2, team="vision")
+    shared.submit("quick", 2, team="vision", preemption_delay_s=0.0)
+    assert shared.preempting() == {"x": "quick"}
+    shared.tick(30.0)
+    assert set(shared.preempting().values()) == {"quick"}  # what it leaves is enough for both
+    shared.release("x")
+    assert set(shared.state.leases) == {"mine", "quick"}
+
+
+def test_victims_are_of_the_team_most_over_then_of_low_priority_little_lost_and_new() -> None:
+    shared = Shared(Team("vision", 4), Team("some", 1), Team("most", 1), gpus=8)
+    shared.submit("s1", team="some")
+    shared.submit("s2", team="some")
+    for name, priority in (("m1", 1), ("m2", 0), ("m3", 0), ("m4", 0), ("m5", 0), ("m6", 5)):
+        shared.submit(name, team="most", priority=priority)
+    shared.do([Renewed("m2", shared.state.leases["m2"].fencing_token, shared.now, checkpoint_at=shared.now)])
+    shared.submit("mine", 3, team="vision")
+    assert [change.lease_id for change in shared.changes if isinstance(change, Preempting)] == [
+        "m2",
+        "m5",
+        "m4",
+    ]
+
+
+def test_a_checkpoint_is_kept_by_later_renewals() -> None:
+    shared = Shared()
+    shared.submit("x")
+    shared.do(allocator.renew(shared.state, "x", shared.now, checkpoint_at=shared.now - 5.0))
+    saved_at = shared.now - 5.0
+    shared.do(allocator.renew(shared.state, "x", shared.now + 1.0))
+    shared.do(allocator.renew(shared.state, "x", shared.now + 2.0, checkpoint_at=saved_at - 1.0))
+    assert shared.state.leases["x"].checkpoint_at == saved_at
+
+
+def test_nobody_is_taken_in_vain() -> None:
+    shared = Shared(Team("vision", 4), letters="ab")
+    shared.submit("fixed", 1, team="vision", preemptible=False, required_node="a")
+    for name, place in (("x", "a"), ("y", "b"), ("z", "b")):
+        shared.submit(name, 2, team="nlp", required_node=place)
+    shared.submit("mine", 3, team="vision", required_node="a")
+    assert shared.preempting() == {"x": "mine"}
+    other = Shared(Team("vision", 4))
+    other.submit("fixed", 1, team="vision", preemptible=False)
+    other.submit("x", 3, team="nlp")
+    other.submit("mine", 4, team="vision")  # even all of them would not make room
+    assert other.preempting() == {}
+
+
+def test_what_preempted_leases_freed_is_kept_for_their_preemptor() -> None:
+    shared = Shared(Team("vision", 4), order=GREEDY)
+    shared.submit("x", 2, team="nlp")
+    shared.submit("y", 2, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    assert set(shared.preempting()) == {"x", "y"}
+    shared.submit("small", 1, team="other", expected_runtime_s=1.0)
+    shared.release("x")
+    assert set(shared.state.leases) == {"y"}
+    assert shared.refusal("small")[0] == "no_capacity"
+    assert shared.refusal("mine")[0] == "awaiting_release"
+    shared.release("y")
+    assert set(shared.state.leases) == {"mine"}
+
+
+def test_a_cancelled_preemptor_keeps_nothing() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 2, team="nlp")
+    shared.submit("y", 2, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    shared.release("x")
+    shared.do(
+        allocator.with_dispatch(shared.state, [Cancelled("mine", shared.now)], first_fit, fifo, shared.now)
+    )
+    assert set(shared.state.leases) == {"y", "x"}  # the victim that ended goes on
+
+
+def test_a_lease_held_beyond_its_grace_is_quarantined_and_the_preemptor_goes_on_waiting() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 4, team="nlp", preempt_grace_s=10.0)
+    shared.submit("mine", 4, team="vision")
+    assert shared.tick(10.0) == []
+    (late,) = shared.tick(1.0)
+    assert isinstance(late, Quarantined)
+    kind, detail = shared.refusal("mine")
+    assert (kind, detail) == (
+        "awaiting_release",
+        "x on a is still held after its preemption: release it once its job is known to be gone",
+    )
+    shared.do(allocator.renew(shared.state, "x", shared.now))
+    assert shared.state.leases["x"].quarantined
+    shared.release("x", "")
+    assert set(shared.state.leases) == {"mine"}
+    assert not shared.state.pending
+
+
+def test_a_lease_that_expires_while_it_is_preempted_makes_room() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 4, team="nlp", ttl_s=20.0)
+    shared.submit("mine", 4, team="vision")
+    changes = shared.tick(30.0)
+    assert [type(change) for change in changes] == [Expired, Granted]
+
+
+def test_preemption_is_off_without_a_file_that_turns_it_on() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.do([TeamsChanged(Teams((Team("vision", 4),)), 0.0)])
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    shared.tick(1e6)
+    assert shared.preempting() == {}
+
+
+def test_in_a_tree_the_highest_teams_below_the_common_parent_decide() -> None:
+    """A child without a guarantee lives on its parent's; every level of a victim's side must be over."""
+    teams = (Team("d1", 2), Team("d2", 2), Team("p", parent="d1"), Team("q", 1, parent="d2"))
+    shared = Shared(*teams, Team("r", parent="d2"))
+    shared.submit("x", 1, team="q")
+    shared.submit("y", 3, team="r")
+    shared.submit("mine", 2, team="p")
+    assert shared.preempting() == {"y": "mine"}
+    sibling = Shared(*teams, Team("r", parent="d2"))
+    sibling.submit("x", 4, team="r")
+    sibling.submit("mine", 1, team="q")
+    assert sibling.preempting() == {"x": "mine"}
+
+
+def test_a_guarantee_by_type_takes_back_gpus_of_that_type_only() -> None:
+    from resource_manager.core.models import Gpu, Node
+
+    state = ClusterState(
+        [
+            Node("a", 0, {}, tuple(Gpu(i, "A100") for i in range(2))),
+            Node("h", 1, {}, tuple(Gpu(i, "H100") for i in range(2))),
+        ]
+    )
+    rules = Teams((Team("vision", 2, {"A100": 2}), Team("nlp", 2, {"H100": 2})), True, 0.0, 0.0)
+    state.apply(TeamsChanged(rules, 0.0))
+    for name, place in (("x", "a"), ("y", "h")):
+        request = Request(name, 2, team="nlp", required_node=place)
+        for change in allocator.submit(state, request, first_fit, fifo, 1.0):
+            state.apply(change)
+    for change in allocator.submit(state, Request("mine", 2, team="vision"), first_fit, fifo, 2.0):
+        state.apply(change)
+    assert state.preempting == {"x"}
+
+
+def test_a_team_at_its_limit_may_take_its_own_leases_wherever_they_are() -> None:
+    shared = Shared(Team("vision", limit=2), letters="ab")
+    shared.submit("x", 2, team="vision", required_node="a")
+    shared.submit("mine", 2, team="vision", required_node="b", priority=1)
+    assert shared.preempting() == {"x": "mine"}
+    shared.release("x")
+    assert set(shared.state.leases) == {"mine"}
+
+
+def test_a_server_that_cleans_its_gpus_is_counted_as_free_after_the_end() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.do([AgentSeen("a", 0.0)])
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    assert shared.preempting() == {"x": "mine"}
+
+
+def test_what_would_be_preempted_is_said_without_doing_it() -> None:
+    shared = Shared(Team("vision", 4), delay_s=1000.0)
+    shared.submit("x", 2, team="nlp")
+    request = Request("mine", 4, team="vision")
+    before = shared.state.snapshot()
+    victims = would_preempt(shared.state, request, first_fit, fifo, shared.now)
+    assert [lease.lease_id for lease in victims] == ["x"]
+    assert shared.state.snapshot() == before
+
+
+def test_quarantined_preemptions_do_not_count_as_making_room_twice() -> None:
+    shared = Shared(Team("vision", 4), order=GREEDY)
+    shared.submit("x", 4, team="nlp", preempt_grace_s=1.0)
+    shared.submit("mine", 2, team="vision")
+    shared.submit("second", 2, team="vision")
+    assert shared.preempting() == {"x": "mine"}
+    shared.tick(5.0)
+    assert [change for change in shared.tick(100.0) if isinstance(change, Preempting)] == []
+    shared.release("x", "")
+    assert set(shared.state.leases) == {"mine", "second"}
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 12])
+def test_a_label_that_is_no_count_counts_as_none(text: str) -> None:
+    assert restarts_of({"restart_count": text}) == 0
+
+
+def test_a_placement_in_the_trial_is_not_left_behind() -> None:
+    shared = Shared(Team("vision", 2), letters="ab", gpus=2)
+    shared.submit("x", 2, team="nlp")
+    shared.submit("y", 2, team="nlp")
+    shared.submit("mine", 2, team="vision")
+    (victim,) = shared.preempting()
+    assert shared.state.by_name["a"].leases.keys() | shared.state.by_name["b"].leases.keys() == {"x", "y"}
+    assert shared.state.leases[victim].members == (Placement("ab"["xy".index(victim)], (0, 1)),)
