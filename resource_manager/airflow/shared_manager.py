@@ -40,7 +40,8 @@ class SharedManager:
         self._read_at = float("-inf")
         self._tasks: dict[str, Submission] = {}
         self._starts: dict[str, ExpectedStart] = {}
-        self._estimated_at = self._expired_at = float("-inf")
+        self._preempting: set[tuple[str, int]] = set()
+        self._estimated_at = self._expired_at = self._preempting_at = float("-inf")
 
     @classmethod
     def of(cls, gpu_conn_id: str) -> SharedManager:
@@ -63,6 +64,16 @@ class SharedManager:
                 self._tasks = {entry["task_id"]: entry for entry in everything}
                 self._read_at = clock()
         return self._tasks.get(lease_id)
+
+    async def preempting(self) -> set[tuple[str, int]]:
+        """Return ids and fencing tokens of the leases that are being preempted, as of `MAX_AGE_S` ago."""
+        async with self._reading:
+            clock = asyncio.get_running_loop().time
+            if clock() - self._preempting_at > MAX_AGE_S:
+                found = await self.call(lambda manager: manager.preempting())
+                self._preempting = {(entry["task_id"], entry["fencing_token"]) for entry in found}
+                self._preempting_at = clock()
+        return self._preempting
 
     def _read(self, manager: Manager) -> list[Submission]:
         """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant.

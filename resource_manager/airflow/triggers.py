@@ -69,6 +69,7 @@ class TriggerState(StrEnum):
     JOB_UNREACHABLE = "job_unreachable"
     TIMED_OUT = "timed_out"
     GPU_FAILED = "gpu_failed"
+    PREEMPTED = "preempted"
 
 
 class _Trigger(BaseTrigger):
@@ -282,12 +283,16 @@ class JobTrigger(_Trigger):
                 event = await self._ended() or await self._out_of_reach() or await self._gpu_failed()
                 if event is None:
                     await self._renew_if_due()
-                    event = self._over_time()
+                    event = self._over_time() or await self._taken()
             except LeaseNotFoundError:
                 event = {"state": TriggerState.LEASE_LOST.value}
             if event is not None:
                 usage = self._use.summary()
-                yield await self._event(**event, **({} if usage is None else {GPU_USAGE: usage}))
+                yield await self._event(
+                    **event,
+                    fencing_token=self.jobs[0].fencing_token,
+                    **({} if usage is None else {GPU_USAGE: usage}),
+                )
                 return
             await self._measure_if_due()
             await asyncio.sleep(POLL_S)
@@ -312,6 +317,17 @@ class JobTrigger(_Trigger):
         if self.timeout_s is None or time.time() - self.started_at <= self.timeout_s:
             return None
         return {"state": TriggerState.TIMED_OUT.value}
+
+    async def _taken(self) -> dict[str, Any] | None:
+        """Return the event of a preemption: the operator ends the job and waits again."""
+        job = self.jobs[0]
+        try:
+            preempting = await SharedManager.of(self.gpu_conn_id).preempting()
+        except (ResourceManagerError, AirflowException) as error:
+            self.log.warning("it is unknown whether the lease is preempted: %s", error)
+            return None
+        is_taken = (job.task_id, job.fencing_token) in preempting
+        return {"state": TriggerState.PREEMPTED.value} if is_taken else None
 
     async def _look(self) -> None:
         """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""
@@ -456,9 +472,14 @@ class JobTrigger(_Trigger):
         if now - self._renewed_at <= self.ttl_s / 3:
             return
         self._renewed_at = now
+        saved = [watch.status.checkpoint_at for watch in self._watches]
+        # A gang goes on from the oldest of its members' checkpoints.
+        saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None
         try:
             await SharedManager.of(self.gpu_conn_id).call(
-                lambda manager: manager.renew(job.task_id, fencing_token=job.fencing_token)
+                lambda manager: manager.renew(
+                    job.task_id, fencing_token=job.fencing_token, checkpoint_at=saved_at
+                )
             )
         except LeaseNotFoundError:
             self.log.error("the lease was ended by another client; stopping the job")

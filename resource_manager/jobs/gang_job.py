@@ -52,6 +52,34 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """Statuses by rank after the jobs were told, and why it is unknown for the others."""
+
+    statuses: Mapping[int, JobStatus]
+    left: Mapping[int, LauncherError] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if all members are known to have ended."""
+        return not self.left and all(
+            status.state is not JobState.RUNNING for status in self.statuses.values()
+        )
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Return True if all members ended with exit code 0."""
+        return self.is_over and all(status.exit_code == 0 for status in self.statuses.values())
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True if a member had failed by itself, before it was told."""
+        return any(
+            status.state is JobState.FINISHED and status.exit_code != 0 and not status.preempted
+            for status in self.statuses.values()
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GangJob:
     """Jobs of the members of a lease, in the order of their ranks; one for a lease of one server."""
 
@@ -102,6 +130,21 @@ class GangJob:
             left |= self._try_each(phase, lambda launcher, job: launcher.stop(job.key))[1]
         gone = tuple(job.rank for job in self.jobs if job.rank not in left)
         return Stopped(gone, len(ran), dict(sorted(left.items())))
+
+    def preempt(self, grace_s: float, signal_name: str, wait_s: float) -> Preempted:
+        """Tell all members at once that their lease is taken; return once they have ended, or after `wait_s`.
+
+        It may be called again, from any process, until all have ended.
+        """
+        statuses, left = self._try_each(
+            self.jobs, lambda launcher, job: launcher.preempt(job.key, grace_s, signal_name, wait_s)
+        )
+        return Preempted(statuses, dict(sorted(left.items())))
+
+    def tail(self) -> str:
+        """Return the end of the output of rank 0; empty if it cannot be read."""
+        tails, _ = self._try_each(self.jobs[:1], lambda launcher, job: launcher.tail(job.key))
+        return next(iter(tails.values()), "")
 
     def _is_partly_removed(self, statuses: Mapping[int, JobStatus]) -> bool:
         """Return whether some members were removed already, by a process that ended before the others were.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 from resource_manager.core.changes import Outcome, ReleaseResult
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
+from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.preempting import STEP_S, queue_again
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
@@ -22,6 +25,10 @@ RUN_SCOPE = "run"
 
 PROCESS_SCOPE = "process"
 """Label `scope` of a lease that a process uses and renews; it expires only after that process is gone."""
+
+
+OPERATOR_PATIENCE_S = 30.0
+"""Time after the end of a preemption from which the reconciler ends the job, as its operator has not."""
 
 
 class Manager(Protocol):
@@ -39,7 +46,9 @@ class Manager(Protocol):
     def release_members(
         self, lease_id: str, ranks: Collection[int], *, fencing_token: int, outcome: str = ""
     ) -> ReleaseResult: ...
-    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation: ...
+    def renew(
+        self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
+    ) -> Allocation: ...
 
 
 class TaskStates(Protocol):
@@ -62,6 +71,7 @@ class ActionKind(StrEnum):
     KEPT = "kept"
     PARTLY_RELEASED = "partly released"
     GONE_BEFORE = "gone before"
+    QUEUED_AGAIN = "queued again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,8 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
             elif entry.get("gpu_failed"):
                 manager.require_owner(entry)
                 actions.append(stop_job(entry))
+            elif is_overdue(entry):
+                actions.append(_preempt(manager, entry))
             elif entry["state"] == "ERROR":
                 manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])
                 actions.append(
@@ -180,6 +192,33 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     for action in actions:
         logger.info("%s %s: %s", action.action, action.task_id, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))
+
+
+def is_overdue(entry: Mapping[str, Any]) -> bool:
+    """Return True for a lease that is still there after its preemption: its operator did not end it."""
+    until = None if entry["state"] == "WAITING" else entry["until"]
+    return until is not None and time.time() > until + OPERATOR_PATIENCE_S
+
+
+def _preempt(manager: Manager, entry: Mapping[str, Any]) -> Action:
+    """End the jobs of a preempted lease and queue its request again, as the operator does."""
+    task_id, gang = entry["task_id"], GangJob.of(entry)
+    if gang is None:
+        return Action(task_id, ActionKind.KEPT, "it is held beyond its preemption, and has no job to end")
+    manager.require_owner(entry)
+    try:
+        done = gang.preempt(entry["preempt_grace_s"], entry["preempt_signal"], STEP_S)
+        if done.left:
+            raise next(iter(done.left.values()))
+        if not done.is_over:
+            return Action(task_id, ActionKind.KEPT, "its job was told that it is preempted")
+        if done.has_succeeded or done.has_failed:
+            return Action(task_id, ActionKind.KEPT, "its job had ended by itself, which its task will see")
+        queued = queue_again(manager, entry, gang)
+    except LauncherError as error:
+        return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
+    kind = ActionKind.QUEUED_AGAIN if queued else ActionKind.GONE_BEFORE
+    return Action(task_id, kind, "it was preempted")
 
 
 def _once(ask: Callable[[str, str], bool]) -> Callable[[str, str], bool]:

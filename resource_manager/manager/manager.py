@@ -451,6 +451,15 @@ class GPUResourceManager:
             ]
         )
 
+    def preempting(self) -> list[Allocation]:
+        """Return the leases that are being preempted as allocations; cheap while there are none."""
+        return self._commits.read(
+            lambda cluster, now: [
+                serializers.allocation(cluster, cluster.leases[lease_id])
+                for lease_id in sorted(cluster.preempting)
+            ]
+        )
+
     def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
         """Return every pending request in queue order, with position, `kind` and `reason` of the wait.
 

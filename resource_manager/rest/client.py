@@ -169,11 +169,12 @@ class ServiceClient:
         body = {"task_id": lease_id, "fencing_token": fencing_token, "ranks": list(ranks), "outcome": outcome}
         return ReleaseResult.RELEASED if self._found("/api/release", body) else ReleaseResult.NOT_HELD
 
-    def renew(self, lease_id: str, *, fencing_token: int | None = None) -> Allocation:
+    def renew(
+        self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
+    ) -> Allocation:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
-        return cast(
-            "Allocation", self._post("/api/renew", {"task_id": lease_id, "fencing_token": fencing_token})
-        )
+        body = {"task_id": lease_id, "fencing_token": fencing_token, "checkpoint_at": checkpoint_at}
+        return cast("Allocation", self._post("/api/renew", body))
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
@@ -244,6 +245,9 @@ class ServiceClient:
 
     def leases(self) -> list[Allocation]:
         return list(self._pages("/api/leases"))
+
+    def preempting(self) -> list[Allocation]:
+        return cast("list[Allocation]", self._get("/api/leases/preempting")["items"])
 
     def queue(self) -> list[QueueEntry]:
         """Return the manager's queue, each entry with `estimated_start`."""

@@ -41,12 +41,12 @@ from resource_manager.rest.schemas import (
     Explanation,
     GpusQuery,
     Health,
-    LeaseBody,
     NoBody,
     OpenGpuBody,
     Page,
     PageQuery,
     ReleaseBody,
+    RenewBody,
     ReportAnswer,
     ResetBody,
     ServerDetail,
@@ -161,14 +161,18 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
     "/api/renew",
     Role.USER,
     "Renew a lease: its TTL starts again now",
-    body=LeaseBody,
+    body=RenewBody,
     answer=Allocation,
     failures=(404,),
     tags=("leases",),
 )
-def renew(service: Service, caller: Identity, body: LeaseBody, once: Once | None = None) -> Any:
+def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Any:
     return service.manager.renew(
-        body.task_id, fencing_token=body.fencing_token, owner=owner_required(caller), once=once
+        body.task_id,
+        fencing_token=body.fencing_token,
+        owner=owner_required(caller),
+        checkpoint_at=body.checkpoint_at,
+        once=once,
     )
 
 
@@ -388,6 +392,18 @@ def leases(service: Service, caller: Identity, query: PageQuery) -> Any:
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
     return {"items": page, "next": page[-1]["fencing_token"] if len(later) > len(page) else None}
+
+
+@routes.add(
+    "GET",
+    "/api/leases/preempting",
+    Role.READER,
+    "Leases that are being preempted",
+    answer=Page,
+    tags=("leases",),
+)
+def preempting(service: Service, caller: Identity) -> Any:
+    return {"items": service.manager.preempting(), "next": None}
 
 
 @routes.add(

@@ -49,11 +49,19 @@ class BatchBody(Body):
 
 
 class LeaseBody(Body):
-    """`POST /api/renew`."""
+    """Lease that a call acts on."""
 
     task_id: LeaseId
     fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = Field(
         default=None, description="Act only on the lease with this fencing token."
+    )
+
+
+class RenewBody(LeaseBody):
+    """`POST /api/renew`."""
+
+    checkpoint_at: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None = Field(
+        default=None, description="When the job last saved what it did, seconds since the epoch."
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import DAG, BaseOperator, task_group
+    from airflow.sdk.exceptions import AirflowException
 
     try:  # since 3.2
         from airflow.sdk.exceptions import TaskDeferred
@@ -20,7 +21,8 @@ with warnings.catch_warnings():
 
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import Gpu, Node
-from tests.airflow.tasks import TASK, context_of
+from resource_manager.core.teams import Team, Teams
+from tests.airflow.tasks import TASK, context_of, fire
 
 
 def started(launcher, **arguments):
@@ -112,6 +114,80 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, mo
     with pytest.raises(AirflowTaskTerminated):
         train.execute(context_of())
     assert manager.leases() == gpu_launcher.jobs == []
+
+
+@pytest.fixture
+def preempted(manager):
+    """Return a function that lets a stronger request take the lease of the task, if it has one."""
+    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+
+    def take():
+        manager.submit("stronger", 8, team="vision", server=manager.leases()[0]["server_name"])
+        (found,) = manager.preempting()
+        return found
+
+    return take
+
+
+def waits_again(operator, call):
+    """Run a step of the task that ends with a wait for GPUs, in the same try."""
+    with pytest.raises(TaskDeferred) as deferred:
+        call()
+    assert deferred.value.method_name == "execute_granted"
+
+
+def test_a_preempted_task_waits_again_in_its_try_and_then_goes_on(manager, gpu_launcher, preempted):
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(
+        task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0", preempt_grace=5
+    )
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context_of())
+    taken = preempted()
+    event = fire(deferred.value.trigger)
+    assert event == {"state": TriggerState.PREEMPTED}
+    waits_again(operator, lambda: operator.execute_ended(context_of(), {**event, "fencing_token": 1}))
+    assert gpu_launcher.stopped == gpu_launcher.jobs
+    (waiting,) = manager.queue()
+    assert waiting["task_id"] == taken["task_id"]
+    assert manager.status_of("stronger")["state"] == "RUNNING"
+    manager.release("stronger")
+    with pytest.raises(TaskDeferred) as again:
+        operator.execute(context_of())
+    assert again.value.method_name == "execute_ended"
+    assert [job.environment["GPU_RESTART_COUNT"] for job in gpu_launcher.jobs] == ["0", "1"]
+
+
+def test_a_new_process_of_the_task_ends_the_job_of_its_preempted_lease(manager, gpu_launcher, preempted):
+    """As after the worker was killed in the middle of it: the try that follows finds the lease as it is."""
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    preempted()
+    waits_again(operator, lambda: operator.execute(context_of()))
+    assert manager.status_of("stronger")["state"] == "RUNNING"
+
+
+@pytest.mark.parametrize("event", [TriggerState.LEASE_LOST, TriggerState.JOB_ENDED])
+def test_a_task_whose_lease_another_process_queued_again_goes_on(manager, gpu_launcher, preempted, event):
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    taken = preempted()
+    manager.release_resources(taken["task_id"], outcome=Outcome.PREEMPTED)
+    ended = {"state": event, "exit_code": 143, "last_line": "", "fencing_token": taken["fencing_token"]}
+    waits_again(operator, lambda: operator.execute_ended(context_of(), ended))
+
+
+def test_a_job_that_fails_while_nobody_takes_its_lease_fails_the_task(manager, gpu_launcher, preempted):
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    ended = {"state": TriggerState.JOB_ENDED, "exit_code": 1, "last_line": "oh", "fencing_token": 1}
+    with pytest.raises(AirflowException, match="the job ended with exit code 1: oh"):
+        operator.execute_ended(context_of(), ended)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_every_example_is_a_dag():
         "sweep_digits",
         "train_digits",
         "train_gang",
+        "train_preemptible",
     }
     assert all(dag.description for dag in bag.dags.values())
 

@@ -1,16 +1,20 @@
 """Leases and jobs of tasks that have ended, with real jobs of the local launcher."""
 
 import socket
+from time import time as real_time
 
 import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import GpuClosed
+from resource_manager.core.teams import Team, Teams
+from resource_manager.jobs import reconcile as reconcile_module
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import reconcile as reconcile_instance
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from tests.eventually import wait_until_ended
 
 
 class States:
@@ -130,3 +134,47 @@ def test_the_job_of_a_lease_whose_gpu_failed_is_stopped_and_its_task_ends_the_le
     assert (action.action, action.detail) == ("stopped", "one of its GPUs failed: xid 79; lost")
     assert LocalLauncher().status(key).state is not JobState.RUNNING
     assert len(manager.leases()) == 1
+
+
+@pytest.fixture
+def take(manager):
+    """Return a function that preempts the lease of a task, as if that began some seconds ago."""
+    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+
+    def take(task, seconds_ago):
+        server = manager.status_of(task.lease_id)["server_name"]
+        manager.submit("stronger", 8, team="vision", server=server, priority=9)
+        (found,) = manager.preempting()
+        return {**found, "until": found["until"] - seconds_ago}
+
+    return take
+
+
+def overdue(manager, monkeypatch):
+    """Let the clock of the reconciler be an hour ahead."""
+    monkeypatch.setattr(reconcile_module.time, "time", lambda: real_time() + 3600.0)
+
+
+def test_a_preempted_job_whose_operator_is_gone_is_ended_and_queued_again(manager, take, monkeypatch):
+    task = identity("x")
+    start_job(manager, task, "sleep 600")
+    take(task, 0)
+    assert reconcile(manager, States([task])) == []  # the operator has its time
+    overdue(manager, monkeypatch)
+    actions = reconcile(manager, States([task]))
+    assert [(action.task_id, str(action.action)) for action in actions] == [(task.lease_id, "queued again")]
+    assert manager.status_of("stronger")["state"] == "RUNNING"
+    assert manager.history()[-1]["change"] == "granted"
+
+
+def test_a_preempted_job_that_had_ended_well_is_left_to_its_task(manager, take, monkeypatch):
+    task = identity("x")
+    key = start_job(manager, task, "exit 0")
+    wait_until_ended(LocalLauncher(), key)
+    take(task, 0)
+    overdue(manager, monkeypatch)
+    (action,) = reconcile(manager, States([task]))
+    assert (str(action.action), action.detail) == (
+        "kept",
+        "its job had ended by itself, which its task will see",
+    )

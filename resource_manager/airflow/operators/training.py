@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from resource_manager.airflow.demand import end_lease, launcher_labels, seconds
+from resource_manager.airflow.demand import end_lease, is_of, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.task_state import is_wanted
@@ -30,18 +30,23 @@ from resource_manager.airflow.version_compat import (
     AirflowTaskTerminated,
 )
 from resource_manager.core.changes import Outcome
+from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
 from resource_manager.jobs.launchers import Job, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.preempting import end_jobs, queue_again
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.results import Allocation
+from resource_manager.manager.results import Allocation, Submission
+from resource_manager.scheduling.preemption import restarts_of
 
 ATTEMPT_LABEL = "start_attempt"
 """Label of a gang's lease with the number of the attempt to start it, from the second on."""
 
 START_PAUSE_S = 10.0
+UNREACHABLE_PAUSE_S = 30.0
+TAIL_LINES = 20
 """Pause before the second attempt to start a gang; it doubles before each further one."""
 
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
@@ -114,9 +119,9 @@ class GPUTrainingOperator(GPUOperator):
 
     def execute(self, context: Any) -> Any:
         """Request the lease; run the job if it is granted, else wait in the triggerer."""
-        self._request(context)
+        return self._request(context)
 
-    def _request(self, context: Any, attempt: int = 1) -> NoReturn:
+    def _request(self, context: Any, attempt: int = 1) -> Any:
         self._identity, _ = identity_of(context)
         launcher = self.launcher or ("docker" if self.image else "local")
         manager = self.manager
@@ -125,7 +130,10 @@ class GPUTrainingOperator(GPUOperator):
             labels[ORDER_LABEL] = self.startup_order.value
         if attempt > 1:
             labels[ATTEMPT_LABEL] = str(attempt)
-        self._run_job(context, manager, self.lease(context, manager, labels=labels))
+        allocation = self.lease(context, manager, labels=labels)
+        if allocation["preempted_by"] is not None:
+            return self._preempted(context, manager, allocation)
+        return self._run_job(context, manager, allocation)
 
     def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> NoReturn:
         _, plain_identity = identity_of(context)
@@ -194,7 +202,7 @@ class GPUTrainingOperator(GPUOperator):
 
     def execute_again(self, context: Any, event: dict[str, Any], attempt: int) -> Any:
         """Request a lease again after a start that failed."""
-        self._request(context, attempt)
+        return self._request(context, attempt)
 
     def _end(self, manager: Manager, identity: TaskIdentity, outcome: Outcome) -> None:
         """End job and lease, and log what of it may still run."""
@@ -217,6 +225,7 @@ class GPUTrainingOperator(GPUOperator):
                 "GPU_LEASE_ID": allocation["task_id"],
                 "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),
                 "GPU_SERVER": member["server_name"],
+                "GPU_RESTART_COUNT": str(restarts_of(allocation["labels"])),
             },
             image=self.image,
             gpu_ids=tuple(member["gpu_ids"]),
@@ -243,14 +252,24 @@ class GPUTrainingOperator(GPUOperator):
                 self._end(self.manager, identity, Outcome.FAILED)
                 raise AirflowException(f"rank {event['rank']} is out of reach: {event['detail']}")
             raise AirflowException(f"{event['detail']}; {GPUS_STAY_ALLOCATED}")
+        manager = self.manager
+        if event.get("exit_code") != 0 and (entry := self._taken(manager, identity, event)) is not None:
+            if entry["state"] == "WAITING" or entry["preempted_by"] is None:
+                return self._request(context)
+            return self._preempted(context, manager, entry)
         if event["state"] == TriggerState.LEASE_LOST:
             raise AirflowException("the lease was ended by another client, so the job was stopped")
+        return self._finish(context, event)
+
+    def _finish(self, context: Any, event: Mapping[str, Any]) -> Any:
+        """End the lease, and return the job's result or raise its failure."""
+        identity, _ = identity_of(context)
         succeeded = event.get("exit_code") == 0
         for rank, lines in event.get("tails", {}).items():
             for line in lines:
                 self.log.info("[rank %s] %s", rank, line)
         self._end(self.manager, identity, Outcome.SUCCESS if succeeded else Outcome.FAILED)
-        if event["state"] == TriggerState.TIMED_OUT:
+        if event.get("state") == TriggerState.TIMED_OUT:
             raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
         if event["state"] == TriggerState.GPU_FAILED:
             raise AirflowException(f"the job was stopped, as one of its GPUs failed: {event['detail']}")
@@ -262,6 +281,59 @@ class GPUTrainingOperator(GPUOperator):
         if not succeeded:
             raise AirflowException(f"{job} ended with exit code {event['exit_code']}: {event['last_line']}")
         return _value(event["last_line"])
+
+    def _taken(self, manager: Manager, identity: TaskIdentity, event: Mapping[str, Any]) -> Submission | None:
+        """Return the task's lease or pending request if a preemption is why its job ended, else None."""
+        entry = manager.status_of(identity.lease_id)
+        if entry is None or not is_of(entry, identity):
+            return None
+        # Another process may have ended the job: the request waits again, or has a new lease already.
+        if entry["state"] == "WAITING" or entry["fencing_token"] != event["fencing_token"]:
+            return entry
+        return entry if entry["preempted_by"] is not None else None
+
+    def _preempted(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
+        """End the job of a lease that is being preempted, and wait for another one; the try goes on.
+
+        A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
+        GPUs, and is tried again later.
+        """
+        gang = GangJob.of(allocation)
+        if gang is None:
+            raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
+        self.log.warning(
+            "the lease is preempted for %s; the job has %g s to save what it did",
+            allocation["preempted_by"],
+            allocation["preempt_grace_s"],
+        )
+        try:
+            done = end_jobs(manager, allocation, gang)
+            if done.left:
+                raise next(iter(done.left.values()))
+            last_line = self._copy_end(gang) if done.has_succeeded or done.has_failed else ""
+            if done.has_succeeded or done.has_failed:
+                exit_codes = [status.exit_code for status in done.statuses.values()]
+                exit_code = next((code for code in exit_codes if code != 0), 0)
+                return self._finish(context, {"exit_code": exit_code, "last_line": last_line})
+            self._copy_end(gang)
+            queue_again(manager, allocation, gang)
+        except LauncherError as error:
+            self.log.error("the job may still run: %s; %s", error, GPUS_STAY_ALLOCATED)
+            self.defer(trigger=PauseTrigger(UNREACHABLE_PAUSE_S), method_name="execute_later")
+        except LeaseNotFoundError:
+            self.log.info("another process has ended the job and queued the request again")
+        return self._request(context)
+
+    def _copy_end(self, gang: GangJob) -> str:
+        """Write the end of the job's output to the log; return its last line."""
+        lines = [line for line in gang.tail().splitlines() if line.strip()]
+        for line in lines[-TAIL_LINES:]:
+            self.log.info("%s", line)
+        return lines[-1] if lines else ""
+
+    def execute_later(self, context: Any, event: dict[str, Any]) -> Any:
+        """Try again to end the job of a preempted lease, whose server did not answer."""
+        return self.execute(context)
 
     def on_kill(self) -> None:
         """End the job and its lease if a user ended the task while it was in a worker.

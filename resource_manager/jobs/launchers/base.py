@@ -34,12 +34,15 @@ class JobState(StrEnum):
 class JobStatus:
     """State of a job; `exit_code` is None unless finished, and for a job that vanished without one.
 
-    `ended_at` is when it wrote its exit code, by its server's clock, None if unknown.
+    `ended_at` is when it wrote its exit code, `checkpoint_at` when it last saved a checkpoint, by its
+    server's clock, None if unknown. `preempted`: it was told that its lease is taken.
     """
 
     state: JobState
     exit_code: int | None = None
     ended_at: float | None = field(default=None, compare=False)
+    checkpoint_at: float | None = field(default=None, compare=False)
+    preempted: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,13 @@ class Launcher(Protocol):
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
         """End the job, with SIGTERM until `grace_s` is over; return once it has ended. Its log stays."""
+
+    def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
+        """Tell the job once that its lease is taken, end it `grace_s` later; return its status.
+
+        Returns once the job has ended, or after `wait_s`; call it again until it has. The grace counts from
+        the first call, whichever process made it. Raises `LauncherError` if it is unknown whether it ended.
+        """
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         """End the job as `terminate` does, and remove it; return once it is gone."""
@@ -146,6 +156,11 @@ def job_key(lease_id: str, fencing_token: int, rank: int | None = None) -> str:
 
 
 _KEY = re.compile(r"((.*-[0-9a-f]{8}-)\d+)(\.\d+)?")
+
+
+def lease_of_key(key: str) -> str:
+    """Return a job's key without the fencing token: equal for all leases of the same id and rank."""
+    return re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
 
 
 def check_no_other_lease(key: str, running: Iterable[str]) -> None:

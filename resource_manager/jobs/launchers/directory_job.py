@@ -1,6 +1,8 @@
 """Detached jobs with a directory each; standard library only, since the ssh launcher sends this file along.
 
-`<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once the job has ended, and `lock`.
+`<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once the job has ended, `lock`, and
+`preempted` once the job was told that its lease is taken. `<root>/kept/<key without its lease's fencing
+token>/` is the job's own: it stays for the next lease of the same id, until a job has succeeded.
 Every process of the job inherits a flock on `lock`, so the lock is free only when the job is gone, even if
 some of its processes were killed or process ids were reused. A process that closed the inherited
 descriptor, as Python's subprocesses do, is found by `GPU_JOB_LOCK` in its environment when the job is
@@ -13,6 +15,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +27,8 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 DEFAULT_ROOT = "~/.gpu-manager/jobs"
+CHECKPOINT = "checkpoint"
+PREEMPTED = "preempted"
 LOG_CHUNK_BYTES = 256 * 1024
 STARTER_PATIENCE_S = 10.0
 
@@ -33,7 +38,7 @@ STARTER_PATIENCE_S = 10.0
 WRAPPER = """
 echo $$ > group.new && mv group.new group || exit
 (
-    trap : TERM INT HUP
+    trap : TERM INT HUP USR2
     directory=$PWD
     cd "$GPU_JOB_WORKING_DIR" && "$@"
     echo $? > "$directory/exit_code.new" && mv "$directory/exit_code.new" "$directory/exit_code"
@@ -57,7 +62,7 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
                 probe.bind(("", port))
             except OSError as error:
                 raise OSError(f"port {port} cannot be bound: {error.strerror}") from error
-    others = [name for name in os.listdir(os.path.dirname(directory)) if name != key]
+    others = [name for name in os.listdir(os.path.dirname(directory)) if name not in (key, "kept")]
     return {"running": [name for name in others if status(root, name)["state"] == "running"]}
 
 
@@ -76,6 +81,8 @@ def start(
     directory = _directory(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     paths = {variable: os.path.join(directory, variable.lower()) for variable in files or {}}
+    own = _own_directory(root, key)
+    os.makedirs(own, mode=0o700, exist_ok=True)
     deadline = time.monotonic() + STARTER_PATIENCE_S
     while not os.path.exists(os.path.join(directory, "group")):
         with _locked(directory, fcntl.LOCK_EX) as lock:
@@ -90,6 +97,9 @@ def start(
                         **os.environ,
                         **environment,
                         **paths,
+                        "GPU_JOB_DIR": own,
+                        "GPU_CHECKPOINT_FILE": os.path.join(own, CHECKPOINT),
+                        "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
                         "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
                         "GPU_JOB_LOCK": os.path.join(directory, "lock"),
                     },
@@ -187,21 +197,28 @@ def _wait(process: int) -> int:
 def status(root: str, key: str) -> dict[str, Any]:
     """Return {"state": absent | running | finished, "exit_code": number, "ended_at": time}, or None for both.
 
-    `ended_at` is in seconds since the epoch, by the server's clock.
+    `ended_at`, and `checkpoint_at` of the last checkpoint or None, are in seconds since the epoch, by the
+    server's clock. `preempted`: the job was told that its lease is taken.
     """
     directory = _directory(root, key)
+    found: dict[str, Any] = {
+        "state": "absent",
+        "exit_code": None,
+        "ended_at": None,
+        "checkpoint_at": _modified_at(os.path.join(_own_directory(root, key), CHECKPOINT)),
+        "preempted": os.path.exists(os.path.join(directory, PREEMPTED)),
+    }
     if not os.path.isdir(directory):
-        return {"state": "absent", "exit_code": None, "ended_at": None}
+        return found
     gone = _is_free(directory)
     exit_code = _number(directory, "exit_code")
     if exit_code is None and not gone:
-        return {"state": "running", "exit_code": None, "ended_at": None}
+        return {**found, "state": "running"}
     if exit_code is None and _number(directory, "group") is None:
-        return {"state": "absent", "exit_code": None, "ended_at": None}
-    ended_at = None
-    with suppress(FileNotFoundError):  # a killed job writes none
-        ended_at = os.stat(os.path.join(directory, "exit_code")).st_mtime
-    return {"state": "finished", "exit_code": exit_code, "ended_at": ended_at}
+        return found
+    # A killed job writes no exit code.
+    ended_at = _modified_at(os.path.join(directory, "exit_code"))
+    return {**found, "state": "finished", "exit_code": exit_code, "ended_at": ended_at}
 
 
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
@@ -256,14 +273,56 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
     raise RuntimeError(f"the processes of job {key} survive SIGKILL")
 
 
+def preempt(
+    root: str, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0
+) -> dict[str, Any]:
+    """Tell the job once that its lease is taken, end it when `grace_s` is over; return its status.
+
+    The file `preempted` appears and the signal is sent; the grace counts from then, whichever process calls
+    again. Returns once the job has ended, or after `wait_s`.
+    """
+    directory = _directory(root, key)
+    told = os.path.join(directory, PREEMPTED)
+    if status(root, key)["state"] == "running" and not os.path.exists(told):
+        with open(told + ".new", "w") as file:
+            file.write("1\n")
+        os.replace(told + ".new", told)
+        _signal(directory, getattr(signal, f"SIG{signal_name}"))
+    deadline = time.monotonic() + wait_s
+    while (found := status(root, key))["state"] == "running":
+        told_at = _modified_at(told)
+        if told_at is not None and time.time() - told_at >= grace_s:
+            terminate(root, key, 0.0)
+        elif time.monotonic() >= deadline:
+            return found
+        else:
+            time.sleep(0.05)
+    terminate(root, key, 0.0)  # what it left behind, such as a process in the background
+    return found
+
+
 def stop(root: str, key: str, grace_s: float = 10.0) -> None:
     """End the job as `terminate` does, and remove its directory; raises `RuntimeError`."""
     terminate(root, key, grace_s)
+    if _number(_directory(root, key), "exit_code") == 0:  # nothing has to go on from there
+        shutil.rmtree(_own_directory(root, key), ignore_errors=True)
     shutil.rmtree(_directory(root, key), ignore_errors=True)
 
 
 def _directory(root: str, key: str) -> str:
     return os.path.abspath(os.path.join(os.path.expanduser(root), key))
+
+
+def _own_directory(root: str, key: str) -> str:
+    """Return the directory of all leases of the same id and rank: the key without the fencing token."""
+    lease = re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
+    return os.path.abspath(os.path.join(os.path.expanduser(root), "kept", lease))
+
+
+def _modified_at(path: str) -> float | None:
+    with suppress(OSError):
+        return os.stat(path).st_mtime
+    return None
 
 
 def _signal(directory: str, signal_number: int) -> bool:
@@ -342,6 +401,6 @@ def _number(directory: str, name: str) -> int | None:
 
 def answer(call: dict[str, Any]) -> None:
     """Execute a remote call {"do": name, ...arguments} and print the answer as a line of JSON."""
-    acts = (prepare, start, status, logs, tail, terminate, stop)
+    acts = (prepare, start, status, logs, tail, terminate, preempt, stop)
     by_name: dict[str, Any] = {act.__name__: act for act in acts}
     print("\n" + json.dumps(by_name[call.pop("do")](**call) or {}))

@@ -9,6 +9,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from resource_manager.jobs.launchers.base import (
     check_connection,
     check_image,
     check_no_other_lease,
+    lease_of_key,
 )
 from resource_manager.jobs.launchers.devices import device_files, device_names, job_environment
 
@@ -31,6 +33,10 @@ LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 TIMEOUT_S = 30
 STARTER_PATIENCE_S = 5.0
 TAIL_LINES = 100
+PREEMPT_FILE = "GPU_PREEMPT_FILE"
+OWN_DIRECTORY = "/var/lib/gpu-manager/job"
+"""The job's own directory: a volume that stays for the next lease of the id, until a job has succeeded."""
+
 LOG_CHUNK_BYTES = 4 * 1024 * 1024
 """Most bytes of a log read at once; large, since the engine searches every position from the start."""
 
@@ -126,8 +132,11 @@ class DockerLauncher:
         environment = job_environment(job, renumbered=job.vendor != "amd")
         if job.vendor == "ascend":
             environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))
-        environment.update({variable: f"/{_path(variable)}" for variable in job.files})
+        environment.update({variable: f"/{_path(variable)}" for variable in (*job.files, PREEMPT_FILE)})
+        environment |= {"GPU_JOB_DIR": OWN_DIRECTORY, "GPU_CHECKPOINT_FILE": f"{OWN_DIRECTORY}/checkpoint"}
         options = {**self._host_options(job), **job.container}
+        if isinstance(binds := options.get("binds", []), list):
+            options["binds"] = [*binds, f"{_volume(job.key)}:{OWN_DIRECTORY}:rw"]
         try:
             self._api.create_container(
                 job.image,
@@ -246,16 +255,45 @@ class DockerLauncher:
         with suppress(self._docker.errors.NotFound), self._reporting(f"job {key} could not be ended"):
             self._api.stop(key, timeout=int(grace_s))
 
+    def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
+        failed = f"job {key} could not be told that it is preempted"
+        deadline = time.monotonic() + wait_s
+        while True:
+            with self._reporting(failed):
+                found = self.status(key)
+                told_at = self._told_at(key) if found.state is not JobState.ABSENT else None
+                if found.state is not JobState.RUNNING:
+                    return replace(found, preempted=told_at is not None)
+                if told_at is None:
+                    self._api.put_archive(key, "/", _archive({PREEMPT_FILE: "1\n"}, time.time()))
+                    self._api.kill(key, f"SIG{signal_name}")
+                elif time.time() - told_at >= grace_s:
+                    self._api.kill(key)
+                elif time.monotonic() >= deadline:
+                    return replace(found, preempted=True)
+            time.sleep(0.2)
+
+    def _told_at(self, key: str) -> float | None:
+        """Return when the job was told that it is preempted, from the file it was told by; None if not."""
+        try:
+            _, found = self._api.get_archive(key, f"/{_path(PREEMPT_FILE)}")
+        except self._docker.errors.NotFound:
+            return None
+        return datetime.fromisoformat(found["mtime"]).timestamp()
+
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         try:
             with self._reporting(f"job {key} could not be stopped"):
                 self._api.stop(key, timeout=int(grace_s))
+                has_succeeded = self.status(key).exit_code == 0
                 try:
                     self._api.remove_container(key, force=True, v=True)
                 except self._docker.errors.APIError as error:
                     if error.status_code != 409:
                         raise
                     self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
+                if has_succeeded:  # nothing has to go on from there
+                    self._api.remove_volume(_volume(key), force=True)
         except self._docker.errors.NotFound:
             return
 
@@ -277,18 +315,23 @@ class DockerLauncher:
             raise LauncherUnreachableError(f"{what}: {self._engine} does not answer: {error}") from error
 
 
+def _volume(key: str) -> str:
+    """Return the name of the volume that all leases of the same id and rank share."""
+    return f"{lease_of_key(key)}-kept"
+
+
 def _path(variable: str) -> str:
     """Return the path in a container, without its first slash, of the file that a variable names."""
     return f"var/lib/gpu-manager/{variable.lower()}"
 
 
-def _archive(files: Mapping[str, str]) -> bytes:
+def _archive(files: Mapping[str, str], at: float = 0.0) -> bytes:
     """Return a tar archive of the job's files, with the folders above them."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for variable, text in files.items():
             entry = tarfile.TarInfo(_path(variable))
-            entry.size, entry.mode = len(data := text.encode()), 0o644
+            entry.size, entry.mode, entry.mtime = len(data := text.encode()), 0o644, int(at)
             archive.addfile(entry, io.BytesIO(data))
     return packed.getvalue()
 

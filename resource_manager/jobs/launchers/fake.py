@@ -74,6 +74,12 @@ class FakeLauncher:
             self.stopped.append(next(job for job in reversed(self.jobs) if job.key == key))
             self._present[key] = replace(answer, status=JobStatus(JobState.FINISHED, 128 + signal.SIGTERM))
 
+    def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
+        """End a job that runs at once, as one that does nothing on the signal."""
+        ran = self.status(key).state is JobState.RUNNING
+        self.terminate(key)
+        return replace(self.status(key), preempted=ran)
+
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         self.terminate(key, grace_s)
         self._present.pop(key, None)

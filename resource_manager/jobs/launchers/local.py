@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
@@ -19,6 +20,17 @@ from resource_manager.jobs.launchers.base import (
     check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
+
+
+def status_of(found: Mapping[str, Any]) -> JobStatus:
+    """Return the status of a job in a directory."""
+    return JobStatus(
+        JobState(found["state"]),
+        found["exit_code"],
+        found["ended_at"],
+        found["checkpoint_at"],
+        found["preempted"],
+    )
 
 
 class LocalLauncher:
@@ -56,7 +68,7 @@ class LocalLauncher:
     def status(self, key: str) -> JobStatus:
         with self._seeing(key):
             found = directory_job.status(self.root, key)
-        return JobStatus(JobState(found["state"]), found["exit_code"], found["ended_at"])
+        return status_of(found)
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
         with self._seeing(key):
@@ -70,6 +82,10 @@ class LocalLauncher:
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
         with self._ending():
             directory_job.terminate(self.root, key, grace_s)
+
+    def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
+        with self._ending():
+            return status_of(directory_job.preempt(self.root, key, grace_s, signal_name, wait_s))
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         with self._ending():

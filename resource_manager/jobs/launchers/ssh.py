@@ -12,7 +12,6 @@ from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
     TAIL_BYTES,
     Job,
-    JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
@@ -21,6 +20,7 @@ from resource_manager.jobs.launchers.base import (
     check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
+from resource_manager.jobs.launchers.local import status_of
 from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection, silence
 
 ANSWER_TIMEOUT_S = 60.0
@@ -120,7 +120,7 @@ class SSHLauncher:
 
     def status(self, key: str) -> JobStatus:
         found = self._ask("status", key=key)
-        return JobStatus(JobState(found["state"]), found["exit_code"], found["ended_at"])
+        return status_of(found)
 
     def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
         found = self._ask("logs", key=key, offset=offset)
@@ -131,6 +131,10 @@ class SSHLauncher:
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
         self._ask("terminate", key=key, grace_s=grace_s)
+
+    def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
+        told = {"grace_s": grace_s, "signal_name": signal_name, "wait_s": wait_s}
+        return status_of(self._ask("preempt", key=key, **told))
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         self._ask("stop", key=key, grace_s=grace_s)
@@ -146,7 +150,7 @@ class SSHLauncher:
         call = json.dumps({"do": act, "root": self.root, **arguments})
         exit_code, answer, complaint = self._server.run(
             f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n",
-            ANSWER_TIMEOUT_S + arguments.get("grace_s", 0.0),
+            ANSWER_TIMEOUT_S + arguments.get("wait_s", arguments.get("grace_s", 0.0)),
         )
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]

@@ -1,0 +1,55 @@
+"""End of a preempted lease: its jobs are told, then ended, and its request is queued again.
+
+Every step may be repeated by any process, since all of them find the jobs by their keys: the operator does
+it, and the reconciler where the operator's process is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from resource_manager.core.changes import Outcome
+from resource_manager.jobs.gang_job import GangJob, Preempted
+from resource_manager.manager.results import Allocation
+
+STEP_S = 5.0
+"""Time after which the lease is renewed while its jobs save what they did."""
+
+
+class Manager(Protocol):
+    """Methods that this needs of a `GPUResourceManager` or a `ServiceClient`."""
+
+    def release_resources(
+        self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
+    ) -> bool: ...
+    def renew(
+        self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
+    ) -> Allocation: ...
+
+
+def end_jobs(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> Preempted:
+    """Tell the jobs that their lease is taken, end them when the grace is over, and renew meanwhile.
+
+    Returns once all have ended, or once it is unknown whether one has.
+    """
+    grace_s, signal_name = allocation["preempt_grace_s"], allocation["preempt_signal"]
+    while True:
+        done = gang.preempt(grace_s, signal_name, min(grace_s, STEP_S))
+        if done.is_over or done.left:
+            return done
+        # Quarantined if it took longer than it was given; the GPUs stay allocated either way.
+        manager.renew(allocation["task_id"], fencing_token=allocation["fencing_token"])
+
+
+def queue_again(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> bool:
+    """Remove what is left of the jobs and queue the request again; False if another process has done it.
+
+    Raises `LauncherError` if a job may still run: its GPUs must not become free.
+    """
+    stopped = gang.stop()
+    if stopped.left:
+        raise next(iter(stopped.left.values()))
+    return manager.release_resources(
+        allocation["task_id"], fencing_token=allocation["fencing_token"], outcome=Outcome.PREEMPTED
+    )
