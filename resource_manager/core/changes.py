@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_init
@@ -40,12 +41,16 @@ class ReleaseResult(StrEnum):
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A lease ends because its owner, an operator or the reconciler released it."""
+    """A lease ends because its owner, an operator or the reconciler released it.
+
+    `use` is the decayed use of its team by ended leases right after, where teams have rules.
+    """
 
     lease_id: str
     fencing_token: int
     at: float
     outcome: str = ""
+    use: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class MembersReleased:
     ranks: tuple[int, ...]
     at: float
     outcome: str = ""
+    use: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class Expired:
     lease_id: str
     fencing_token: int
     at: float
+    use: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +156,11 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged:
-    """The rules of the teams are replaced; empty ones end them."""
+    """The rules of the teams are replaced; empty ones end them. `use` replaces what teams used so far."""
 
     teams: Teams
     at: float
+    use: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

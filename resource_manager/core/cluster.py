@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from resource_manager.core.changes import (
@@ -44,7 +45,7 @@ from resource_manager.core.models import (
 )
 from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate
-from resource_manager.core.team_ledger import TeamLedger
+from resource_manager.core.team_ledger import TeamLedger, Use
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 
@@ -65,6 +66,7 @@ class Snapshot:
     retired: tuple[str, ...] = ()
     last_node: str | None = None
     teams: Teams = field(default_factory=Teams)
+    use: Mapping[str, Use] = field(default_factory=dict)
     watched: tuple[str, ...] = ()
     closed_gpus: tuple[GpuClosed, ...] = ()
     opened_gpus: tuple[GpuOpened, ...] = ()
@@ -134,6 +136,7 @@ class ClusterState(NodeIndex):
             retired=tuple(state.name for state in self.nodes if state.retired),
             last_node=self.last_node,
             teams=self.teams,
+            use={} if self.ledger is None else self.ledger.uses,
             watched=tuple(state.name for state in self.nodes if state.watched),
             closed_gpus=tuple(each for state in self.nodes for _, each in sorted(state.closed_gpus.items())),
             opened_gpus=tuple(each for state in self.nodes for _, each in sorted(state.opened_gpus.items())),
@@ -162,7 +165,7 @@ class ClusterState(NodeIndex):
             cluster.by_name[drained.node].drained = drained
         for name in snapshot.retired:
             cluster.by_name[name].retired = True
-        cluster._set_teams(snapshot.teams)
+        cluster._set_teams(snapshot.teams, snapshot.use)
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -304,10 +307,19 @@ class ClusterState(NodeIndex):
 
     def _ended(self, change: Released | Expired) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
+        if self.ledger is not None:
+            self._spend(self.ledger, lease, change.at)
         self._deallocate(lease)
         if self._undo is not None:
             self._undo.append(partial(self._restore_lease, lease))
         self._clean_after(lease, change.at)
+
+    def _spend(self, ledger: TeamLedger, ended: Lease, at: float) -> None:
+        """Add what an ended lease, or its ended members, held to the use of its team."""
+        account = ledger.of(ended.request)
+        if self._undo is not None:
+            self._undo.append(partial(setattr, account, "use", account.use))
+        account.use = ledger.use_after(account.use, ended, at, self.by_name)
 
     def _clean_after(self, lease: Lease, at: float) -> None:
         """Begin to clean what the lease's members held on watched nodes."""
@@ -324,10 +336,12 @@ class ClusterState(NodeIndex):
         if not ranks or not ranks.issubset(rank for rank, _ in lease.ranked):
             raise CapacityError(f"lease {lease_id!r} has no members {sorted(ranks)}")
         rest = lease.without(ranks)
+        ended = tuple(member for rank, member in lease.ranked if rank in ranks)
+        if self.ledger is not None:
+            self._spend(self.ledger, replace(lease, members=ended), change.at)
         self._exchange(lease, rest)
         if self._undo is not None:
             self._undo.append(partial(self._exchange, rest, lease))
-        ended = tuple(member for rank, member in lease.ranked if rank in ranks)
         self._clean_after(replace(lease, members=ended), change.at)
 
     def holding(self, lease_id: str, fencing_token: int) -> Lease | None:
@@ -434,14 +448,18 @@ class ClusterState(NodeIndex):
 
     def _teams_changed(self, change: TeamsChanged) -> None:
         before = self.ledger
-        self._set_teams(change.teams)
+        self._set_teams(change.teams, {team: Use(amount, change.at) for team, amount in change.use.items()})
         if self._undo is not None:
             self._undo.append(partial(setattr, self, "ledger", before))
 
-    def _set_teams(self, teams: Teams) -> None:
+    def _set_teams(self, teams: Teams, use: Mapping[str, Use] = MappingProxyType({})) -> None:
         ledger = TeamLedger(teams) if teams else None
         held = (*self.leases.values(), *self.remainders.values()) if teams else ()
-        self.ledger = None if ledger is None else ledger.recount(held, self.by_name)
+        if ledger is not None:
+            ledger = ledger.recount(held, self.by_name)
+            ledger.take_over({} if self.ledger is None else self.ledger.uses)
+            ledger.take_over(use)
+        self.ledger = ledger
 
     def _gpus_changed(self, change: GpuChange) -> None:
         state = self.node(change.node)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState
@@ -17,14 +19,46 @@ def milli_of(request: Request) -> int:
     return request.nodes * request.gpus * request.gpu_milli
 
 
+class Use(NamedTuple):
+    """Decayed use in weighted GPU seconds, and the time for which it was computed, in seconds."""
+
+    amount: float
+    at: float
+
+    def at_time(self, at: float, half_life_s: float) -> float:
+        """Return what is left of it at a later time."""
+        return self.amount * 2.0 ** ((self.at - at) / half_life_s) if self.amount else 0.0
+
+
+NO_USE = Use(0.0, 0.0)
+
+
+def held_use(rate: float, seconds: float, half_life_s: float) -> float:
+    """Return the decayed use of holding `rate` weighted GPUs for so long, as of the end of that time."""
+    return (
+        rate * (half_life_s / math.log(2.0)) * -math.expm1(-max(seconds, 0.0) * math.log(2.0) / half_life_s)
+    )
+
+
 class Account:
     """What one team and those below it hold, in thousandths of a GPU: read it, never write it.
 
     `fixed` is the part that may not be preempted, `by_type` and `by_owner` are its parts by type of GPU and
-    owner (a team's own leases only).
+    owner (a team's own leases only). `use` is the decayed use by the team's own leases that have ended.
     """
 
-    __slots__ = ("by_owner", "by_type", "children", "fixed", "guaranteed", "held", "limit", "parent", "team")
+    __slots__ = (
+        "by_owner",
+        "by_type",
+        "children",
+        "fixed",
+        "guaranteed",
+        "held",
+        "limit",
+        "parent",
+        "team",
+        "use",
+    )
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -36,6 +70,7 @@ class Account:
         self.fixed = 0
         self.by_type: dict[str, int] = {}
         self.by_owner: dict[str, int] = {}
+        self.use = NO_USE
 
     @property
     def name(self) -> str:
@@ -87,6 +122,32 @@ class TeamLedger:
         for lease in leases:
             fresh.add(lease, nodes)
         return fresh
+
+    def rate_of(self, lease: Lease, nodes: Mapping[str, NodeState]) -> float:
+        """Return the GPUs of a lease, each times the weight of its type."""
+        weights = self.rules.gpu_weights
+        if not weights:
+            return (
+                sum(len(member.gpu_ids) for member in lease.members) * lease.request.gpu_milli / MILLI_PER_GPU
+            )
+        types = gpu_types_of(lease, nodes)
+        return sum(weights.get(name, 1.0) * milli for name, milli in types.items()) / MILLI_PER_GPU
+
+    def use_after(self, use: Use, lease: Lease, at: float, nodes: Mapping[str, NodeState]) -> Use:
+        """Return a team's use after its lease ended at that time, given its use before."""
+        half_life_s = self.rules.half_life_s
+        held = held_use(self.rate_of(lease, nodes), at - lease.granted_at, half_life_s)
+        return Use(use.at_time(at, half_life_s) + held, at)
+
+    def take_over(self, uses: Mapping[str, Use]) -> None:
+        """Set the use of these teams by leases that have ended; of those without rules in one account."""
+        for team, use in uses.items():
+            self.named(team).use = use
+
+    @property
+    def uses(self) -> dict[str, Use]:
+        """The use of each team that has any."""
+        return {name: account.use for name, account in self.accounts.items() if account.use.amount}
 
     def _count(self, lease: Lease, nodes: Mapping[str, NodeState], sign: int) -> None:
         request = lease.request

@@ -13,6 +13,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Request
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError
+from resource_manager.scheduling.decayed_use import by_fair_tree, by_fair_usage
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.quotas import shares_by_weight
@@ -254,12 +255,23 @@ tiresias = QueueDiscipline(
     by_attained_service, rule="jobs that used less than 16 GPU-hours first", uses_attained=True
 )
 
+fair_usage = QueueDiscipline(
+    by_fair_usage,
+    rule="the team that used least of its share, with half-life, first",
+    compares_teams=True,
+)
+fair_tree = QueueDiscipline(
+    by_fair_tree, rule="by level fair share down the tree of teams, with half-life", compares_teams=True
+)
+
 ORDERS: dict[str, QueueDiscipline] = {
     "fifo": fifo,
     "priority": priority,
     "srtf": srtf,
     "srsf": srsf,
     "fair_share": fair_share,
+    "fair_usage": fair_usage,
+    "fair_tree": fair_tree,
     "tiresias": tiresias,
 }
 

@@ -27,6 +27,7 @@ from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.storage import Store
@@ -232,7 +233,11 @@ class Transactions:
                 if operation.once is not None and operation.changes
             ]
             self.store.commit(
-                cluster.version, changes, now=self.store.now(), lock_token=lock_token, once=once
+                cluster.version,
+                list(with_use(cluster, changes)),
+                now=self.store.now(),
+                lock_token=lock_token,
+                once=once,
             )
             self._replica.refreshed_at = time.monotonic()
             self._measured("commit_s", self._replica.refreshed_at - started)

@@ -7,7 +7,7 @@ JSON as in the stream. A whole state is the inventory with these changes applied
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
+from resource_manager.core.team_ledger import Use
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import (
@@ -82,6 +83,21 @@ class Inventory(NamedTuple):
     retired: tuple[str, ...] = ()
 
 
+USE = "use:"
+"""Beginning of the field of the rules with a team's decayed use."""
+
+
+def use_operations(change: Change) -> list[str]:
+    """Return the arguments of commit.lua that store the decayed use of teams after the change."""
+    if not isinstance(change, Released | Expired | MembersReleased | TeamsChanged) or not change.use:
+        return []
+    return [
+        part
+        for team, amount in change.use.items()
+        for part in ("use", f"{USE}{team}", json.dumps([amount, change.at]))
+    ]
+
+
 def operation(change: Change) -> tuple[str, str, str]:
     """Return the arguments of commit.lua for a change: operation, hash field and JSON."""
     return OPERATIONS[type(change)], _field(change), change_to_json(change)
@@ -117,6 +133,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("drained", drained.node, change_to_json(drained))
     if snapshot.teams:
         parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
+    for team, use in snapshot.use.items():
+        parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
         parts += ("gpu", field, text)
     for node, port in snapshot.last_ports.items():
@@ -174,6 +192,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             retired=tuple(name for name in inventory.retired if name in in_use),
             last_node=last_node.decode(errors="replace") or None,
             teams=_teams(rules.get(TEAMS.encode())),
+            use=_uses(rules),
             watched=tuple(known_gpus.watched),
             closed_gpus=tuple(known_gpus.closed),
             opened_gpus=tuple(known_gpus.opened),
@@ -244,6 +263,18 @@ def _teams(text: bytes | None) -> Teams:
     if not isinstance(change, TeamsChanged):
         raise CorruptStateError(f"not rules of teams: {text[:120]!r}")
     return change.teams
+
+
+def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:
+    found: dict[str, Use] = {}
+    for name, text in rules.items():
+        if name.startswith(USE.encode()):
+            try:
+                amount, at = json.loads(text)
+                found[name.decode()[len(USE) :]] = Use(float(amount), float(at))
+            except (ValueError, TypeError) as error:
+                raise CorruptStateError(f"not the use of a team: {text[:120]!r}") from error
+    return found
 
 
 def _number(text: bytes) -> int:

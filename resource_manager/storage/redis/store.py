@@ -127,6 +127,7 @@ class RedisStore:
                 inventory, forgotten = self._inventory_after(version, changes)
                 operations += forgotten
             operations += layout.operation(change)
+            operations += layout.use_operations(change)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
         answer = self._run(

@@ -2,7 +2,7 @@
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', 15 on:
---       idempotency keys as in once.lua, then for each change: operation, key, JSON ('port' and those that
+--       idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use' and those that
 --       begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
@@ -66,7 +66,7 @@ local function grows()
 end
 
 local function is_change(operation)
-  return operation ~= 'port' and string.sub(operation, 1, 6) ~= 'forget'
+  return operation ~= 'port' and operation ~= 'use' and string.sub(operation, 1, 6) ~= 'forget'
 end
 
 local added, bytes = 0, 0
@@ -174,7 +174,7 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', pending, key, json)
   elseif operation == 'cancel' then
     redis.call('HDEL', pending, key)
-  elseif operation == 'rule' then
+  elseif operation == 'rule' or operation == 'use' then
     redis.call('HSET', rules, key, json)
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
