@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Request
+from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Lease, PendingRequest, Request
 from resource_manager.core.team_ledger import Account, TeamLedger, gpu_types_of, milli_of
 from resource_manager.errors import CapacityError
 from resource_manager.scheduling.gangs import Members, select_members
@@ -33,6 +33,8 @@ Share = tuple[tuple[float, float], ...]
 Cheapness = tuple[int, float, float, str]
 """Sort key of a lease among its team's: lowest priority, least work lost, newest."""
 
+CHEAPEST: Cheapness = (-MAX_PRIORITY - 1, -math.inf, -math.inf, "")
+
 
 def find_victims(
     cluster: ClusterState, pending: PendingRequest, policy: Policy, order: QueueDiscipline, now: float
@@ -51,28 +53,46 @@ def find_victims(
     if ledger is None or fits():
         return []
     right = Right(cluster, request, now)
+    leases = right.leases()
     # If a quota is what stops it, it does not matter where the leases are.
     if stop_of(ledger, request) is not None:
-        return _greedy(cluster, request, right.leases(), right, fits, is_anywhere=True)
-    names = {
-        state.name for state in cluster.nodes if state.is_open and state.leases and state.could_fit(request)
-    }
-    leases = [
-        lease for lease in right.leases() if not names.isdisjoint([member.node for member in lease.members])
-    ]
-    found = _greedy(cluster, request, leases, right, fits, is_anywhere=False)
+        return _greedy(cluster, request, leases, right, fits, is_anywhere=True)
+    useful = _Useful(cluster, request)
+    if request.nodes == 1:
+        found = _greedy_on_one_node(cluster, request, leases, right, fits, useful)
+    else:
+        found = _greedy(cluster, request, [*filter(useful, leases)], right, fits, is_anywhere=False)
     if found or not leases:
         return found
     # Leases that do not help may have used up what a team has beyond its guarantee: look at single nodes.
     on: dict[str, list[Lease]] = {}
     for lease in leases:
-        for name in {member.node for member in lease.members} & names:
-            on.setdefault(name, []).append(lease)
+        for name in {member.node for member in lease.members}:
+            if useful.node(name):
+                on.setdefault(name, []).append(lease)
     steps = iter(range(MAX_STEPS))
     for there in on.values():
         if len(there) <= MAX_EXACT and (found := _exact(cluster, there, right, fits, steps)):
             return found
     return []
+
+
+class _Useful:
+    """Answer, kept for each node, whether a lease is on a node that could take the request when empty."""
+
+    def __init__(self, cluster: ClusterState, request: Request) -> None:
+        self._cluster = cluster
+        self._request = request
+        self._nodes: dict[str, bool] = {}
+
+    def node(self, name: str) -> bool:
+        if name not in self._nodes:
+            state = self._cluster.by_name[name]
+            self._nodes[name] = state.is_open and state.could_fit(self._request)
+        return self._nodes[name]
+
+    def __call__(self, lease: Lease) -> bool:
+        return any(self.node(member.node) for member in lease.members)
 
 
 def place_of(
@@ -86,6 +106,52 @@ def place_of(
     if members is None or not order.admits(cluster, request, members, pending.queued_at, now):
         return None
     return members
+
+
+def _greedy_on_one_node(
+    cluster: ClusterState,
+    request: Request,
+    leases: Sequence[Lease],
+    right: Right,
+    fits: Callable[[], bool],
+    useful: _Useful,
+) -> list[Lease]:
+    """Return what `_greedy` does for a request of one node, counting until its ends can make room there.
+
+    Only the accounts follow each step: most leases are on other nodes than the one that is found.
+    """
+    ledger = cluster.ledger
+    assert ledger is not None
+    counted: list[Lease] = []
+    taken: dict[str, list[Lease]] = {}
+    freed: dict[str, int] = {}
+    found: list[Lease] = []
+    try:
+        for lease in right.in_order(leases):
+            if not useful(lease):
+                continue
+            ledger.remove(lease, cluster.by_name)
+            counted.append(lease)
+            for name in {member.node for member in lease.members}:
+                taken.setdefault(name, []).append(lease)
+                held = sum(len(member.gpu_ids) for member in lease.on(name))
+                freed[name] = freed.get(name, 0) + held
+                is_enough = lease.request.gpu_milli != MILLI_PER_GPU or request.gpu_milli != MILLI_PER_GPU
+                if is_enough or cluster.by_name[name].whole_free + freed[name] >= request.gpus:
+                    found = found or _taken_at_once(cluster, taken[name], fits)
+            if found:
+                return found
+    finally:
+        for lease in counted:
+            ledger.add(lease, cluster.by_name)
+    return []
+
+
+def _taken_at_once(cluster: ClusterState, taken: list[Lease], fits: Callable[[], bool]) -> list[Lease]:
+    with cluster.trial():
+        for lease in taken:
+            cluster.suppose_ended(lease)
+        return _needed(cluster, taken, fits) if fits() else []
 
 
 def _greedy(
@@ -180,22 +246,34 @@ class Right:
 
     def leases(self) -> list[Lease]:
         """Return the leases that may be taken at some moment, by everything that does not change."""
-        request, rules = self._request, self._ledger.rules
-        team, priority = request.team, request.priority
+        team, priority = self._request.team, self._request.priority
+        newest: dict[str, float | None] = {}
+        """Latest start of a lease of each team that may be taken; None if none may."""
         found: list[Lease] = []
         for lease in self._cluster.leases.values():
             other = lease.request
-            if not other.preemptible or lease.quarantined or lease.preempted_by:
+            its_team = other.team
+            if its_team not in newest:
+                newest[its_team] = self._newest(its_team)
+            latest = newest[its_team]
+            if latest is None or lease.granted_at > latest or not other.preemptible:
                 continue
-            if other.team == team:
-                if other.priority >= priority:
-                    continue
-            elif self._over(other.team) is None:
+            if lease.quarantined or lease.preempted_by or (its_team == team and other.priority >= priority):
                 continue
-            own_s = self._ledger.named(other.team).team.min_runtime_s
-            if self._now - lease.granted_at >= (rules.min_runtime_s if own_s is None else own_s):
-                found.append(lease)
+            found.append(lease)
         return found
+
+    def _newest(self, team: str) -> float | None:
+        """Return the latest start of a lease of the team that may be taken; None if none may."""
+        if team != self._request.team:
+            levels = self._over(team)
+            if levels is None or any(
+                account.held <= account.guaranteed and not account.team.guaranteed_by_type
+                for account in levels
+            ):
+                return None
+        own_s = self._ledger.named(team).team.min_runtime_s
+        return self._now - (self._ledger.rules.min_runtime_s if own_s is None else own_s)
 
     def allows(self, lease: Lease) -> bool:
         """Return True if the lease, one of `leases`, may be taken now."""
@@ -209,20 +287,23 @@ class Right:
         """Yield those that may be taken, other teams' first; the caller ends each before the next step."""
         mine: list[Lease] = []
         queues: dict[str, list[Lease]] = {}
+        of_team: dict[str, list[Lease]] = {self._request.team: mine}
         for lease in leases:
             team = lease.request.team
-            if team == self._request.team:
-                mine.append(lease)
-            else:
-                queues.setdefault(self._ledger.named(team).name, []).append(lease)
-        for queue in queues.values():
-            queue.sort(key=_cheapest_first, reverse=True)
+            if team not in of_team:
+                of_team[team] = queues.setdefault(self._ledger.named(team).name, [])
+            of_team[team].append(lease)
+        is_sorted: set[str] = set()
 
         def entry(team: str) -> tuple[Share, Cheapness, str]:
             """Of teams equally over their share, the one whose next lease is the cheapest comes first."""
+            if team not in is_sorted:
+                queues[team].sort(key=_cheapest_first, reverse=True)
+                is_sorted.add(team)
             return _most_over(self._ledger, team), _cheapest_first(queues[team][-1]), team
 
-        heap = [entry(team) for team in queues]
+        # A team's leases are sorted only once it is its turn: until then it stands before all equal ones.
+        heap = [(_most_over(self._ledger, team), CHEAPEST, team) for team in queues]
         heapify(heap)
         while heap:
             first = heappop(heap)

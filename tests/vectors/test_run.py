@@ -10,21 +10,6 @@ import pytest
 
 from tests.vectors.run import DATA, Case, compare, main
 
-ALLOCATION = (
-    "kai: allocation",
-    "kai: allocation in a tree of teams",
-    "kai: allocation of gangs",
-    "kai: allocation with shares of a GPU",
-    "kai: consolidation that is impossible",
-    "kai: no preemption",
-    "kai: no preemption in a tree of teams",
-    "kai: no preemption with shares of a GPU",
-    "kai: topology of a gang",
-    "kai: a lease in quarantine is no victim",
-    "kueue: over the guarantee, no preemption",
-)
-"""Classes in which nothing is preempted."""
-
 
 def job(name: str, gpus: int, members: int = 1, on: str = "", **more: Any) -> dict[str, Any]:
     member = {"state": "running", "node": on} if on else {"state": "pending"}
@@ -113,9 +98,7 @@ def test_a_folder_without_cases_is_bad_input(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.skipif(not any(DATA.glob("*.json")), reason="the cases are not beside the repository")
-@pytest.mark.parametrize("name", ALLOCATION)
-def test_the_published_cases_of_allocation_come_out_as_published(name: str) -> None:
+def test_the_published_cases_come_out_as_published() -> None:
     report = compare(DATA)
-    agree, of = report["by_class"][name]
-    assert [each for each in report["deviations"] if each["class"] == name] == []
-    assert agree == of > 0
+    assert report["deviations"] == []
+    assert report["agree"] == report["of"] > 100

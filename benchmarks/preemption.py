@@ -1,0 +1,100 @@
+"""How fast victims are chosen among 10,000 leases, and what 1,000 teams cost a grant: processor time as JSON.
+
+The leases hold 1, 2, 4 or 8 GPUs of servers with 8; a hundred teams hold a quarter more than their guarantee.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+from resource_manager.core.changes import Granted, Released, TeamsChanged
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Request
+from resource_manager.core.teams import Team, Teams
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.victims import find_victims
+
+LEASES, TEAMS, GPUS, SAMPLES = 10_000, 100, 8, 25
+SIZES = (1, 1, 1, 1, 2, 2, 4, 8)
+
+
+def cluster() -> ClusterState:
+    """Return servers filled with leases of teams beyond their guarantee, and one team that holds nothing."""
+    rng = random.Random(1)
+    sizes = [rng.choice(SIZES) for _ in range(LEASES)]
+    gpus = tuple(Gpu(gpu_id, "H100") for gpu_id in range(GPUS))
+    servers = sum(sizes) // GPUS + 200
+    state = ClusterState(Node(f"s{i:05}", i, {"cpus": 128}, gpus) for i in range(servers))
+    rules = [Team(f"team {i}", int(0.8 * sum(sizes) / TEAMS)) for i in range(TEAMS)]
+    state.apply(TeamsChanged(Teams((*rules, Team("owed", 2000)), True, 0.0, 0.0), 0.0))
+    for number, size in enumerate(sizes):
+        team, priority = f"team {rng.randrange(TEAMS)}", rng.randrange(3)
+        request = Request(f"lease {number}", size, resources={"cpus": 1}, team=team, priority=priority)
+        place = first_fit(state, request)
+        assert place is not None
+        lease = Lease(request, (place,), state.last_fencing_token + 1, float(rng.randrange(100_000)))
+        state.apply(Granted(lease, lease.granted_at))
+    rest = Request("rest", 1)
+    while place := first_fit(state, rest):  # nothing is free
+        filler = rest.for_task(f"rest {state.last_fencing_token}")
+        state.apply(Granted(Lease(filler, (place,), state.last_fencing_token + 1, 2e5), 0.0))
+    return state
+
+
+def choices(state: ClusterState, gpus: int) -> dict[str, float]:
+    """Return the milliseconds to choose the victims for a request of so many GPUs of one server."""
+    order = get_order("priority")
+    pending = PendingRequest(Request("new", gpus, resources={"cpus": 1}, team="owed"), 0.0, 1)
+    found: list[Lease] = []
+
+    def one() -> None:
+        nonlocal found
+        found = find_victims(state, pending, first_fit, order, 1e6)
+
+    times = [_ms(one) for _ in range(SAMPLES)]
+    assert found
+    return {"p50": round(median(times), 2), "max": round(max(times), 2), "victims": len(found)}
+
+
+def grants(teams: int) -> dict[str, float]:
+    """Return the microseconds of a grant and its release with so many idle teams."""
+    state = ClusterState(
+        Node(f"s{i}", i, {"cpus": 128}, tuple(Gpu(gpu_id) for gpu_id in range(GPUS))) for i in range(100)
+    )
+    if teams:
+        rules = tuple(Team(f"team {i}", 0, limit=8) for i in range(teams))
+        state.apply(TeamsChanged(Teams(rules, True), 0.0))
+
+    def one(number: int) -> None:
+        [granted] = allocator.allocate(state, Request(f"t{number}", 1, team="team 1"), first_fit, 1.0)
+        state.apply(granted)
+        state.apply(Released(f"t{number}", state.last_fencing_token, 2.0))
+
+    times = [1000 * _ms(lambda number=number: one(number)) for number in range(2000)]  # type: ignore[misc]
+    return {"p50_us": round(median(times), 1)}
+
+
+def _ms(call: Callable[[], object]) -> float:
+    begin = time.process_time()
+    call()
+    return 1000 * (time.process_time() - begin)
+
+
+def main() -> None:
+    state = cluster()
+    figures: dict[str, object] = {"leases": len(state.leases)}
+    figures |= {f"victims_{gpus}_gpus": choices(state, gpus) for gpus in (1, 2, 4, 8)}
+    figures |= {f"grant_{teams}_teams": grants(teams) for teams in (0, 1000)}
+    json.dump(figures, sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()
