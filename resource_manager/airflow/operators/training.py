@@ -288,7 +288,9 @@ class GPUTrainingOperator(GPUOperator):
         if entry is None or not is_of(entry, identity):
             return None
         # Another process may have ended the job: the request waits again, or has a new lease already.
-        if entry["state"] == "WAITING" or entry["fencing_token"] != event["fencing_token"]:
+        if entry["state"] == "WAITING" or entry["fencing_token"] != event.get(
+            "fencing_token", entry["fencing_token"]
+        ):
             return entry
         return entry if entry["preempted_by"] is not None else None
 
