@@ -156,7 +156,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged:
-    """The rules of the teams are replaced; empty ones end them. `use` replaces what teams used so far."""
+    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far."""
 
     teams: Teams
     at: float

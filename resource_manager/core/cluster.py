@@ -457,7 +457,6 @@ class ClusterState(NodeIndex):
         held = (*self.leases.values(), *self.remainders.values()) if teams else ()
         if ledger is not None:
             ledger = ledger.recount(held, self.by_name)
-            ledger.take_over({} if self.ledger is None else self.ledger.uses)
             ledger.take_over(use)
         self.ledger = ledger
 
@@ -496,7 +495,9 @@ class ClusterState(NodeIndex):
         if self._undo is not None:
             raise CapacityError("an inventory change cannot be tried: apply it outside of a trial")
         self._replace_nodes(change.nodes)
-        self._set_teams(self.teams)  # types of GPUs may have changed
+        self._set_teams(
+            self.teams, {} if self.ledger is None else self.ledger.uses
+        )  # types of GPUs may have changed
 
     def _replace_nodes(self, nodes: tuple[Node, ...]) -> None:
         old = self.by_name

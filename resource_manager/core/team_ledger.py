@@ -140,9 +140,10 @@ class TeamLedger:
         return Use(use.at_time(at, half_life_s) + held, at)
 
     def take_over(self, uses: Mapping[str, Use]) -> None:
-        """Set the use of these teams by leases that have ended; of those without rules in one account."""
+        """Set the use by ended leases of those of these teams that have an account."""
         for team, use in uses.items():
-            self.named(team).use = use
+            if team in self.accounts:
+                self.accounts[team].use = use
 
     @property
     def uses(self) -> dict[str, Use]:

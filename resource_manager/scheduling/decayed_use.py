@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
-from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Released
+from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Released, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.core.team_ledger import Account, Use, held_use, milli_of
@@ -175,6 +175,13 @@ def with_use(cluster: ClusterState, changes: Iterable[Change]) -> Iterator[Chang
     for change in changes:
         if isinstance(change, Granted):
             begun[change.lease.lease_id, change.lease.fencing_token] = change.lease
+        if isinstance(change, TeamsChanged) and not change.use:
+            now = {**ledger.uses, **uses}
+            yield replace(
+                change,
+                use={name: use.at_time(change.at, ledger.rules.half_life_s) for name, use in now.items()},
+            )
+            continue
         if not isinstance(change, Released | Expired | MembersReleased):
             yield change
             continue

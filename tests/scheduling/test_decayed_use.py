@@ -145,8 +145,10 @@ def test_a_state_keeps_its_use_through_trials_snapshots_and_new_rules() -> None:
     assert cluster.ledger.uses == {"vision": Use(ended.use["vision"], 500.0)}
     again = ClusterState.from_snapshot(cluster.snapshot())
     assert used(again, 900.0) == used(cluster, 900.0)
-    cluster.apply(TeamsChanged(Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 600.0))
-    assert used(cluster, 900.0)["vision"] == used(again, 900.0)["vision"]
+    changed = TeamsChanged(Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 600.0)
+    for change in with_use(cluster, [changed]):
+        cluster.apply(change)
+    assert used(cluster, 900.0)["vision"] == pytest.approx(used(again, 900.0)["vision"])
 
 
 def names(order: list[PendingRequest]) -> list[str]:

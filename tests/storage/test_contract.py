@@ -36,6 +36,7 @@ from resource_manager.errors import (
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
 from resource_manager.storage.once import Once
@@ -70,7 +71,7 @@ def commit(
     """Decide, commit and apply; repeat if a busy machine took too long in between."""
     while True:
         now = store.now()
-        changes = decide(now)
+        changes = list(with_use(cluster, decide(now)))
         try:
             store.commit(cluster.version, changes, now=now, lock_token=lock_token)
         except StaleStateError as error:

@@ -225,6 +225,11 @@ class Transactions:
             cluster = self._replica.refresh()
             decided = self._decide(cluster, group)
         changes = [change for operation in decided for change in operation.changes]
+        if cluster.ledger is not None:
+            changes = list(with_use(cluster, changes))
+            rest = iter(changes)
+            for operation in decided:
+                operation.changes = [next(rest) for _ in operation.changes]
         if changes:
             started = time.monotonic()
             once = [
@@ -234,7 +239,7 @@ class Transactions:
             ]
             self.store.commit(
                 cluster.version,
-                list(with_use(cluster, changes)),
+                changes,
                 now=self.store.now(),
                 lock_token=lock_token,
                 once=once,

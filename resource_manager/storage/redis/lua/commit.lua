@@ -174,7 +174,15 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', pending, key, json)
   elseif operation == 'cancel' then
     redis.call('HDEL', pending, key)
-  elseif operation == 'rule' or operation == 'use' then
+  elseif operation == 'rule' then
+    -- What teams used so far comes with their rules.
+    for _, name in ipairs(redis.call('HKEYS', rules)) do
+      if string.sub(name, 1, 4) == 'use:' then
+        redis.call('HDEL', rules, name)
+      end
+    end
+    redis.call('HSET', rules, key, json)
+  elseif operation == 'use' then
     redis.call('HSET', rules, key, json)
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
