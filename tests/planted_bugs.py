@@ -62,6 +62,7 @@ BUGS = [
         ("redis.call('HDEL', quarantined, key)\n  elseif operation == 'quarantine'",
          "elseif operation == 'quarantine'"),
         ("redis.call('HSET', quarantined, key, json)", ""),
+        ("redis.call('HDEL', preempting, lease)", ""),
         ("'sequence', ARGV[13])", "'sequence', 0)"),
         ("redis.call('SADD', kinds, string.match(json, '\"change\":\"(%w+)\"'))", ""),
         ("keep_once(15, time)", ""),

@@ -261,7 +261,10 @@ class Lease:
         return zip(self.ranks, self.members, strict=True) if self.ranks else enumerate(self.members)
 
     def without(self, ranks: Collection[int]) -> Lease | None:
-        """Return the remainder without these members; None if no member is left."""
+        """Return the remainder without these members; None if no member is left.
+
+        What was said of the life of the lease ends with it: its end, its preemption, its checkpoint.
+        """
         left = [(rank, member) for rank, member in self.ranked if rank not in ranks]
         if not left:
             return None
@@ -271,6 +274,9 @@ class Lease:
             ranks=tuple(rank for rank, _ in left),
             quarantined=True,
             expires_at=math.inf,
+            preempted_by="",
+            preempt_until=math.inf,
+            checkpoint_at=None,
         )
 
     def on(self, node: str) -> Iterator[Placement]:

@@ -18,6 +18,7 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     MembersReleased,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -577,3 +578,26 @@ def test_what_members_of_a_gang_held_is_cleaned_by_every_replica(open_client: Op
     commit(store, mine, lambda now: [GpuCleaned("gpu-server-0", 2, 1, 5.0)])
     assert fresh(open_client()).cleaning == ()
     assert mine.node("gpu-server-0").gpu_free[2] == 1000
+
+
+def test_the_preemption_of_a_lease_ends_with_its_members_and_is_not_its_successors(
+    open_client: OpenStore,
+) -> None:
+    """Every replica, read anew or not, knows the same remainder, and a new lease that nobody preempts."""
+    store = open_client()
+    mine = started(store)
+    request = Request("gang", 1, nodes=2)
+    members = (Placement("gpu-server-0", (2,)), Placement("gpu-server-1", (0,)))
+    again = (Placement("gpu-server-0", (3,)), Placement("gpu-server-1", (1,)))
+    steps: list[Change] = [
+        Granted(Lease(request, members, 1, 1.0, 1e12), 1.0),
+        Renewed("gang", 1, 2.0, 1e12, checkpoint_at=1.5),
+        Preempting("gang", 1, "stronger", 1e12, 3.0),
+        MembersReleased("gang", 1, (0,), 4.0),
+        Granted(Lease(request, again, 2, 5.0, 1e12), 5.0),
+    ]
+    for step in steps:
+        commit(store, mine, lambda now, step=step: [step])
+        assert fresh(open_client()) == normal(mine.snapshot())
+    assert mine.leases["gang"].preempted_by == ""
+    assert mine.preempting == set()

@@ -144,6 +144,7 @@ for i = begin, #ARGV, 3 do
       redis.call('HDEL', leases, lease)
       redis.call('HDEL', renewals, lease)
       redis.call('HDEL', quarantined, lease)
+      redis.call('HDEL', preempting, lease)
     end
     if watching then
       begin_cleaning(redis.call('HGET', leases, key), json, cjson.decode(json).ranks)
