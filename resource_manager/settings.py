@@ -129,6 +129,12 @@ class Settings(BaseModel):
         description="Time after the end of a lease until a GPU on which its processes remain is closed.",
     )
 
+    prices: Path | None = Field(
+        default=None,
+        description="TOML file with the price of an hour of a GPU by type, for reports; see "
+        "docs/command-line.md.",
+    )
+
     instance: str | None = Field(
         default=None,
         description="Id of this Airflow in the ids of its leases, as several may share a store; without it, "

@@ -5,6 +5,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     by_hand,
     discovering,
     reconciling,
+    reporting,
     serving,
     storing,
     teams,

@@ -76,6 +76,12 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON only.")(command)
 
 
+def wide_option(command: F) -> F:
+    return click.option("--wide", is_flag=True, help="Print every column, however wide the terminal is.")(
+        command
+    )
+
+
 @main.command()
 @click.option(
     "--watch", "interval_s", is_flag=False, flag_value=2.0, type=float, help="Repeat every SECONDS."
@@ -118,23 +124,25 @@ def _status(target: Target) -> Any:
 
 
 @main.command()
+@wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def leases(target: Target, as_json: bool) -> None:
+def leases(target: Target, wide: bool, as_json: bool) -> None:
     """Show the leases, the oldest first."""
     found = target.manager.leases()
-    print_json(found) if as_json else tables.console().print(tables.leases_table(found, time.time()))
+    print_json(found) if as_json else tables.console(wide=wide).print(tables.leases_table(found, time.time()))
 
 
 @main.command()
+@wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def queue(target: Target, as_json: bool) -> None:
+def queue(target: Target, wide: bool, as_json: bool) -> None:
     """Show the pending requests in queue order."""
     found = target.manager.queue()
-    print_json(found) if as_json else tables.console().print(tables.queue_table(found))
+    print_json(found) if as_json else tables.console(wide=wide).print(tables.queue_table(found))
 
 
 @main.command(cls=DemandCommand)
@@ -268,8 +276,10 @@ def open_gpu(target: Target, server: str, gpu: str, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--after", type=click.IntRange(0, 2**53), default=0, help="Only changes after this version.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option("--after", type=click.IntRange(0, 2**53), help="The first changes after this version.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
+@click.option("--all", "renewals", is_flag=True, help="Show renewals of leases, too.")
+@wide_option
 @click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -284,9 +294,16 @@ def open_gpu(target: Target, server: str, gpu: str, as_json: bool) -> None:
 @click.pass_obj
 @exit_codes
 def history(
-    target: Target, after: int, limit: int, export: Path | None, archive: Path | None, as_json: bool
+    target: Target,
+    after: int | None,
+    limit: int,
+    renewals: bool,
+    wide: bool,
+    export: Path | None,
+    archive: Path | None,
+    as_json: bool,
 ) -> None:
-    """Show the changes in the kept history, the oldest first."""
+    """Show the newest changes in the kept history, the newest last, without renewals."""
     if export is not None and archive is not None:
         raise Failure("--export and --archive exclude each other", BAD_INPUT)
     if target.url and (export or archive):
@@ -307,8 +324,27 @@ def history(
         written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}
         print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
         return
-    entries = target.manager.history(after=after, limit=limit)
-    print_json(entries) if as_json else tables.console().print(tables.history_table(entries))
+    entries = _changes(target.manager, after, limit, renewals)
+    print_json(entries) if as_json else tables.console(wide=wide).print(tables.history_table(entries))
+
+
+def _changes(manager: Any, after: int | None, limit: int, renewals: bool) -> list[Any]:
+    """Return the first changes after a version, or the newest ones, in order."""
+    found: list[Any] = []
+    if after is not None:
+        while len(found) < limit and (page := manager.history(after=after, limit=1000)):
+            found += [change for change in page if renewals or change["change"] != "renewed"]
+            after = page[-1]["version"]
+        return found[:limit]
+    end = manager.get_resource_summary()["version"]
+    while len(found) < limit and end > 0:
+        start = max(end - 1000, 0)
+        page = [change for change in manager.history(after=start, limit=1000) if change["version"] <= end]
+        if not page:
+            break
+        found = [change for change in page if renewals or change["change"] != "renewed"] + found
+        end = start
+    return found[-limit:]
 
 
 @main.command(cls=DemandCommand)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
+from resource_manager.cli.fitting import WIDE, Column, FittedTable
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.serializers import Usage, duration, short_name, short_uuid, usage_in_words
 from resource_manager.rest.console.colours import Colour, Holder, assign
@@ -17,10 +17,24 @@ from resource_manager.rest.console.colours import Colour, Holder, assign
 STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
 Row = Mapping[str, Any]
 
+REPORT_COLUMNS = {
+    "used": 0,
+    "idle": 1,
+    "failed": 2,
+    "preempted": 5,
+    "quarantined": 6,
+    "unknown": 3,
+    "waited": 4,
+}
+"""Columns of a report after `granted`, and the order in which a narrow terminal gives them up."""
 
-def console() -> Console:
-    """Return a console that prints names unchanged: square brackets and colons in them are not markup."""
-    return Console(highlight=False, markup=False, emoji=False)
+
+def console(*, wide: bool = False) -> Console:
+    """Return a console that prints names unchanged: square brackets and colons in them are not markup.
+
+    With `wide` it is as wide as what is printed, whatever the terminal is.
+    """
+    return Console(highlight=False, markup=False, emoji=False, width=WIDE if wide else None, soft_wrap=wide)
 
 
 def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
@@ -31,12 +45,17 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
         for server_id in dict.fromkeys(member["server_id"] for member in lease["members"]):
             on.setdefault(server_id, []).append(lease)
     servers = summary["servers"]
-    table = Table(
+    table = FittedTable(
+        Column("id", 2, justify="right"),
+        Column("server"),
+        Column("state"),
+        Column("GPUs"),
+        Column("free", justify="right"),
+        Column("CPUs free", 1, justify="right"),
+        Column("leases", wraps=True),
         title=f"{summary['total_servers']} servers, {len(leases)} leases, {len(queue)} waiting\n"
-        f"GPUs: {usage(servers, 'gpus')}\nCPUs: {usage(servers, 'cpus')}"
+        f"GPUs: {usage(servers, 'gpus')}\nCPUs: {usage(servers, 'cpus')}",
     )
-    for name in ("id", "server", "state", "GPUs", "free", "CPUs free", "leases"):
-        table.add_column(name, justify="right" if name in ("id", "free", "CPUs free") else "left")
     for server in servers:
         state = str(server.get("state", ""))
         here = on.get(server["server_id"], [])
@@ -100,15 +119,21 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
     return text
 
 
-def teams_table(teams: Row) -> Table:
+def teams_table(teams: Row) -> FittedTable:
     """Return a table of the teams, in GPUs; `-` where a rule is not set."""
     guaranteed = sum(team["guaranteed"] for team in teams["teams"] if team["parent"] is None)
-    table = Table(
+    table = FittedTable(
+        Column("team"),
+        Column("parent", 1),
+        Column("guaranteed", justify="right"),
+        Column("limit", justify="right"),
+        Column("weight", 2, justify="right"),
+        Column("held", justify="right"),
+        Column("borrowed", 3, justify="right"),
+        Column("waiting", justify="right"),
         title=f"{len(teams['teams'])} teams, {guaranteed:g} of {teams['capacity']} GPUs guaranteed, "
-        f"preemption {'on' if teams['preemption'] else 'off'}"
+        f"preemption {'on' if teams['preemption'] else 'off'}",
     )
-    for name in ("team", "parent", "guaranteed", "limit", "weight", "held", "borrowed", "waiting"):
-        table.add_column(name, justify="left" if name in ("team", "parent") else "right")
     for team in teams["teams"]:
         typed = ", ".join(f"{amount:g} {name}" for name, amount in team["guaranteed_by_type"].items())
         table.add_row(
@@ -124,12 +149,21 @@ def teams_table(teams: Row) -> Table:
     return table
 
 
-def leases_table(leases: Sequence[Row], now: float) -> Table:
-    table = Table(title=f"{len(leases)} leases")
-    table.add_column("task", overflow="fold")  # never truncated: ids often differ only at the end
-    uuids = ["UUIDs"] if any(map(_uuids, leases)) else []
-    for name in ("server", "GPUs", *uuids, "CPUs", "owner", "team", "age", "renew within"):
-        table.add_column(name)
+def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
+    """Return the leases: in a narrow terminal their task, server, GPUs and age."""
+    uuids = [Column("UUIDs", 6)] if any(map(_uuids, leases)) else []
+    table = FittedTable(
+        Column("task"),
+        Column("server"),
+        Column("GPUs"),
+        *uuids,
+        Column("CPUs", 3, justify="right"),
+        Column("owner", 2),
+        Column("team", 1),
+        Column("age", justify="right"),
+        Column("renew within", 5, justify="right"),
+        title=f"{len(leases)} leases",
+    )
     for lease in leases:
         ends = lease.get("expires_at")
         table.add_row(
@@ -148,13 +182,24 @@ def leases_table(leases: Sequence[Row], now: float) -> Table:
 
 def queue_table(queue: Sequence[Row]) -> Group:
     """Return the pending requests with reason and estimated start, then why any start is unknown."""
-    table = Table(title=f"{len(queue)} waiting")
-    for name in ("#", "task", "GPUs", "CPUs", "waits", "reason", "should start"):
-        table.add_column(name, overflow="fold")
+    table = FittedTable(
+        Column("#", justify="right"),
+        Column("task"),
+        Column("team", 2),
+        Column("priority", 3, justify="right"),
+        Column("GPUs", justify="right"),
+        Column("CPUs", 4, justify="right"),
+        Column("waits", 1, justify="right"),
+        Column("reason", wraps=True),
+        Column("should start"),
+        title=f"{len(queue)} waiting",
+    )
     for entry in queue:
         table.add_row(
             str(entry["position"]),
             entry["task_id"],
+            entry["team"],
+            str(entry["priority"]),
             f"{entry['nodes']} × {entry['required_gpus']}"
             if entry["nodes"] > 1
             else str(entry["required_gpus"]),
@@ -214,9 +259,9 @@ def explanation(answer: Row) -> Group:
     if estimate := answer.get("estimated_start"):
         verdict.append(f" Should start: {start(estimate)}{': ' if estimate['detail'] else ''}")
         verdict.append(f"{estimate['detail']}.")
-    table = Table()
-    for name in ("id", "server", "fits", "why not"):
-        table.add_column(name)
+    table = FittedTable(
+        Column("id", 1, justify="right"), Column("server"), Column("fits"), Column("why not", wraps=True)
+    )
     for server in answer["servers"]:
         table.add_row(
             str(server["server_id"]),
@@ -227,13 +272,40 @@ def explanation(answer: Row) -> Group:
     return Group(verdict, table)
 
 
-def history_table(changes: Sequence[Row]) -> Table:
-    table = Table()
-    for name in ("version", "time", "change", "what"):
-        table.add_column(name)
+def history_table(changes: Sequence[Row]) -> FittedTable:
+    """Return the changes in the order given."""
+    table = FittedTable(
+        Column("version", 1, justify="right"), Column("time"), Column("change"), Column("what", wraps=True)
+    )
     for change in changes:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
         table.add_row(str(change["version"]), at, change["change"], describe(change))
+    return table
+
+
+def report_table(report: Row) -> FittedTable:
+    """Return the GPU-hours by group, then their sum; a column without any value is left out."""
+    total = report["total"]
+    since, until = (
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(report[key])) for key in ("since", "until")
+    )
+    title = f"GPU-hours from {since} to {until}"
+    if report["history_since"] is not None and report["history_since"] > report["since"]:
+        kept = time.strftime("%Y-%m-%d %H:%M", time.localtime(report["history_since"]))
+        title += f"\nThe history goes back to {kept}: leases that ended before are not counted."
+    optional = {"cost": 7, "energy_kwh": 8}
+    extra = [name for name in optional if total[name] is not None and (name != "cost" or total[name])]
+    table = FittedTable(
+        *(Column(name.replace("_", " ")) for name in report["by"]),
+        Column("granted", justify="right"),
+        *(Column(name, order, justify="right") for name, order in REPORT_COLUMNS.items()),
+        *(Column(name.replace("_", " "), optional[name], justify="right") for name in extra),
+        title=title,
+    )
+    for row in (*report["rows"], total):
+        group = row["group"].values() if row is not total else ("all", *[""] * (len(report["by"]) - 1))
+        amounts = (row[name] for name in ("granted", *REPORT_COLUMNS, *extra))
+        table.add_row(*group, *("-" if amount is None else f"{amount:,.1f}" for amount in amounts))
     return table
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from resource_manager.core.models import Gpu
     from resource_manager.core.teams import Teams
     from resource_manager.manager.demand import Demand
+    from resource_manager.manager.report import Report
     from resource_manager.manager.results import (
         Allocation,
         Explanation,
@@ -255,6 +256,11 @@ class ServiceClient:
 
     def history(self, after: int = 0, limit: int = PAGE) -> list[Recorded]:
         return list(islice(self._pages("/api/history", after, min(limit, PAGE)), limit))
+
+    def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
+        """Return the GPU-hours of the last time, in seconds or as `30d`, by these keys."""
+        ago = since if isinstance(since, str) else f"{since:f}s"
+        return cast("Report", self._get("/api/report", {"by": list(by), "since": ago}))
 
     def explain(
         self,

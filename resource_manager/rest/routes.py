@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import flask
 
+from resource_manager.agent.accounting import report_of
 from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.reports import ReportError, read_report
 from resource_manager.agent.use import use_of
@@ -21,6 +22,7 @@ from resource_manager.errors import (
     ResourceManagerError,
     UnknownNodeError,
 )
+from resource_manager.manager.report import ReportQuery
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
@@ -41,6 +43,7 @@ from resource_manager.rest.schemas import (
     Explanation,
     GpusQuery,
     Health,
+    HoursReport,
     NoBody,
     OpenGpuBody,
     Page,
@@ -479,6 +482,19 @@ def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
 )
 def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Any:
     return service.watch.look(lambda cluster, now: service.watch.usage_history.series(query.hours, now))
+
+
+@routes.add(
+    "GET",
+    "/api/report",
+    Role.READER,
+    "GPU-hours granted and what became of them, by team, user, DAG or GPU type",
+    query=ReportQuery,
+    answer=HoursReport,
+    tags=("history",),
+)
+def report(service: Service, caller: Identity, query: ReportQuery) -> Any:
+    return report_of(service.manager, query)
 
 
 @routes.add("GET", "/api/caller", Role.READER, "Name, role and teams of the caller", answer=CallerAnswer)

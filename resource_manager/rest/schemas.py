@@ -201,6 +201,17 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class HoursReport(Answer):
+    """GPU-hours: in each row `granted` is the sum of used, idle, failed, preempted, quarantined, unknown."""
+
+    since: float
+    until: float
+    history_since: float | None
+    by: list[str]
+    rows: list[dict[str, Any]]
+    total: dict[str, Any]
+
+
 class Member(Answer):
     """One server of a lease, in the order of the ranks."""
 

@@ -1,0 +1,90 @@
+"""`gpu-manager report`: GPU-hours, and what became of them."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.commands import json_option, main, wide_option
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.lazy import lazy_module
+
+if TYPE_CHECKING:
+    from resource_manager.cli import tables
+else:  # loads rich, which no command with --json needs
+    tables = lazy_module("resource_manager.cli.tables")
+
+FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unknown", "waited")
+"""Columns in hours."""
+
+
+@main.command()
+@click.option("--by", default="team", show_default=True, help="Keys: any of team,user,dag,gpu_type.")
+@click.option("--since", default="30d", show_default=True, help="How far back: 45min, 12h, 30d.")
+@click.option(
+    "--prices",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with the price of an hour of a GPU by type; overrides GPU_MANAGER_PRICES.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV only.")
+@wide_option
+@json_option
+@click.pass_obj
+@exit_codes
+def report(
+    target: Target, by: str, since: str, prices: Path | None, as_csv: bool, wide: bool, as_json: bool
+) -> None:
+    """Show the GPU-hours granted, what became of them, and the hours waited.
+
+    granted = used + idle + failed + preempted + quarantined + unknown.
+    """
+    if as_csv and as_json:
+        raise Failure("--csv and --json exclude each other", BAD_INPUT)
+    found = _report(target, by, since, prices)
+    if as_json:
+        print_json(found)
+    elif as_csv:
+        _print_csv(found)
+    else:
+        tables.console(wide=wide).print(tables.report_table(found))
+
+
+def _report(target: Target, by: str, since: str, prices: Path | None) -> Any:
+    from pydantic import ValidationError
+
+    from resource_manager.manager.report import ReportQuery
+
+    try:
+        query = ReportQuery.model_validate({"by": by, "since": since})
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise Failure(f"--{wrong['loc'][0]}: {wrong['msg']}", BAD_INPUT) from error
+    if target.url:
+        if prices is not None:
+            raise Failure("--prices reads the store itself: leave out --url, or set the service's", BAD_INPUT)
+        return target.manager.report(query.by, query.since)
+    from resource_manager.agent.accounting import accounts_of, measures_of
+    from resource_manager.manager.report import load_prices
+
+    manager = target.manager
+    listed = load_prices(prices or manager.settings.prices)
+    return accounts_of(manager).report(query, measures=measures_of(manager), prices=listed)
+
+
+def _print_csv(found: Any) -> None:
+    columns = [*FIELDS, "leases", "cost", "energy_kwh"]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*found["by"], *columns])
+    for row in found["rows"]:
+        values = ("" if row[name] is None else row[name] for name in columns)
+        writer.writerow([*map(_inert, row["group"].values()), *values])
+
+
+def _inert(text: str) -> str:
+    """Return a name as a spreadsheet shows it, not as a formula that it would compute."""
+    return f"'{text}" if text[:1] in "=+-@\t\r" else text

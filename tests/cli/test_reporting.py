@@ -1,0 +1,131 @@
+"""`report` and `history` on a service and a store: what they print adds up and fits."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.core.models import Gpu, Node
+from resource_manager.storage.memory import MemoryStore
+from tests.builders import Clock
+from tests.cli.targets import Run, running_on
+
+CATEGORIES = ("used", "idle", "failed", "preempted", "quarantined", "unknown")
+
+
+@pytest.fixture
+def manager() -> Iterator[GPUResourceManager]:
+    """Two hours in which nlp failed on two GPUs for one, and vision succeeded on one for both."""
+    clock = Clock()
+    node = Node("s0", 0, {"cpus": 64}, tuple(Gpu(i, "A100" if i < 2 else "H100") for i in range(4)))
+    with GPUResourceManager(store=MemoryStore(clock=clock), inventory=[node]) as manager:
+        manager.submit("a", 2, team="nlp", owner="ada", labels={"dag_id": "bert"})
+        manager.submit("b", 1, team="=vision", owner="bob")
+        manager.submit("c", 4, team="nlp", owner="ada")
+        clock.now += 3600
+        manager.renew("b")
+        manager.release("a", outcome="FAILED")
+        clock.now += 3600
+        manager.cancel("c")
+        manager.release("b", outcome="SUCCESS")
+        yield manager
+
+
+@pytest.fixture(params=["service", "store"])
+def run(
+    request: pytest.FixtureRequest,
+    manager: GPUResourceManager,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Run]:
+    with running_on(request.param, manager, tmp_path, monkeypatch) as run:
+        yield run
+
+
+def test_the_report_adds_up_by_every_key(run: Run) -> None:
+    for by in ("team", "user", "dag", "gpu_type", "team,dag,user,gpu_type"):
+        done = run("report", "--by", by, "--since", "3h", "--json")
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        for row in (*found["rows"], found["total"]):
+            assert sum(row[name] for name in CATEGORIES) == pytest.approx(row["granted"])
+        for name in ("granted", "waited", *CATEGORIES):
+            assert sum(row[name] for row in found["rows"]) == pytest.approx(found["total"][name])
+        assert (found["total"]["failed"], found["total"]["used"]) == (pytest.approx(2), pytest.approx(2))
+        assert found["total"]["waited"] == pytest.approx(2)
+
+
+def test_csv_is_one_line_a_group_and_holds_no_formula(run: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(run("report", "--csv").stdout)))
+    assert [(row["team"], float(row["granted"])) for row in rows] == [("nlp", 2.0), ("'=vision", 2.0)]
+
+
+def test_the_table_fits_80_columns_and_wide_shows_all(run: Run) -> None:
+    narrow = run("report", "--by", "team,user,dag,gpu_type").stdout
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "=vision" in narrow
+    assert "not shown: " in narrow
+    wide = run("report", "--by", "team,user,dag,gpu_type", "--wide").stdout
+    assert all(name in wide for name in CATEGORIES)
+    assert "not shown" not in wide
+
+
+def test_prices_make_costs(
+    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[prices]\nA100 = 2.0\ndefault = 3.5\n")
+    with running_on("store", manager, tmp_path, monkeypatch) as run:
+        found = json.loads(run("report", "--prices", str(prices), "--json").stdout)
+        assert found["total"]["cost"] == pytest.approx(2 * 2.0 + 2 * 3.5)
+        prices.write_text("[prices]\nA100 = 'dear'\n")
+        done = run("report", "--prices", str(prices))
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert "prices.A100: Input should be a valid number" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--by", "colour"], "--by: Input should be 'team', 'user', 'dag' or 'gpu_type'"),
+        (["--since", "soon"], "--since: must be seconds or a text such as 45s, 10min, 12h, 3d, got 'soon'"),
+        (["--csv", "--json"], "--csv and --json exclude each other"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, arguments: list[str], text: str) -> None:
+    done = run("report", *arguments)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"Error: {text}\n")
+
+
+def test_history_shows_the_newest_last_without_renewals(run: Run) -> None:
+    def kinds(*more: str) -> list[str]:
+        return [change["change"] for change in json.loads(run("history", "--json", *more).stdout)]
+
+    without = kinds()
+    assert without[-2:] == ["cancelled", "released"]
+    assert "renewed" not in without
+    assert kinds("--all").count("renewed") == 1
+    assert kinds("--limit", "1") == ["released"]
+    assert kinds("--after", "1", "--limit", "1") == without[1:2]
+    assert max(map(len, run("history").stdout.splitlines())) <= 80
+
+
+def test_ids_are_whole_however_narrow(
+    run: Run, monkeypatch: pytest.MonkeyPatch, manager: GPUResourceManager
+) -> None:
+    name = "a-very-long-dag-of-team-vision/manual__2026-11-22T12:00:00/train_the_model/"
+    for number in range(2):
+        manager.submit(f"{name}{number}", 1, team="vision", owner="somebody@example.com")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("leases").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    joined = "".join(line.strip("│┃ ").split("│")[0].strip() for line in shown.splitlines())
+    assert f"{name}0" in joined
+    assert f"{name}1" in joined
+    assert f"{name}1" in run("leases", "--wide").stdout
