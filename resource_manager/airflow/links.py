@@ -23,4 +23,4 @@ class ConsoleLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         base_url = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
-        return f"{base_url}/gpu/leases?q={quote(TaskIdentity.of(ti_key, instance_id()).lease_id, safe='')}"
+        return f"{base_url}/gpu/lease?id={quote(TaskIdentity.of(ti_key, instance_id()).lease_id, safe='')}"

@@ -279,7 +279,7 @@ def test_the_sensor_and_the_link_use_the_lease_id_of_their_own_airflow(manager, 
         assert sensor.poke({"ti": TASK})
         assert asked == [f"{THEIRS.lease_id} (sensor)"]
         link = ConsoleLink().get_link(sensor, ti_key=TASK)
-    assert unquote(link).endswith(f"/gpu/leases?q={THEIRS.lease_id}")
+    assert unquote(link).endswith(f"/gpu/lease?id={THEIRS.lease_id}")
 
 
 def test_the_console_links_only_to_tasks_of_its_own_airflow():

@@ -18,6 +18,7 @@ PAGES = (
     "/servers/0",
     "/queue",
     "/leases",
+    "/lease?id=t",
     "/charts",
     "/what-if?required_gpus=4&required_cpus=8",
     "/docs",
@@ -77,7 +78,8 @@ def test_an_allocation_appears_without_a_reload(page: Any, service: b.Service) -
     row = page.locator("#server-2")
     bar = row.locator(".cell[data-task=train_1]")
     b.expect(bar).to_have_count(1)
-    b.expect(bar).to_have_text("train_1")
+    b.expect(bar.locator("> b")).to_have_text("train_1")
+    b.expect(bar).to_contain_text("GPU 0–3")
     b.expect(bar).to_contain_class("s4")
     b.expect(page.locator("#totals dd", has_text="28")).to_be_visible()
     assert page.evaluate("window.same") is True
@@ -105,7 +107,7 @@ def test_a_user_releases_only_their_own_leases(page: Any, service: b.Service) ->
     b.log_in(page, service, "ursula")
     page.get_by_role("link", name="Leases").click()
     task = "http://airflow.example/dags/d/runs/manual__1/tasks/t"
-    b.expect(page.get_by_role("link", name="mine")).to_have_attribute("href", task)
+    b.expect(page.get_by_role("link", name="Task and log of mine")).to_have_attribute("href", task)
     b.expect(page.get_by_text("Release…")).to_have_count(1)
     page.get_by_text("Release…").click()
     page.get_by_role("button", name="Release mine").click()
@@ -149,13 +151,12 @@ def test_the_console_can_be_used_by_keyboard_alone(page: Any, service: b.Service
     page.keyboard.press("Tab")
     b.expect(page.locator(".skip")).to_be_focused()
     page.keyboard.press("Enter")
-    page.locator("#server-0 summary").focus()
+    page.locator("#server-0 .actions > button").focus()
     page.keyboard.press("Enter")
-    b.expect(page.locator("#server-0 details[open]")).to_have_count(1)
-    page.keyboard.press("Tab")
+    b.expect(page.locator("#server-0 :popover-open")).to_have_count(1)
     page.keyboard.type("by keyboard")
     page.keyboard.press("Escape")
-    b.expect(page.locator("#server-0 details[open]")).to_have_count(0)
+    b.expect(page.locator("#server-0 :popover-open")).to_have_count(0)
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -183,7 +184,7 @@ def test_charts_are_drawn(page: Any, service: b.Service) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", [390, 820, 1440])
 def test_axe_finds_nothing_serious(chromium: Any, service: b.Service, scheme: str, width: int) -> None:
     source = b.axe_source()
     allocate(service, "olga", "t")
@@ -197,8 +198,8 @@ def test_axe_finds_nothing_serious(chromium: Any, service: b.Service, scheme: st
     b.log_in(page, service, "olga")
     for path in PAGES:
         page.goto(service.url + path)
-        for summary in page.locator("main summary").all()[:2]:
-            summary.click()
+        for button in page.locator("main summary, main [popovertarget]").all()[:1]:
+            button.click()
         page.evaluate(SETTLED)
         found[path] = b.serious(page, source)
         overflow = page.evaluate(

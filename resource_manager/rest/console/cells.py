@@ -38,7 +38,8 @@ class Bars:
 class Cell:
     """Cell of one GPU, or of `span` neighbours of one lease: CSS classes, text and tooltip.
 
-    `devices` are the numbers and UUIDs of its GPUs, `bars` their use if their server reports it.
+    `since` is when its lease was granted, `devices` are the numbers and UUIDs of its GPUs, `bars` their
+    use if their server reports it.
     """
 
     classes: str
@@ -46,8 +47,17 @@ class Cell:
     title: str
     task_id: str = ""
     span: int = 1
+    since: float | None = None
+    team: str = ""
+    rank: str = ""
     devices: list[tuple[int, str]] = field(default_factory=list)
     bars: list[Bars] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> str:
+        """Numbers of its GPUs: `3` or `0–3`."""
+        first, last = self.devices[0][0], self.devices[-1][0]
+        return str(first) if first == last else f"{first}–{last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,11 @@ class ServerRow:
     address: str
     is_open: bool
     retired: bool
+
+    @property
+    def cpus_tenths(self) -> int:
+        """Used CPUs in tenths of all."""
+        return _tenths(self.cpus.used / self.cpus.total) if self.cpus.total else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +204,53 @@ def _cell(
     if closed is not None:
         classes += " fault"
         text = f"{icon} {text}"
-    return Cell(classes, text, f"GPU {gpu_id}: {who}{why}", first.key)
+    cell = Cell(classes, text, f"GPU {gpu_id}: {who}{why}", first.key)
+    if len(leases) == 1:
+        cell.since, cell.team, cell.rank = first.granted_at, first.request.team, _rank(first, state.name)
+    return cell
+
+
+def _rank(lease: Lease, node: str) -> str:
+    """Return `rank 0 of 2` for the member of a gang on that node, empty for a lease of one server."""
+    if lease.request.nodes == 1:
+        return ""
+    ranks = ", ".join(str(rank) for rank, member in lease.ranked if member.node == node)
+    return f"rank {ranks} of {lease.request.nodes}"
+
+
+def gpus_asked(request: Request) -> str:
+    """Return the GPUs that a request asks for: `4`, `2 × 8`, `250 milli`."""
+    if request.gpu_milli != MILLI_PER_GPU:
+        text = f"{request.gpu_milli} milli"
+    else:
+        text = str(request.gpus)
+    return f"{request.nodes} × {text}" if request.nodes > 1 else text
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What is wrong, on which server."""
+
+    text: str
+    server_id: int
+
+
+def alerts(cluster: ClusterState) -> list[Alert]:
+    """Return what an operator should look at: failed servers, closed GPUs, quarantined leases."""
+    found = []
+    for state in cluster.nodes:
+        at = state.node.server_id
+        if state.drained is not None and state.drained.failed:
+            found.append(Alert(f"{state.name} failed: {state.drained.reason or 'no reason given'}", at))
+        for gpu_id, closed in state.closed_gpus.items():
+            icon, word = mark_of(closed)
+            found.append(Alert(f"{icon} {state.name} GPU {gpu_id} {word}: {closed.reason}", at))
+    for lease in (*cluster.leases.values(), *cluster.remainders.values()):
+        if lease.quarantined:
+            names = ", ".join(dict.fromkeys(member.node for member in lease.members))
+            text = f"⚠ {short_name(lease.lease_id)} on {names} is quarantined"
+            found.append(Alert(text, cluster.by_name[lease.placement.node].node.server_id))
+    return found
 
 
 def mark_of(closed: GpuClosed | None) -> tuple[str, str]:

@@ -10,13 +10,12 @@ from pydantic import Field, ValidationError
 
 from resource_manager.agent.use import KeptReport, kept_reports, use_of
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
-from resource_manager.rest.console import cells
+from resource_manager.rest.console import cells, lease_page
 from resource_manager.rest.console.server_history import describe_change, health_history
 from resource_manager.rest.console.what_if import what_if as answer_what_if
 from resource_manager.rest.events import CLIENT_GONE, EventStream
@@ -39,6 +38,12 @@ from resource_manager.rest.tokens import Role
 routes = Routes()
 
 PER_PAGE = 100
+
+FIRST = 5
+"""Number of pending requests beside the servers."""
+
+MAX_ESTIMATED = 200
+"""Longest queue whose starts are estimated for a page that does not list them all."""
 
 
 class ServersQuery(Body):
@@ -77,6 +82,12 @@ class TaskForm(Body):
     sequence: int | None = None
 
 
+class LeaseQuery(Body):
+    """Lease or pending request to show."""
+
+    id: LeaseId
+
+
 class OpenGpuForm(Body):
     """GPU that a button opens."""
 
@@ -86,13 +97,15 @@ class OpenGpuForm(Body):
 @routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
 def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     if query.task:
-        return flask.redirect(flask.url_for("gpu.page_leases", q=query.task))
+        return flask.redirect(flask.url_for("gpu.page_lease", id=query.task))
 
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         found = cells.matching(cluster.nodes, query.q, query.state)
         shown, paging = _paged(found, query.page)
         mapped = found if len(cluster.nodes) > PER_PAGE else []
         return {
+            "now": now,
+            **_side(service, cluster, now),
             "rows": cells.server_rows(cluster, shown),
             "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(mapped)],
             "totals": cells.totals(cluster),
@@ -106,13 +119,13 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
 
 @routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers", query=RowsQuery, page=True)
 def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
-    def look(cluster: ClusterState, now: float) -> list[cells.ServerRow]:
+    def look(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
-        return cells.server_rows(cluster, [state for state in known if state is not None])
+        return cells.server_rows(cluster, [state for state in known if state is not None]), now
 
-    rows = service.watch.look(look)
+    rows, now = service.watch.look(look)
     cells.show_use(rows, _kept(service, [row.name for row in rows]))
-    return _page("server_rows.html", service, caller, rows=rows)
+    return _page("server_rows.html", service, caller, rows=rows, now=now)
 
 
 @routes.add("GET", "/servers/<int:server_id>", Role.READER, "One server and its GPUs", page=True)
@@ -139,11 +152,18 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
     return _page("server.html", service, caller, use=use, changes=changes, describe=describe_change, **shown)
 
 
-@routes.add("GET", "/fragments/totals", Role.READER, "The figures at the top", page=True)
-def totals(service: Service, caller: Identity) -> Any:
-    return _page(
-        "totals.html", service, caller, totals=service.watch.look(lambda cluster, now: cells.totals(cluster))
-    )
+@routes.add("GET", "/fragments/side", Role.READER, "Tiles and queue beside the servers", page=True)
+def side(service: Service, caller: Identity) -> Any:
+    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+        return {"now": now, "totals": cells.totals(cluster), **_side(service, cluster, now)}
+
+    return _page("side.html", service, caller, **service.watch.look(look))
+
+
+@routes.add("GET", "/lease", Role.READER, "One lease or pending request", query=LeaseQuery, page=True)
+def lease(service: Service, caller: Identity, query: LeaseQuery) -> Any:
+    shown = lease_page.look_at(service, caller, query.id)
+    return _page("lease.html", service, caller, describe=lease_page.describe_event, **shown)
 
 
 @routes.add("GET", "/leases", Role.READER, "Leases", query=ListQuery, page=True)
@@ -254,6 +274,15 @@ def act_release(service: Service, caller: Identity) -> Any:
     return _back("gpu.page_leases", f"{form.task_id} is released.")
 
 
+@routes.add("POST", "/act/stop", Role.USER, "Stop the job of a lease and release it", page=True)
+def act_stop(service: Service, caller: Identity) -> Any:
+    form = _form(TaskForm)
+    if form.fencing_token is None:
+        raise ProblemError(400, "fencing_token is missing")
+    flask.flash(lease_page.stop_job(service, caller, form.task_id, form.fencing_token))
+    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
+
+
 @routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
 def act_cancel(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
@@ -301,6 +330,20 @@ def _kept(service: Service, servers: list[str]) -> dict[str, KeptReport]:
         return {}
 
 
+def _side(service: Service, cluster: ClusterState, now: float) -> dict[str, Any]:
+    """Return the alerts, and who waits first and why."""
+    estimated = len(cluster.pending) <= MAX_ESTIMATED
+    entries: list[Any] = []
+    if cluster.pending:
+        entries = list(service.manager.queue_in(cluster, now, estimated=estimated))
+    first = [
+        {**entry, "asks": cells.gpus_asked(cluster.pending[entry["task_id"]].request)}
+        for entry in entries[:FIRST]
+    ]
+    oldest = min((entry.queued_at for entry in cluster.pending.values()), default=None)
+    return {"alerts": cells.alerts(cluster), "waiting": first, "oldest": oldest}
+
+
 def _page(template: str, service: Service, caller: Identity, **values: Any) -> str:
     return flask.render_template(
         template, service=service, caller=caller, csrf=auth.csrf_token(service.secret, caller), **values
@@ -334,7 +377,8 @@ def _waiting(
     request = cluster.pending[entry["task_id"]].request
     return {
         **entry,
-        "gpus": request.gpus if request.gpu_milli == MILLI_PER_GPU else f"{request.gpu_milli} milli",
+        "asks": cells.gpus_asked(request),
+        "types": ", ".join(request.gpu_types),
         "cpus": f"{entry['required_cpus']:g}",
         "start": entry["estimated_start"],
         "link": cells.task_link(request, service),

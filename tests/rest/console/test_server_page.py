@@ -51,7 +51,7 @@ def text_of(client: FlaskClient, path: str) -> str:
 @pytest.mark.parametrize("path", ["/", "/fragments/servers?ids=0"])
 def test_cells_have_bars_and_closed_gpus_icon_and_pattern(as_role: AsRole, path: str) -> None:
     page = text_of(as_role(Role.READER), path)
-    cells = re.findall(r'<i class="cell ([^"]*)" title="([^"]*)"[^>]*>(.*?)</i>', page)
+    cells = re.findall(r'<[ai][^>]* class="cell ([^"]*)" title="([^"]*)"[^>]*><b>(.*?)</[ai]>', page)
     assert [(text.partition("<")[0], "fault" in classes) for classes, _, text in cells] == [
         ("train", False),
         ("✖ train", True),

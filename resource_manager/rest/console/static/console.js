@@ -14,7 +14,7 @@
 
   function inUse(element) {
     return element.contains(document.activeElement) && document.activeElement !== document.body
-      ? true : element.querySelector("details[open]") !== null;
+      ? true : element.querySelector("details[open], :popover-open") !== null;
   }
 
   async function page(url) {
@@ -40,9 +40,12 @@
         const fresh = await page(location.href);
         replace(own, fresh.querySelector("[data-fragment=self]"));
       }
-      const totals = document.getElementById("totals");
-      if (totals) replace(totals, (await page(root + "/fragments/totals")).getElementById("totals"));
       await refreshRows(ids, all);
+      const parts = document.querySelectorAll("[data-part]");
+      if (parts.length) {
+        const fresh = await page(root + "/fragments/side");
+        parts.forEach((part) => replace(part, fresh.getElementById(part.id)));
+      }
       tick();
     } catch (error) {
       show("off");
@@ -111,9 +114,8 @@
   }
 
   document.addEventListener("focusout", () => { if (pending.size) later(); });
+  document.addEventListener("toggle", () => { if (pending.size) later(); }, true);
   document.addEventListener("click", (event) => {
-    const cell = event.target.closest("[data-task]");
-    if (cell) location.href = root + "/leases?q=" + encodeURIComponent(cell.dataset.task);
     const dot = event.target.closest("[data-page]");
     if (dot) {
       const query = new URLSearchParams(location.search);
@@ -147,7 +149,7 @@
       document.dispatchEvent(new Event("themechange"));
     });
   }
-  if (body.dataset.csrf && document.querySelector("[data-server], [data-fragment]")) follow();
+  if (body.dataset.csrf && document.querySelector("[data-server], [data-fragment], [data-part]")) follow();
   setInterval(tick, 10000);
   setInterval(() => {
     if (document.hidden || !document.querySelector(".uses, table.gpus")) return;

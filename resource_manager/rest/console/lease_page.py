@@ -1,0 +1,131 @@
+"""One lease or pending request: what it asked for, where it is, its events, and the end of its job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resource_manager.agent.use import GpuUse, use_of
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.manager import serializers
+from resource_manager.manager.results import Recorded
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.console import cells
+from resource_manager.rest.console.history_pages import lease_of, newest
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.service import Service
+
+MAX_EVENTS = 100
+
+WORDS = {
+    "queued": "queued",
+    "granted": "granted",
+    "renewed": "renewed",
+    "released": "released",
+    "membersreleased": "members released",
+    "expired": "expired",
+    "quarantined": "quarantined: not renewed in time",
+    "cancelled": "left the queue",
+    "preempting": "is being preempted",
+}
+
+
+def asked(request: Request) -> list[tuple[str, str]]:
+    """Return what a request asks for, as names and values."""
+    rows = [("GPUs", cells.gpus_asked(request)), ("CPUs", f"{request.resources.get('cpus', 0):g}")]
+    others = {name: amount for name, amount in request.resources.items() if name != "cpus"}
+    rows += [(name, f"{amount:g}") for name, amount in others.items()]
+    rows += [("GPU type", ", ".join(request.gpu_types)), ("Vendor", request.vendor)]
+    rows += [("Only on", request.required_node or ""), ("Rather on", request.preferred_node or "")]
+    rows += [("Server labels", _pairs(request.labels_required)), ("Labels", _pairs(request.labels))]
+    runtime = request.expected_runtime_s
+    rows += [("Expected runtime", "" if runtime is None else serializers.duration(runtime))]
+    return [(name, value) for name, value in rows if value]
+
+
+def _pairs(labels: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in labels.items())
+
+
+def look_at(service: Service, caller: Identity, lease_id: str) -> dict[str, Any]:
+    """Return what the page of a lease shows; raises `ProblemError` if nothing is known of it."""
+
+    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+        found: dict[str, Any] = {"lease": None, "waiting": None, "now": now, "totals": cells.totals(cluster)}
+        request = None
+        if (lease := cluster.leases.get(lease_id)) is not None:
+            request = lease.request
+            colour = cells.colours_of(cluster, [lease])[lease.key]
+            found["lease"] = serializers.allocation(cluster, lease)
+            found["row"] = cells.lease_row(cluster, lease, colour, caller, service)
+        elif lease_id in cluster.pending:
+            request = cluster.pending[lease_id].request
+            entries = service.manager.queue_in(cluster, now)
+            found["waiting"] = next(entry for entry in entries if entry["task_id"] == lease_id)
+        if request is not None:
+            found |= {
+                "asked": asked(request),
+                "request_of": request,
+                "link": cells.task_link(request, service),
+                "may_end": caller.is_operator or request.owner == caller.name,
+            }
+        return found
+
+    found = service.watch.look(look)
+    changes = newest(service.manager, found["totals"]["version"])
+    changes = newest(service.manager, found["totals"]["version"])
+    events = [change for change in changes if lease_of(change) == lease_id][:MAX_EVENTS]
+    if not events and found["lease"] is None and found["waiting"] is None:
+        raise ProblemError(404, f"{lease_id} has no lease, waits for none, and is not in the kept history")
+    names = [] if found["lease"] is None else [member["server_name"] for member in found["lease"]["members"]]
+    uses = use_of(service.manager, names) if names else []
+    return {**found, "lease_id": lease_id, "events": events, "uses": _uses(uses, lease_id)}
+
+
+def _uses(uses: Any, lease_id: str) -> list[tuple[str, GpuUse]]:
+    """Return the GPUs of the lease with the names of their servers."""
+    return [
+        (server["server_name"], gpu)
+        for server in uses
+        for gpu in server["gpus"]
+        if any(lease["task_id"] == lease_id for lease in gpu["leases"])
+    ]
+
+
+def describe_event(change: Recorded) -> str:
+    """Return an event of a lease as a phrase."""
+    text = WORDS.get(change["change"], str(change["change"]))
+    if "lease" in change:
+        members = change["lease"]["members"]
+        places = (
+            f"{member['node']} GPUs {', '.join(map(str, member.get('gpu_ids', ()))) or 'none'}"
+            for member in members
+        )
+        return f"{text} on {'; '.join(places)}"
+    told = [str(change[name]) for name in ("outcome", "reason", "by") if change.get(name)]
+    return f"{text}: {', '.join(told)}" if told else text
+
+
+def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: int) -> str:
+    """Stop the job of a lease through its launcher, release the lease and return what was done.
+
+    Raises `ProblemError` if the lease is not this one's any more or the job may still run.
+    """
+
+    def look(cluster: ClusterState, now: float) -> Any:
+        lease = cluster.leases.get(lease_id)
+        if lease is None or lease.fencing_token != fencing_token:
+            return None
+        return serializers.allocation(cluster, lease)
+
+    entry = service.watch.look(look)
+    if entry is None:
+        raise ProblemError(404, f"{lease_id} does not hold this lease any more")
+    if not caller.is_operator and entry["owner"] != caller.name:
+        raise ProblemError(403, f"{lease_id} is not yours: only its owner or an operator stops it")
+    done = reconcile.end(service.manager, entry)
+    if done.action is ActionKind.KEPT:
+        raise ProblemError(409, f"{lease_id} keeps its lease: {done.detail}")
+    return f"{lease_id} is released: {done.detail}."

@@ -1,0 +1,102 @@
+"""Page of a lease: what it asked for, where it is, what happened, and who may end it."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager
+from resource_manager.rest.tokens import Role
+
+AsRole = Callable[..., FlaskClient]
+
+NAME = "<b>here:d/r/'train'\"&"
+
+
+@pytest.fixture
+def granted(manager: GPUResourceManager) -> int:
+    """Return the fencing token of ursula's lease on all of one server."""
+    found = manager.submit(
+        NAME, 8, 16, owner="ursula", team="vision", labels={"dag_id": "d", "run_id": "r", "task_id": "t"}
+    )
+    assert found["state"] == "RUNNING"
+    return found["fencing_token"]
+
+
+def page(client: FlaskClient, lease_id: str = NAME) -> str:
+    response = client.get("/lease", query_string={"id": lease_id})
+    assert response.status_code == 200
+    return response.get_data(as_text=True)
+
+
+def form(client: FlaskClient, text: str, action: str, **fields: object) -> tuple[int, str]:
+    """Post a form with the token of the page; return status and the page that follows."""
+    [csrf, *_] = re.findall(r'name="csrf_token" value="([^"]+)"', text)
+    answer = client.post(action, data={"csrf_token": csrf, **fields}, follow_redirects=True)
+    return answer.status_code, html.unescape(answer.get_data(as_text=True))
+
+
+def test_a_lease_shows_its_request_members_and_events(granted: int, as_role: AsRole) -> None:
+    raw = page(as_role(Role.READER))
+    assert NAME not in raw
+    text = html.unescape(raw)
+    for shown in (NAME, "vision", "ursula", "dag_id=d, run_id=r, task_id=t", "0, 1, 2, 3, 4, 5, 6, 7"):
+        assert shown in text, shown
+    assert f"fencing token {granted}" in text
+    assert "granted on " in text
+    assert "Stop job" not in text
+
+
+def test_a_pending_request_says_why_it_waits(
+    granted: int, manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    while manager.submit(f"fill-{len(manager.leases())}", 8, 1)["state"] == "RUNNING":
+        pass
+    manager.submit("late", 8, 1, priority=-5, team="nlp")
+    text = html.unescape(page(as_role(Role.READER), "late"))
+    assert manager.status_of("late")["reason"] in text  # type: ignore[index,typeddict-item]
+    assert ">WAITING<" in text
+    assert "Its start is unknown: " in text
+
+
+def test_the_owner_stops_the_job_and_others_do_not(
+    granted: int, manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    other = as_role(Role.USER, "eve")
+    seen = page(other)
+    assert "Stop job" not in seen
+    fields = {"task_id": NAME, "fencing_token": granted}
+    status, text = form(other, seen, "/act/stop", **fields)
+    assert (status, "is not yours" in text) == (403, True)
+    ursula = as_role(Role.USER, "ursula")
+    status, text = form(ursula, page(ursula), "/act/stop", task_id=NAME, fencing_token=granted + 1)
+    assert (status, "does not hold this lease any more" in text) == (404, True)
+    assert manager.leases()
+    status, text = form(ursula, page(ursula), "/act/stop", **fields)
+    assert (status, f"{NAME} is released: it had no job." in text) == (200, True)
+    assert manager.leases() == []
+    assert "released: CANCELLED" in text
+    assert ">ENDED<" in text
+
+
+def test_what_is_not_known_is_not_found(as_role: AsRole) -> None:
+    answer = as_role(Role.READER).get("/lease?id=never")
+    assert answer.status_code == 404
+    assert "never has no lease" in answer.get_data(as_text=True)
+
+
+def test_the_overview_names_what_is_wrong_and_who_waits(manager: GPUResourceManager, as_role: AsRole) -> None:
+    manager.drain(0, reason="<fan>", failed=True)
+    while manager.submit(f"d/r/fill-{len(manager.leases())}", 8, 1, team="vision")["state"] == "RUNNING":
+        pass
+    raw = as_role(Role.READER).get("/").get_data(as_text=True)
+    assert "<fan>" not in raw
+    text = html.unescape(raw)
+    assert "1 alert" in text
+    assert "failed: <fan>" in text
+    assert re.search(r"vision / fill-\d+</a> · 8 GPUs", text)
+    assert manager.queue()[0]["reason"] in text
