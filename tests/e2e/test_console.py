@@ -19,6 +19,8 @@ PAGES = (
     "/queue",
     "/leases",
     "/lease?id=t",
+    "/timeline",
+    "/use",
     "/charts",
     "/what-if?required_gpus=4&required_cpus=8",
     "/docs",

@@ -12,10 +12,11 @@ from resource_manager.agent.use import KeptReport, kept_reports, use_of
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.manager.demand import LeaseId, Text
+from resource_manager.manager.report import ReportQuery
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
-from resource_manager.rest.console import cells, lease_page
+from resource_manager.rest.console import cells, lease_page, timeline, use_page
 from resource_manager.rest.console.server_history import describe_change, health_history
 from resource_manager.rest.console.what_if import what_if as answer_what_if
 from resource_manager.rest.events import CLIENT_GONE, EventStream
@@ -66,6 +67,21 @@ class ListQuery(Body):
 
     q: Annotated[str, Field(max_length=1000)] = ""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+
+class TimelineQuery(Body):
+    """Past hours to show, of servers whose name contains a text."""
+
+    hours: Annotated[float, Field(ge=0.1, le=168)] = 6
+    q: Text = ""
+    page: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+
+class UseQuery(Body):
+    """Key to group by, and how many days back."""
+
+    by: Literal["team", "user", "dag", "gpu_type"] = "team"
+    days: Annotated[float, Field(ge=0.01, le=3650)] = 7
 
 
 class EventsQuery(Body):
@@ -197,6 +213,24 @@ def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
     return _page("queue.html", service, caller, query=query, **service.watch.look(look))
+
+
+@routes.add("GET", "/timeline", Role.READER, "Leases over time", query=TimelineQuery, page=True)
+def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -> Any:
+    def look(cluster: ClusterState, now: float) -> tuple[list[str], dict[str, Any]]:
+        return [state.name for state in cells.matching(cluster.nodes, query.q, "")], cells.totals(cluster)
+
+    found, totals = service.watch.look(look)
+    names, paging = _paged(found, query.page)
+    shown = timeline.look_at(service, names, query.hours)
+    return _page("timeline.html", service, caller, query=query, totals=totals, **shown, **paging)
+
+
+@routes.add("GET", "/use", Role.READER, "GPU-hours, and what became of them", query=UseQuery, page=True)
+def use(service: Service, caller: Identity, query: UseQuery) -> Any:
+    asked = ReportQuery(by=[query.by], since=query.days * 86_400)
+    shown = use_page.look_at(service.accounts.of(service.manager), service.manager, asked)
+    return _page("use.html", service, caller, query=query, **shown)
 
 
 @routes.add("GET", "/charts", Role.READER, "Utilisation, waits and queue", page=True)

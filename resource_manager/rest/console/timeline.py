@@ -1,0 +1,234 @@
+"""Timeline: which lease had which GPUs in the last hours, and what should come next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import Lease
+from resource_manager.manager.results import Recorded
+from resource_manager.manager.serializers import duration, short_name
+from resource_manager.rest.console import cells
+from resource_manager.rest.console.history_pages import newest
+from resource_manager.rest.service import Service
+from resource_manager.scheduling.start_estimates import expected_end
+
+AHEAD = 0.5
+"""Part of the past hours that is shown of the coming ones."""
+
+LANE = 9
+"""Height of one GPU in pixels."""
+
+WAITING_LANE = 18
+MAX_WAITING = 4
+"""Expected starts shown on one server."""
+
+TICKS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Time of a lease on GPUs of one server; `outcome` is None while it runs."""
+
+    lease_id: str
+    node: str
+    gpu_ids: tuple[int, ...]
+    start: float
+    end: float
+    outcome: str | None
+    team: str = ""
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Bar of a row: `x` and `width` in percent, `y` and `height` in pixels."""
+
+    x: float
+    width: float
+    y: int
+    height: int
+    classes: str
+    label: str
+    title: str
+    lease_id: str
+
+
+@dataclass(slots=True)
+class Row:
+    """One server: its bars, from the first GPU down, then the expected starts."""
+
+    server_id: int
+    name: str
+    is_open: bool
+    height: int
+    bars: list[Bar] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Time shown, in seconds since the epoch."""
+
+    start: float
+    now: float
+    end: float
+
+    def percent(self, at: float) -> float:
+        """Return the place of a time, from 0 to 100."""
+        return 100 * min(max((at - self.start) / (self.end - self.start), 0.0), 1.0)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places and words of times, relative to now."""
+        times = (self.start + (self.end - self.start) * i / TICKS for i in range(1, TICKS))
+        return [(self.percent(at), self._words(at)) for at in times]
+
+    def _words(self, at: float) -> str:
+        away = at - self.now
+        if abs(away) < 1:
+            return "now"
+        return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+
+
+def past(changes: Iterable[Recorded], live: Mapping[int, Lease], start: float) -> list[Span]:
+    """Return the leases that ended after `start`, from changes of which the newest comes first."""
+    ended: dict[int, tuple[float, str]] = {}
+    found: list[Span] = []
+    for change in changes:
+        if change["at"] < start and not ended:
+            break
+        kind = change["change"]
+        if kind in ("released", "expired") and change["at"] >= start:
+            if change["fencing_token"] not in live:
+                outcome = "expired" if kind == "expired" else str(change.get("outcome", ""))
+                ended[change["fencing_token"]] = (float(change["at"]), outcome or "ended")
+        elif kind == "granted" and change["lease"]["fencing_token"] in ended:
+            lease = change["lease"]
+            request = lease["request"]
+            ended_at, outcome = ended.pop(lease["fencing_token"])
+            found += [
+                Span(
+                    request["lease_id"],
+                    member["node"],
+                    tuple(member.get("gpu_ids", ())),
+                    change["at"],
+                    ended_at,
+                    outcome,
+                    request.get("team", ""),
+                )
+                for member in lease["members"]
+            ]
+    return found
+
+
+def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, Any]:
+    """Return the window and a row for each of these servers."""
+
+    def look(cluster: ClusterState, now: float) -> Any:
+        leases = [*cluster.leases.values(), *cluster.remainders.values()]
+        states = [cluster.by_name[name] for name in names if name in cluster.by_name]
+        running = [each for state in states for each in _running(service, cluster, state, now)]
+        entries = service.manager.queue_in(cluster, now) if cluster.pending else []
+        live = {lease.fencing_token: lease for lease in leases}
+        rows = {state.name: _row(state) for state in states}
+        lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
+        return cluster.version, now, running, entries, live, rows, lanes
+
+    version, now, running, entries, live, rows, lanes = service.watch.look(look)
+    since = now - 3600 * hours
+    ended = [span for span in past(newest(service.manager, version), live, since) if span.node in rows]
+    begun = [span.start for span in ended] + [span.start for span, _, _ in running]
+    start = max(since, min(begun, default=now) - 60)  # a chart starts at what there is
+    window = Window(start, now, now + AHEAD * (now - start))
+    for span in ended:
+        failed = span.outcome in ("FAILED", "expired", "PREEMPTED")
+        _add(rows[span.node], lanes[span.node], window, span, "past failed" if failed else "past")
+    for span, classes, end in running:
+        _add(rows[span.node], lanes[span.node], window, span, classes)
+        if end is not None:
+            later = Span(span.lease_id, span.node, span.gpu_ids, now, end, "expected to end", span.team)
+            _add(rows[span.node], lanes[span.node], window, later, f"{classes} later", bare=True)
+    for entry in entries:
+        _add_waiting(rows, window, entry)
+    is_empty = not (ended or running or entries)
+    return {"window": window, "rows": list(rows.values()), "is_empty": is_empty}
+
+
+def _row(state: NodeState) -> Row:
+    return Row(state.node.server_id, state.name, state.is_open, LANE * max(len(state.gpu_free), 2))
+
+
+def _running(
+    service: Service, cluster: ClusterState, state: NodeState, now: float
+) -> list[tuple[Span, str, float | None]]:
+    leases = list(state.leases.values())
+    colours = cells.colours_of(cluster, leases)
+    found = []
+    for lease in leases:
+        end = expected_end(lease, now, service.manager.order.runtime_of)
+        for member in lease.on(state.name):
+            span = Span(
+                lease.lease_id,
+                state.name,
+                state.gpu_ids_of(member),
+                lease.granted_at,
+                now,
+                None,
+                lease.request.team,
+                lease.fencing_token,
+            )
+            classes = cells.css_classes(colours[lease.key]) + (" quarantined" if lease.quarantined else "")
+            found.append((span, classes, None if end is None else end[0]))
+    return found
+
+
+def _add(
+    row: Row, lanes: Mapping[int, int], window: Window, span: Span, classes: str, *, bare: bool = False
+) -> None:
+    """Add a bar for each run of neighbouring GPUs of a span."""
+    x, right = window.percent(span.start), window.percent(span.end)
+    places = sorted(lanes[gpu_id] for gpu_id in span.gpu_ids if gpu_id in lanes)
+    name = f"{span.team} / {short_name(span.lease_id)}" if span.team else short_name(span.lease_id)
+    words = span.outcome or "running"
+    mark = "✖ " if "failed" in classes else ""
+    title = f"{span.lease_id}: {words}, {duration(span.end - span.start)}"
+    while places:
+        run = [places.pop(0)]
+        while places and places[0] == run[-1] + 1:
+            run.append(places.pop(0))
+        height = LANE * len(run) - 1
+        label = "" if bare or height < LANE else f"{mark}{name}"
+        row.bars.append(
+            Bar(x, max(right - x, 0.15), LANE * run[0], height, classes, label, title, span.lease_id)
+        )
+
+
+def _add_waiting(rows: Mapping[str, Row], window: Window, entry: Any) -> None:
+    """Add the expected start of a pending request to its server, while there is room."""
+    start = entry["estimated_start"]
+    row = rows.get(start["server_name"] or "")
+    if start["at"] is None or row is None or start["at"] > window.end:
+        return
+    if sum("expected" in bar.classes for bar in row.bars) >= MAX_WAITING:
+        return
+    end = start["at"] + (entry["expected_runtime_s"] or window.end)
+    x = window.percent(start["at"])
+    name = short_name(entry["task_id"])
+    title = (
+        f"{entry['task_id']}: should start in {duration(start['at'] - window.now)} ({start['confidence']})"
+    )
+    row.bars.append(
+        Bar(
+            x,
+            max(window.percent(end) - x, 0.5),
+            row.height + 2,
+            WAITING_LANE - 3,
+            "expected",
+            name,
+            title,
+            entry["task_id"],
+        )
+    )
+    row.height += WAITING_LANE

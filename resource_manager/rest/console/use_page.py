@@ -1,0 +1,84 @@
+"""Use: the GPU-hours over time and by team, user, DAG or GPU type, from the same report as the command's."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from resource_manager.agent.accounting import accounts_of, measures_of
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.report import Accounts, ReportQuery, ReportRow, load_prices
+from resource_manager.scheduling.gpu_hours import CATEGORIES, FAILED, IDLE, PREEMPTED, QUARANTINED
+
+HEIGHT = 180
+"""Height of the chart in pixels."""
+
+MAX_AGE_S = 60.0
+WASTED = (IDLE, FAILED, PREEMPTED, QUARANTINED)
+
+
+class AccountsCache:
+    """Account of the last minute: a long history takes a while to read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: Accounts | None = None
+
+    def of(self, manager: GPUResourceManager) -> Accounts:
+        """Return an account at most `MAX_AGE_S` old."""
+        with self._lock:
+            if self._last is None or not 0 <= manager.store.now() - self._last.now < MAX_AGE_S:
+                self._last = accounts_of(manager)
+            return self._last
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a column of the chart: `x` and `width` in percent, `y` and `height` in pixels."""
+
+    category: str
+    x: float
+    width: float
+    y: float
+    height: float
+    title: str
+
+
+def wasted(row: ReportRow) -> float:
+    """Return the GPU-hours that gave nothing."""
+    return sum(row[name] for name in WASTED)  # type: ignore[literal-required]
+
+
+def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery) -> dict[str, Any]:
+    """Return the rows, the columns of the chart, and who wasted most."""
+    measures = measures_of(manager)
+    report = accounts.report(query, measures=measures, prices=load_prices(manager.settings.prices))
+    starts, columns = accounts.series(query.since, measures=measures)
+    most = max(report["rows"], key=wasted, default=None)
+    sums = [sum(columns[name][i] for name in CATEGORIES) for i in range(len(starts))]
+    first = next((i for i, amount in enumerate(sums) if amount), len(sums))  # a chart starts at what there is
+    return {
+        "report": report,
+        "most": None if most is None or not wasted(most) else (most, wasted(most)),
+        "wasted": wasted,
+        "parts": _parts(columns, sums, first, query.since / len(starts)),
+        "highest": max(sums, default=0.0),
+        "begins_s": (len(sums) - first) * query.since / len(starts),
+        "categories": CATEGORIES,
+    }
+
+
+def _parts(columns: dict[str, list[float]], sums: list[float], first: int, step_s: float) -> list[Part]:
+    highest, shown = max(sums, default=0.0), len(sums) - first
+    found = []
+    for i in range(first, len(sums)):
+        y = float(HEIGHT)
+        for name in CATEGORIES:
+            height = HEIGHT * columns[name][i] / highest if highest else 0.0
+            if height:
+                y -= height
+                x = 100 * (i - first) / shown
+                title = f"{columns[name][i]:.1f} GPU-hours {name} in {step_s / 3600:.1f} h"
+                found.append(Part(name, x, 96 / shown, y, height, title))
+    return found

@@ -1,0 +1,98 @@
+"""Timeline and use: what they draw is what the history says, with every name escaped."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager
+from resource_manager.core.models import Gpu, Node
+from resource_manager.rest.tokens import Role
+from resource_manager.storage.memory import MemoryStore
+from tests.builders import Clock
+
+AsRole = Callable[..., FlaskClient]
+
+NODE = Node("s0", 0, {"cpus": 64}, tuple(Gpu(i, "A100") for i in range(8)))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def manager(clock: Clock) -> Iterator[GPUResourceManager]:
+    """One failed, one running and one pending task; each of an hour."""
+    with GPUResourceManager(store=MemoryStore(clock=clock), inventory=[NODE]) as manager:
+        manager.submit("d/r/<old>", 2, team="nlp<b>")
+        clock.now += 3600
+        manager.release("d/r/<old>", outcome="FAILED")
+        manager.submit("d/r/now", 8, team="vision", expected_runtime=7200)
+        manager.submit("d/r/next", 4, expected_runtime=600)
+        clock.now += 3600
+        yield manager
+
+
+def page(as_role: AsRole, path: str) -> str:
+    response = as_role(Role.READER).get(path)
+    assert response.status_code == 200
+    return response.get_data(as_text=True)
+
+
+def bars(text: str, kind: str) -> list[tuple[float, float, str]]:
+    """Return place, width and title of the bars whose classes match."""
+    found = re.findall(
+        rf'<svg class="{kind}" x="([\d.]+)%" y="\d+" width="([\d.]+)%" height="\d+"><title>(.*?)</title>',
+        text,
+    )
+    return [(float(x), float(width), html.unescape(title)) for x, width, title in found]
+
+
+def test_the_timeline_has_past_running_and_coming_leases(as_role: AsRole) -> None:
+    text = page(as_role, "/timeline")
+    assert "<old>" not in text
+    [(x, width, title)] = bars(text, "past failed")
+    assert (title, x < 2) == ("d/r/<old>: FAILED, 60 min", True)
+    [(start, running, title)] = bars(text, "held [a-z0-9 ]*?(?<!later)")
+    assert title == "d/r/now: running, 60 min"
+    assert (start, running) == (pytest.approx(x + width, abs=0.1), pytest.approx(width, abs=0.1))
+    [(_, _, title)] = bars(text, "held [a-z0-9 ]*later")
+    assert title.startswith("d/r/now: expected to end, ")
+    [(_, _, title)] = bars(text, "expected")
+    assert title == "d/r/next: should start in 60 min (good)"
+
+
+def test_an_empty_timeline_says_the_next_step(
+    as_role: AsRole, manager: GPUResourceManager, clock: Clock
+) -> None:
+    manager.cancel("d/r/next")
+    manager.release("d/r/now")
+    clock.now += 10 * 3600
+    assert "No lease in this time." in page(as_role, "/timeline?hours=1")
+
+
+def test_use_names_who_wasted_most_and_adds_up(as_role: AsRole) -> None:
+    raw = page(as_role, "/use?by=team&days=1")
+    assert "<b>" not in raw.replace("<body", "")
+    text = html.unescape(raw)
+    assert "<strong>nlp<b></strong> wasted most: 2.0 of 2.0 GPU-hours (2.0 failed)." in text
+    total = text[text.index('<tr class="sum">') :]
+    amounts = [float(amount) for amount in re.findall(r">([\d.]+)</td>", total)]
+    granted, *parts = amounts[:7]
+    assert granted == sum(parts) == 10.0
+    assert "gpu_type" in page(as_role, "/use?by=gpu_type")
+    assert as_role(Role.READER).get("/use?by=colour").status_code == 400
+
+
+def test_use_of_nothing_says_the_next_step(
+    as_role: AsRole, manager: GPUResourceManager, clock: Clock
+) -> None:
+    manager.release("d/r/now")
+    manager.cancel("d/r/next")
+    clock.now += 3 * 86_400
+    assert "No GPU was granted in this time." in page(as_role, "/use?days=1")
