@@ -57,14 +57,14 @@ def test_the_timeline_has_past_running_and_coming_leases(as_role: AsRole) -> Non
     text = page(as_role, "/timeline")
     assert "<old>" not in text
     [(x, width, title)] = bars(text, "past failed")
-    assert (title, x < 2) == ("d/r/<old>: FAILED, 60 min", True)
+    assert (title, x < 2) == ("d/r/<old>: FAILED, 1.0 h", True)
     [(start, running, title)] = bars(text, "held [a-z0-9 ]*?(?<!later)")
-    assert title == "d/r/now: running, 60 min"
+    assert title == "d/r/now: running, 1.0 h"
     assert (start, running) == (pytest.approx(x + width, abs=0.1), pytest.approx(width, abs=0.1))
     [(_, _, title)] = bars(text, "held [a-z0-9 ]*later")
     assert title.startswith("d/r/now: expected to end, ")
     [(_, _, title)] = bars(text, "expected")
-    assert title == "d/r/next: should start in 60 min (good)"
+    assert title == "d/r/next: should start in 1.0 h (good)"
 
 
 def test_an_empty_timeline_says_the_next_step(
@@ -92,7 +92,7 @@ def test_use_names_who_wasted_most_and_adds_up(as_role: AsRole) -> None:
 def test_use_of_nothing_says_the_next_step(
     as_role: AsRole, manager: GPUResourceManager, clock: Clock
 ) -> None:
-    manager.release("d/r/now")
     manager.cancel("d/r/next")
+    manager.release("d/r/now")
     clock.now += 3 * 86_400
     assert "No GPU was granted in this time." in page(as_role, "/use?days=1")
