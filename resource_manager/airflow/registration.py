@@ -71,10 +71,12 @@ AT_START = {"middleware": publish_at_start, "name": "GPU resource manager"}
 
 FASTAPI_APP = {"app": LazyService(), "url_prefix": PREFIX, "name": "GPU resource manager"}
 
-PAGE = {
-    "name": "GPUs",
-    "href": f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/",
-    "destination": "nav",
-    "url_route": "gpus",
-    "category": "browse",
-}
+
+def _page(name: str, path: str, route: str) -> dict[str, str]:
+    """Return a page of the console as an entry of Airflow's navigation."""
+    base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+    href = f"{base}{PREFIX}{path}"
+    return {"name": name, "href": href, "destination": "nav", "url_route": route, "category": "browse"}
+
+
+PAGES = [_page("GPUs", "/", "gpus"), _page("GPU queue", "/queue", "gpu-queue")]

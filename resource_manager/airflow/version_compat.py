@@ -47,9 +47,19 @@ __all__ = [
     "BaseHook",
     "get_xcom",
     "in_thread",
+    "is_first_try_since_cleared",
     "set_xcom",
     "user_of",
 ]
+
+
+def is_first_try_since_cleared(task_instance: Any, retries: int) -> bool:
+    """Return whether the task instance was cleared and this is its first try since.
+
+    Clearing sets the last try allowed to `retries` after those made so far, as of every Airflow 3.
+    """
+    first: int = task_instance.max_tries - retries + 1
+    return first > 1 and task_instance.try_number == first
 
 
 async def in_thread(

@@ -236,3 +236,28 @@ def test_a_lease_in_a_mapped_group_belongs_to_its_map_index():
     pull = "ti.xcom_pull(task_ids='group.gpu_lease.allocate', map_indexes=ti.map_index)"
     assert mapped.value("x") == f"{{{{ {pull}['x'] }}}}"
     assert pull in mapped.docker_command("image")
+
+
+@pytest.mark.parametrize(
+    ("restart", "try_number", "max_tries", "jobs"),
+    [
+        (False, 2, 3, 1),
+        (True, 2, 1, 1),  # a retry goes on with its job
+        (True, 2, 2, 2),
+        (True, 3, 2, 1),  # the retry after the first try since the clear
+        (True, 1, 1, 1),
+    ],
+)
+def test_a_cleared_task_starts_anew_only_if_it_is_asked_to(
+    manager, gpu_launcher, restart, try_number, max_tries, jobs
+):
+    def execute(**tries):
+        train = GPUTrainingOperator(task_id="t", gpus=2, command="true", retries=1, restart_on_clear=restart)
+        with pytest.raises(TaskDeferred):
+            train.execute(context_of(**tries))
+        [lease] = manager.leases()
+        return lease["fencing_token"]
+
+    first = execute(max_tries=1)
+    again = execute(try_number=try_number, max_tries=max_tries)
+    assert (len(gpu_launcher.jobs), again == first) == (jobs, jobs == 1)

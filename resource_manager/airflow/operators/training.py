@@ -28,6 +28,7 @@ from resource_manager.airflow.version_compat import (
     AirflowException,
     AirflowFailException,
     AirflowTaskTerminated,
+    is_first_try_since_cleared,
 )
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError
@@ -69,6 +70,8 @@ class GPUTrainingOperator(GPUOperator):
     :param startup_order: of a gang (`nodes` above 1): `together`, or `workers_first`, rank 0 last.
     :param done_when: success of a gang: `all` members ended with exit code 0, or `rank0` did.
     :param start_attempts: most attempts to start a gang, each on a new lease, before this try fails.
+    :param restart_on_clear: start a new job when the task is cleared; by default it goes on with the job that
+        runs. Retries go on with it in any case.
     :param stale_grace_s: seconds from SIGTERM to SIGKILL for the other members when one has failed.
 
     Further parameters as for `GPUOperator`. The trigger that watches the job renews its lease.
@@ -97,6 +100,7 @@ class GPUTrainingOperator(GPUOperator):
         done_when: str = DoneWhen.ALL.value,
         start_attempts: int = 3,
         stale_grace_s: float = 60.0,
+        restart_on_clear: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(ttl=ttl, **kwargs)
@@ -115,10 +119,20 @@ class GPUTrainingOperator(GPUOperator):
             raise ValueError(f"stale_grace_s must be a number of seconds from 0 on, got {stale_grace_s}")
         self.start_attempts = start_attempts
         self.stale_grace_s = stale_grace_s
+        self.restart_on_clear = restart_on_clear
         self._identity: TaskIdentity | None = None
 
     def execute(self, context: Any) -> Any:
         """Request the lease; run the job if it is granted, else wait in the triggerer."""
+        if self.restart_on_clear and is_first_try_since_cleared(context["ti"], self.retries or 0):
+            self.log.info("the task was cleared: its job of before ends, and a new one starts")
+            identity, _ = identity_of(context)
+            self._end(self.manager, identity, Outcome.CANCELLED)
+        return self._request(context)
+
+    def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
+        """Continue after the wait with this try's lease."""
+        self.fail_if_overdue(context, event)
         return self._request(context)
 
     def _request(self, context: Any, attempt: int = 1) -> Any:
@@ -335,7 +349,7 @@ class GPUTrainingOperator(GPUOperator):
 
     def execute_later(self, context: Any, event: dict[str, Any]) -> Any:
         """Try again to end the job of a preempted lease, whose server did not answer."""
-        return self.execute(context)
+        return self._request(context)
 
     def on_kill(self) -> None:
         """End the job and its lease if a user ended the task while it was in a worker.

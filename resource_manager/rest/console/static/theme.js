@@ -13,4 +13,5 @@
     chosen = null; // no storage, or a frame of another origin: the system decides
   }
   if (chosen) root.dataset.theme = chosen;
+  if (window.parent !== window) root.dataset.framed = ""; // the outer page has a header of its own
 })();
