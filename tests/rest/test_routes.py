@@ -200,8 +200,8 @@ def test_the_console_counts_no_capacity_of_a_closed_server_as_free(open_client: 
     first, second = page.split('data-server="')[1:3]
     assert "0 free, 2 used, 6 closed of 8" in first
     assert "0 free, 8 used, 56 closed of 64" in first
-    assert (first.count(">closed</i>"), first.count(">free</i>"), first.count(">job</i>")) == (6, 0, 1)
-    assert (second.count(">closed</i>"), second.count(">free</i>")) == (0, 8)
+    assert (first.count("<b>closed</b>"), first.count("<b>free</b>"), first.count("<b>job</b>")) == (6, 0, 1)
+    assert (second.count("<b>closed</b>"), second.count("<b>free</b>")) == (0, 8)
     servers = open_client.get("/api/status").json["servers"]  # type: ignore[index]
     assert [server["available_gpus"] for server in servers] == [0, 8, 8, 8]
     assert [server["closed_gpus"] for server in servers] == [6, 0, 0, 0]
@@ -404,6 +404,6 @@ def test_a_time_to_live_is_not_shown_as_an_end(open_client: FlaskClient) -> None
     page = open_client.get("/leases").get_data(as_text=True)
     assert "Expires unless renewed</th>" in page
     assert ">Ends<" not in page
-    headers = [str(column.header) for column in leases_table([], 0.0).columns]
+    headers = [column.name for column in leases_table([], 0.0).columns]
     assert "renew within" in headers
     assert "ends in" not in headers
