@@ -11,6 +11,7 @@ from resource_manager.core.models import Lease
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.serializers import duration, short_name
 from resource_manager.rest.console import cells
+from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.console.history_pages import newest
 from resource_manager.rest.service import Service
 from resource_manager.scheduling.start_estimates import expected_end
@@ -129,7 +130,8 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
     def look(cluster: ClusterState, now: float) -> Any:
         leases = [*cluster.leases.values(), *cluster.remainders.values()]
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
-        running = [each for state in states for each in _running(service, cluster, state, now)]
+        colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
+        running = [each for state in states for each in _running(service, state, colours, now)]
         entries = service.manager.queue_in(cluster, now) if cluster.pending else []
         live = {lease.fencing_token: lease for lease in leases}
         rows = {state.name: _row(state) for state in states}
@@ -161,12 +163,10 @@ def _row(state: NodeState) -> Row:
 
 
 def _running(
-    service: Service, cluster: ClusterState, state: NodeState, now: float
+    service: Service, state: NodeState, colours: Mapping[str, Colour], now: float
 ) -> list[tuple[Span, str, float | None]]:
-    leases = list(state.leases.values())
-    colours = cells.colours_of(cluster, leases)
     found = []
-    for lease in leases:
+    for lease in state.leases.values():
         end = expected_end(lease, now, service.manager.order.runtime_of)
         for member in lease.on(state.name):
             span = Span(
