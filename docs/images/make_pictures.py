@@ -59,7 +59,7 @@ def console(chromium: Any, folder: Path) -> None:
         with service.client("olga") as olga:
             fill(olga)
         for name, path, scheme, width, height in (
-            ("servers", "/", "light", 1440, 560),
+            ("servers", "/", "light", 1440, 760),
             ("queue", "/queue", "dark", 1440, 450),
             ("phone", "/", "light", 390, 844),
         ):
