@@ -12,6 +12,7 @@ from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
 from simulator.cli import BadInput, common_options, print_json, reject_given
 from simulator.io.files import write_csv, write_json
+from simulator.present.figures import Bar
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb
 from simulator.replay.comparison import Case, read, rounds_of
@@ -28,7 +29,7 @@ from simulator.replay.report import save_figures
 from simulator.rounds.policies import ROUND_POLICIES, is_round_policy
 from simulator.rounds.record import JOB_COLUMNS, curves, job_rows, study_summary, summarise
 from simulator.rounds.studies import STUDIES
-from simulator.rounds.timeline import save_timeline
+from simulator.rounds.timeline import bars_of, save_timeline
 
 POLICY_HELP = (
     "Placement policy, default first_fit; or a round policy, which preempts jobs between rounds: "
@@ -56,6 +57,7 @@ def command(
     load: str,
     workload: str,
     solver: str,
+    split_large_jobs: bool,
     policy: str | None,
     order: str | None,
     curve: Path | None,
@@ -71,7 +73,7 @@ def command(
         if trace == "muri":
             summary = _muri(data, jobs, order or "srtf", progress)
         else:
-            source = source_of(trace, data, pods, nodes, jobs, history, load, workload)
+            source = source_of(trace, data, pods, nodes, jobs, history, load, workload, split_large_jobs)
             policy = policy or default_policies(trace)[0]
             case = Case(source, policy, order or default_order(history), seed, quotas, solver)
             if trace in STUDIES or is_round_policy(policy):
@@ -137,23 +139,32 @@ def _in_rounds(case: Case, progress: Progress, output_dir: Path | None) -> dict[
     if output_dir is not None:
         write_csv(output_dir / "jobs.csv", JOB_COLUMNS, job_rows(rounds))
         save_figures([{"case": {"name": case.name}, **curves(rounds)}], output_dir)
-        save_timeline(rounds, output_dir)
+        save_timeline(bars_of(rounds), [state.name for state in rounds.leases.cluster.nodes], output_dir)
     return summary
 
 
 def _write(case: Case, record: Record, output_dir: Path) -> None:
-    """Write one row per job, and the figures."""
+    """Write one row per job, the members of a gang separated by semicolons, and the figures."""
     columns = ("job", "team", "submitted_s", "started_s", "ended_s", "wait_s", "node", "gpu_ids")
     rows = []
     for task_id, job_run in record.job_runs.items():
-        place = job_run.placement
         wait = None if job_run.started_at is None else metrics.wait_s(job_run)
-        where = ("", "") if place is None else (place.node, " ".join(map(str, place.gpu_ids)))
+        where = (
+            ";".join(member.node for member in job_run.members),
+            ";".join(" ".join(map(str, member.gpu_ids)) for member in job_run.members),
+        )
         times = (job_run.job.submitted_at, job_run.started_at, job_run.ended_at, wait)
         rows.append((task_id, job_run.job.request.team, *times, *where))
     write_csv(output_dir / "jobs.csv", columns, rows)
     if record.samples:
         save_figures([{"case": {"name": case.name}, **curve_data(record)}], output_dir)
+        end = record.samples[-1].at
+        bars = [
+            Bar(member.node, begin, until, task_id)
+            for task_id, job_run in record.job_runs.items()
+            for member, begin, until in metrics.spans(job_run, end)
+        ]
+        save_timeline(bars, list(dict.fromkeys(node.name for node in record.workload.nodes)), output_dir)
 
 
 MAX_SHOWN = 20

@@ -76,6 +76,7 @@ def command(
     load: str,
     workload: str,
     solver: str,
+    split_large_jobs: bool,
     policies: list[str] | None,
     orders: list[str] | None,
     seeds: list[int] | None,
@@ -97,7 +98,7 @@ def command(
     orders = orders or [default_order(history)]
     reject_unused_options(trace, history, orders)
     with history_as_file(history, output_dir) as recorded:
-        source = source_of(trace, data, pods, nodes, jobs, recorded, load, workload)
+        source = source_of(trace, data, pods, nodes, jobs, recorded, load, workload, split_large_jobs)
         comparison.check(source, policies, orders, seeds, solver)
         cases = comparison.cases(source, policies, orders, seeds, quotas, solver)
         executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))

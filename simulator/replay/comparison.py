@@ -23,13 +23,13 @@ from simulator.rounds.record import Rounds, curves, summarise
 from simulator.rounds.studies import STUDIES, study, study_workload
 from simulator.rounds.timed import timed_rounds
 
-FORMAT = 4
+FORMAT = 5
 """Version of a kept result; a result of another version is run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of the workload: its kind and paths.
+    """Source of the workload: its kind, its paths, and whether `jobs` larger than a server are split.
 
     `openb` (folder, pod list), `jobs` (nodes, jobs), `history` (file or URL), `pollux` (folder, load,
     workload) or `shockwave` (folder).
@@ -37,6 +37,7 @@ class Source:
 
     kind: str
     paths: tuple[str, ...]
+    split_large_jobs: bool = False
 
     @property
     def name(self) -> str:
@@ -47,7 +48,7 @@ class Source:
 
     def fingerprint(self) -> list[object]:
         """Return values that identify the files and change with their content."""
-        found: list[object] = [self.kind, *self.paths]
+        found: list[object] = [self.kind, self.split_large_jobs, *self.paths]
         for text in self.paths:
             path = Path(text)
             files = sorted(path.rglob("*.*")) if path.is_dir() else [path] if path.is_file() else []
@@ -111,7 +112,8 @@ def cases_as_values(
 
 def case_from_values(values: Mapping[str, Any]) -> Case:
     """Return the case that `cases_as_values` wrote."""
-    source = Source(values["source"]["kind"], tuple(values["source"]["paths"]))
+    named = values["source"]
+    source = Source(named["kind"], tuple(named["paths"]), named["split_large_jobs"])
     quotas = tuple((team, share) for team, share in values["quotas"])
     return Case(source, values["policy"], values["order"], values["seed"], quotas, values["solver"])
 
@@ -151,7 +153,8 @@ def _read(source: Source, fingerprint: str) -> Workload:
     if source.kind == "history":
         return workload_of(read_history(source.paths[0]), "history")
     if source.kind == "jobs":
-        return read_workload(Path(source.paths[0]), Path(source.paths[1]))
+        nodes, jobs = map(Path, source.paths)
+        return read_workload(nodes, jobs, split_large_jobs=source.split_large_jobs)
     if source.kind in STUDIES:
         return study_workload(source.kind, source.paths)
     raise InputError(f"unknown kind of workload {source.kind!r}")

@@ -18,6 +18,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MembersReleased,
     Queued,
     Released,
     Restored,
@@ -74,13 +75,18 @@ def workload_of(history: History, name: str) -> Workload:
     A commit of the manager is a run of changes made at one time whose grants come last. A repeated task id
     gets a number, so that both jobs can exist at once where the replay is slower than the record.
     """
-    changes = _rename(history)
-    ends = _ends(changes)
+    history = _rename(history)
+    changes = history.changes
     outcomes = {c.lease_id: c.outcome for c in changes if isinstance(c, Released)}
     leases = {c.lease.lease_id: c.lease for c in changes if isinstance(c, Granted)}
+    at_first = (*history.before.leases, *history.before.remainders)
+    ends = _ends(changes, [*at_first, *leases.values()])
     before = replace(
         history.before,
         leases=tuple(_endless(lease) for lease in history.before.leases),
+        remainders=tuple(
+            replace(lease, request=_endless_request(lease.request)) for lease in history.before.remainders
+        ),
         pending=tuple(
             replace(entry, request=_endless_request(entry.request)) for entry in history.before.pending
         ),
@@ -113,7 +119,15 @@ def workload_of(history: History, name: str) -> Workload:
         elif isinstance(change, Released | Expired):
             batch.external.append(RecordedEnd(change.lease_id))
         elif isinstance(
-            change, Cancelled | Drained | Restored | TeamsChanged | GpuClosed | GpuOpened | InventoryChanged
+            change,
+            Cancelled
+            | Drained
+            | Restored
+            | TeamsChanged
+            | GpuClosed
+            | GpuOpened
+            | InventoryChanged
+            | MembersReleased,
         ):
             batch.external.append(change)
     held = [
@@ -124,15 +138,24 @@ def workload_of(history: History, name: str) -> Workload:
             lease,
             outcomes.get(lease.lease_id, ""),
         )
-        for lease in before.leases
+        for lease in (*before.leases, *before.remainders)
     ]
     waited = [job(entry.request, entry.queued_at) for entry in before.pending]
     return Workload(name, before, tuple(batches), (*held, *waited))
 
 
-def _ends(changes: Iterable[Change]) -> dict[str, float]:
-    """Return the end of each task, in seconds."""
-    return {change.lease_id: change.at for change in changes if isinstance(change, Released | Expired)}
+def _ends(changes: Iterable[Change], leases: Iterable[Lease]) -> dict[str, float]:
+    """Return the end of each task, in seconds: for a gang that of its last member."""
+    members = {lease.lease_id: len(lease.members) for lease in leases}
+    ends: dict[str, float] = {}
+    for change in changes:
+        if isinstance(change, Released | Expired):
+            ends[change.lease_id] = change.at
+        elif isinstance(change, MembersReleased) and change.lease_id in members:
+            members[change.lease_id] -= len(change.ranks)
+            if not members[change.lease_id]:
+                ends[change.lease_id] = change.at
+    return ends
 
 
 def _endless_request(request: Request) -> Request:
@@ -144,32 +167,52 @@ def _endless(lease: Lease) -> Lease:
     return replace(lease, request=_endless_request(lease.request), expires_at=math.inf, quarantined=False)
 
 
-def _rename(history: History) -> list[Change]:
-    """Return the changes with a number appended to each task id that was used before."""
-    uses: Counter[str] = Counter(lease.lease_id for lease in history.before.leases)
-    uses.update(entry.lease_id for entry in history.before.pending)
-    pending = {entry.lease_id for entry in history.before.pending}
+def _rename(history: History) -> History:
+    """Return the history with a number appended to each task id that was used before.
+
+    What is left of a gang may end after its id was used again, so an end goes by its fencing token.
+    """
+    uses: Counter[str] = Counter()
+    names: dict[int, str] = {}
+    """Name by fencing token."""
 
     def name(task_id: str) -> str:
         return task_id if uses[task_id] <= 1 else f"{task_id}#{uses[task_id]}"
 
+    def named(request: Request) -> Request:
+        return replace(request, lease_id=name(request.lease_id))
+
+    def named_lease(lease: Lease) -> Lease:
+        names[lease.fencing_token] = name(lease.lease_id)
+        return replace(lease, request=named(lease.request))
+
+    def first(lease: Lease) -> Lease:
+        uses[lease.lease_id] += 1
+        return named_lease(lease)
+
+    before = history.before
+    remainders, leases = tuple(map(first, before.remainders)), tuple(map(first, before.leases))
+    uses.update(entry.lease_id for entry in before.pending)
+    pending = {entry.lease_id for entry in before.pending}
+    waiting = tuple(replace(entry, request=named(entry.request)) for entry in before.pending)
     renamed: list[Change] = []
     for change in history.changes:
         if isinstance(change, Queued):
             uses[change.request.lease_id] += 1
             pending.add(change.request.lease_id)
-            request = replace(change.request, lease_id=name(change.request.lease_id))
-            renamed.append(replace(change, request=request))
+            renamed.append(replace(change, request=named(change.request)))
         elif isinstance(change, Granted):
             task_id = change.lease.lease_id
             if task_id not in pending:
                 uses[task_id] += 1
             pending.discard(task_id)
-            request = replace(change.lease.request, lease_id=name(task_id))
-            renamed.append(replace(change, lease=replace(change.lease, request=request)))
-        elif isinstance(change, Released | Expired | Cancelled):
+            renamed.append(replace(change, lease=named_lease(change.lease)))
+        elif isinstance(change, Released | Expired | MembersReleased):
+            known = names.get(change.fencing_token)
+            renamed.append(replace(change, lease_id=known or name(change.lease_id)))
+        elif isinstance(change, Cancelled):
             pending.discard(change.lease_id)
             renamed.append(replace(change, lease_id=name(change.lease_id)))
         else:
             renamed.append(change)
-    return renamed
+    return History(replace(before, remainders=remainders, leases=leases, pending=waiting), tuple(renamed))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.core.models import MILLI_PER_GPU, Placement
 from simulator.replay.fairness import fairness_figures
 from simulator.replay.replay import JobRun, Record, Sample
 from simulator.stats import mean, percentile
@@ -55,6 +55,15 @@ def wait_s(job_run: JobRun) -> float:
     """Return how long a started job has waited, in seconds."""
     assert job_run.started_at is not None
     return max(job_run.started_at - job_run.job.submitted_at, 0.0)
+
+
+def spans(job_run: JobRun, end: float) -> Iterator[tuple[Placement, float, float]]:
+    """Yield each member of a job with its begin and end; `end` is that of a job that still runs."""
+    if job_run.lease is None or job_run.started_at is None:
+        return
+    until = end if job_run.ended_at is None else job_run.ended_at
+    for rank, member in job_run.lease.ranked:
+        yield member, job_run.started_at, job_run.left_at.get(rank, until)
 
 
 def over_time(record: Record) -> dict[str, float | None]:
@@ -118,12 +127,10 @@ def busy_shares(record: Record, bins: int = BINS) -> tuple[list[str], list[list[
     edges = start + width * np.arange(bins)
     used = np.zeros((len(nodes), bins))
     for job_run in record.job_runs.values():
-        if job_run.placement is None or job_run.started_at is None:
-            continue
-        until = end if job_run.ended_at is None else job_run.ended_at
-        overlap = np.minimum(edges + width, until) - np.maximum(edges, job_run.started_at)
         milli = job_run.job.request.gpus * job_run.job.request.gpu_milli
-        used[nodes[job_run.placement.node]] += np.clip(overlap, 0, None) * milli
+        for member, begin, until in spans(job_run, end):
+            overlap = np.minimum(edges + width, until) - np.maximum(edges, begin)
+            used[nodes[member.node]] += np.clip(overlap, 0, None) * milli
     shares = used / (width * sizes[:, None])
     return list(nodes), shares.tolist(), start, end
 

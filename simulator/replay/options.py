@@ -20,6 +20,11 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
+            click.option(
+                "--split-large-jobs",
+                is_flag=True,
+                help="csv, json: split a job of more GPUs than any server has over the fewest servers.",
+            ),
             click.option("--quotas", callback=_quotas, help="fair_share: shares by team, as a=0.5,b=0.25."),
             click.option("--history", help="A file of gpu-manager history --export, or redis://…"),
             click.option("--jobs", help="muri: the trace, such as trace1. csv, json: file of the jobs."),
@@ -60,13 +65,13 @@ def _quotas(
 
 ROUND_OPTIONS = ("load", "workload", "solver")
 UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
-    "openb": ("nodes", "jobs", "order", "orders", "quotas", *ROUND_OPTIONS),
-    "muri": ("nodes", "pods", "policy", "quotas", *ROUND_OPTIONS),
+    "openb": ("nodes", "jobs", "order", "orders", "quotas", "split_large_jobs", *ROUND_OPTIONS),
+    "muri": ("nodes", "pods", "policy", "quotas", "split_large_jobs", *ROUND_OPTIONS),
     "csv": ("data", "pods", "load", "workload"),
     "json": ("data", "pods", "load", "workload"),
-    "pollux": ("nodes", "jobs", "pods", "order"),
-    "shockwave": ("nodes", "jobs", "pods", "order", "load", "workload"),
-    None: ("data", "pods", "nodes", "jobs", "load", "workload"),
+    "pollux": ("nodes", "jobs", "pods", "order", "split_large_jobs"),
+    "shockwave": ("nodes", "jobs", "pods", "order", "load", "workload", "split_large_jobs"),
+    None: ("data", "pods", "nodes", "jobs", "load", "workload", "split_large_jobs"),
 }
 """Kind of trace (None: a history) -> the options without effect there."""
 
@@ -100,6 +105,7 @@ def source_of(
     history: str | None,
     load: str,
     workload: str,
+    split_large_jobs: bool,
 ) -> Source:
     """Return the workload that the options name; raise `BadInput` naming a missing option."""
     if history is not None:
@@ -117,4 +123,4 @@ def source_of(
     for path in (nodes, Path(jobs)):
         if (path.suffix in (".json", ".jsonl")) != (trace == "json"):
             raise BadInput(f"--trace {trace} cannot read the file {path}")
-    return Source("jobs", (str(nodes), jobs))
+    return Source("jobs", (str(nodes), jobs), split_large_jobs)

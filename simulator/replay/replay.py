@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from resource_manager.core.changes import Cancelled, Change, Granted, Released
+from resource_manager.core.changes import Cancelled, Change, Granted, MembersReleased, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement
+from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
@@ -24,13 +24,22 @@ BATCHES_PER_REPORT = 64
 
 @dataclass(slots=True)
 class JobRun:
-    """One job in a replay: its start, end and placement; times in seconds."""
+    """One job in a replay: its start, end and lease; times in seconds.
+
+    `left_at` has the members of a gang that left it before its end, by rank; it ends with the last one.
+    """
 
     job: Job
     started_at: float | None = None
     ended_at: float | None = None
-    placement: Placement | None = None
+    lease: Lease | None = None
     cancelled: bool = False
+    left_at: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def members(self) -> tuple[Placement, ...]:
+        """The placements by rank, one unless the job is a gang; none before the start."""
+        return () if self.lease is None else self.lease.members
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +80,14 @@ class Replay:
         """Used milli, busy flag (0 or 1), fragmented milli and total milli of each node, as last sampled."""
         self._totals: list[float] = []
         self._mark = -1
+        present = {lease.lease_id: lease for lease in (*workload.start.leases, *workload.start.remainders)}
+        self._remainders = {name: lease.key for name, lease in present.items() if lease.ranks}
+        """Key of what is left of a gang, by the id of its task."""
         for job in workload.present:
             self.record.job_runs[job.request.lease_id] = job_run = JobRun(job)
-            lease = self.cluster.leases.get(job.request.lease_id)
+            lease = present.get(job.request.lease_id)
             if lease is not None:
-                job_run.started_at, job_run.placement = lease.granted_at, lease.placement
+                job_run.started_at, job_run.lease = lease.granted_at, lease
 
     def run(self, progress: Progress = no_progress) -> Record:
         """Play the workload until no job is left to end; only once, since it changes the state."""
@@ -95,7 +107,7 @@ class Replay:
         """End the jobs due up to that time, those of one time together: capacity is freed before arrivals."""
         while self._ends and self._ends.next_time <= time:
             now = self._ends.next_time
-            ended = (self.cluster.leases.get(lease_id) for lease_id in self._ends.pop_due(now))
+            ended = (self._lease(task_id) for task_id in self._ends.pop_due(now))
             over: list[Change] = [self._released(lease, now) for lease in ended if lease is not None]
             self._commit(allocator.with_dispatch(self.cluster, over, self._policy, self._order, now), now)
 
@@ -131,16 +143,25 @@ class Replay:
     def _external_change(self, event: ExternalEvent, now: float) -> Change | None:
         """Return the change that a recorded event makes here; None if its job has not reached that event."""
         if isinstance(event, RecordedEnd):
-            lease = self.cluster.leases.get(event.task_id)
+            lease = self._lease(event.task_id)
             if lease is None or not _as_recorded(self.record.job_runs[event.task_id]):
                 return None
             return self._released(lease, now)
+        if isinstance(event, MembersReleased):
+            lease = self._lease(event.lease_id)
+            if lease is None or not _as_recorded(self.record.job_runs[event.lease_id]):
+                return None
+            return replace(event, fencing_token=lease.fencing_token)
         if isinstance(event, Cancelled):
             if event.lease_id in self.cluster.pending:
                 return event
             lease = self.cluster.leases.get(event.lease_id)
             return None if lease is None else Released(event.lease_id, lease.fencing_token, now)
         return event
+
+    def _lease(self, task_id: str) -> Lease | None:
+        key = self._remainders.get(task_id)
+        return self.cluster.leases.get(task_id) if key is None else self.cluster.remainders.get(key)
 
     def _released(self, lease: Lease, now: float) -> Released:
         outcome = self.record.job_runs[lease.lease_id].job.outcome
@@ -160,12 +181,18 @@ class Replay:
         if isinstance(change, Granted):
             task_id = change.lease.lease_id
             job_run = job_runs[task_id]
-            job_run.started_at, job_run.placement = now, change.lease.placement
+            job_run.started_at, job_run.lease = now, change.lease
             if not _as_recorded(job_run):
                 # A recorded clock may have been set back.
                 self._ends.schedule(max(now + job_run.job.runtime_s, self._ends.now), task_id)
         elif isinstance(change, Released):
             job_runs[change.lease_id].ended_at = now
+        elif isinstance(change, MembersReleased):
+            job_run = job_runs[change.lease_id]
+            job_run.left_at |= dict.fromkeys(change.ranks, now)
+            self._remainders[change.lease_id] = f"{change.lease_id}{KEY_SEPARATOR}{change.fencing_token}"
+            if len(job_run.left_at) >= len(job_run.members):
+                job_run.ended_at = now
         elif isinstance(change, Cancelled):
             job_runs[change.lease_id].cancelled = True
 
@@ -212,8 +239,8 @@ def differences(record: Record) -> list[str]:
     found: list[str] = []
     for task_id, job_run in record.job_runs.items():
         was = job_run.job.recorded
-        recorded = None if was is None else (was.granted_at, was.placement)
-        replayed = None if job_run.started_at is None else (job_run.started_at, job_run.placement)
+        recorded = None if was is None else (was.granted_at, was.members)
+        replayed = None if job_run.started_at is None else (job_run.started_at, job_run.members)
         if recorded != replayed:
             found.append(f"{task_id}: recorded {_describe(recorded)}, replayed {_describe(replayed)}")
     return found
@@ -243,8 +270,8 @@ def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
     }
 
 
-def _describe(decision: tuple[float, Placement | None] | None) -> str:
-    at, placement = decision or (0.0, None)
-    if placement is None:
+def _describe(decision: tuple[float, tuple[Placement, ...]] | None) -> str:
+    if decision is None:
         return "not started"
-    return f"{placement.node} {list(placement.gpu_ids)} at {at:.6g}"
+    at, members = decision
+    return f"{', '.join(f'{member.node} {list(member.gpu_ids)}' for member in members)} at {at:.6g}"

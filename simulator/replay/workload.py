@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resource_manager.core.changes import (
@@ -13,14 +13,16 @@ from resource_manager.core.changes import (
     GpuClosed,
     GpuOpened,
     InventoryChanged,
+    MembersReleased,
     Restored,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.fit import could_ever_fit
+from resource_manager.core.fit import could_ever_fit, count_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
+from resource_manager.scheduling.gang_refusals import never_fits
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
 
@@ -51,7 +53,15 @@ class RecordedEnd:
 
 
 ExternalEvent = (
-    Drained | Restored | TeamsChanged | GpuClosed | GpuOpened | InventoryChanged | Cancelled | RecordedEnd
+    Drained
+    | Restored
+    | TeamsChanged
+    | GpuClosed
+    | GpuOpened
+    | InventoryChanged
+    | Cancelled
+    | RecordedEnd
+    | MembersReleased
 )
 """External events other than arrivals."""
 
@@ -87,10 +97,11 @@ class Workload:
         return [*self.start.nodes, *came]
 
 
-def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
+def read_workload(nodes_path: Path, jobs_path: Path, *, split_large_jobs: bool = False) -> Workload:
     """Return a user's own workload, from CSV files or JSON (a list of objects, or one object a line).
 
-    Raises `InputError` with file, line and reason. The columns are in docs/simulators/replay.md.
+    With `split_large_jobs` a job of more GPUs than any server has becomes a gang. Raises `InputError` with
+    file, line and reason. The columns are in docs/simulators/replay.md.
     """
     nodes = _read_nodes(nodes_path)
     rows = list(_rows(jobs_path, JOB_COLUMNS))
@@ -102,11 +113,14 @@ def read_workload(nodes_path: Path, jobs_path: Path) -> Workload:
         if job.request.lease_id in names:
             raise row.fail(f"job {job.request.lease_id!r} appears twice")
         names.add(job.request.lease_id)
-    _reject_misfits(rows, jobs, nodes)
+    cluster = ClusterState(nodes)
+    if split_large_jobs:
+        jobs = split(jobs, cluster)
+    _reject_misfits(rows, jobs, cluster, split_large_jobs)
     jobs.sort(key=lambda job: job.submitted_at)
     return Workload(
         jobs_path.stem,
-        ClusterState(nodes).snapshot(),
+        cluster.snapshot(),
         tuple(EventBatch(job.submitted_at, arrivals=[job]) for job in jobs),
     )
 
@@ -121,18 +135,72 @@ def shapes_that_never_fit(requests: Iterable[Request], nodes: Sequence[Node]) ->
     }
 
 
-def _reject_misfits(rows: Sequence[Row], jobs: Sequence[Job], nodes: Sequence[Node]) -> None:
-    """Raise `InputError` for the first job that names an unknown GPU type or is larger than any node."""
-    misfits = shapes_that_never_fit((job.request for job in jobs), nodes)
+def split(jobs: Iterable[Job], cluster: ClusterState) -> list[Job]:
+    """Return the jobs, each with more GPUs than any server as the gang of the fewest members that fits.
+
+    Members have equal parts of its GPUs and amounts. A job that fits in no equal parts stays as it is.
+    """
+    members: dict[tuple[object, ...], int] = {}
+    found = []
+    for job in jobs:
+        request = job.request
+        if request.shape not in members:
+            members[request.shape] = _members(request, cluster)
+        found.append(replace(job, request=_divided(request, members[request.shape])))
+    return found
+
+
+def _members(request: Request, cluster: ClusterState) -> int:
+    gpus, most = request.gpus, max(count_gpus(state.node, request) for state in cluster.nodes)
+    if request.nodes == 1 and gpus > most:
+        for count in range(2, min(gpus, len(cluster.nodes)) + 1):
+            is_equal = gpus % count == 0 and gpus // count <= most
+            if is_equal and never_fits(cluster, _divided(request, count)) is None:
+                return count
+    return 1
+
+
+def _divided(request: Request, members: int) -> Request:
+    if members == 1:
+        return request
+    amounts = {name: _plain(amount / members) for name, amount in request.resources.items()}
+    return replace(request, gpus=request.gpus // members, resources=amounts, nodes=members)
+
+
+def _reject_misfits(
+    rows: Sequence[Row], jobs: Sequence[Job], cluster: ClusterState, split_large_jobs: bool
+) -> None:
+    """Raise `InputError` for the first job that names an unknown GPU type or never fits."""
+    nodes = [state.node for state in cluster.nodes]
+    requests = [job.request for job in jobs]
+    misfits = shapes_that_never_fit((request for request in requests if request.nodes == 1), nodes)
+    gangs = {request.shape: request for request in requests if request.nodes != 1}
+    refusals = {shape: never_fits(cluster, request) for shape, request in gangs.items()}
     types = {gpu.gpu_type for node in nodes for gpu in node.gpus}
-    for row, request in zip(rows, (job.request for job in jobs), strict=True):
+    for row, request in zip(rows, requests, strict=True):
         for gpu_type in request.gpu_types:
             if gpu_type not in types:
                 raise row.fail(
                     f"no node has a GPU of type {gpu_type!r}; known are {', '.join(sorted(types))}"
                 )
         if request.shape in misfits:
-            raise row.fail(f"job {request.lease_id!r} is larger than any node")
+            raise row.fail(
+                f"job {request.lease_id!r} is larger than any node{_advice(request, nodes, split_large_jobs)}"
+            )
+        if (refusal := refusals.get(request.shape)) is not None:
+            raise row.fail(f"job {request.lease_id!r} never fits: {refusal}")
+
+
+def _advice(request: Request, nodes: Sequence[Node], split_large_jobs: bool) -> str:
+    """Say what to do about a job that has more GPUs than any node, if that is why it does not fit."""
+    if request.gpus <= max(count_gpus(node, request) for node in nodes):
+        return ""
+    if split_large_jobs:
+        return f", and no equal parts of its {request.gpus} GPUs fit on different nodes"
+    return (
+        ": nodes is missing, the number of nodes for a job on several, each with so many gpus; "
+        "or split such jobs with --split-large-jobs"
+    )
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
@@ -167,7 +235,8 @@ def _read_nodes(path: Path) -> list[Node]:
         count = row.whole("gpus", most=min(MAX_GPUS_OF_SERVER, gpus_left))
         gpus_left -= count
         gpus = tuple(Gpu(gpu_id, row.text("gpu_type"), vendor) for gpu_id in range(count))
-        nodes[name] = Node(name, len(nodes), _amounts(row), gpus, vendor=vendor if gpus else "")
+        # Gangs need an address to meet at.
+        nodes[name] = Node(name, len(nodes), _amounts(row), gpus, name, vendor if gpus else "")
     if not nodes:
         raise InputError("the file lists no node", path=path)
     return list(nodes.values())
@@ -179,8 +248,12 @@ def _amounts(row: Row) -> dict[str, float]:
     for name in ("cpus", "memory_mib"):
         amount = row.number(name, 0.0)
         if amount:
-            amounts[name] = int(amount) if amount.is_integer() else amount
+            amounts[name] = _plain(amount)
     return amounts
+
+
+def _plain(amount: float) -> float:
+    return int(amount) if amount.is_integer() else amount
 
 
 def _job(row: Row) -> Job:
@@ -198,6 +271,7 @@ def _job(row: Row) -> Job:
             priority=_signed(row, "priority"),
             team=row.text("team"),
             expected_runtime_s=row.number("expected_runtime_s") if expected else runtime_s,
+            nodes=row.whole("nodes", 1),
         )
     except InvalidRequestError as error:
         raise row.fail(str(error)) from error

@@ -55,9 +55,7 @@ def test_fifo_starts_jobs_in_order_of_arrival(tmp_path: Path) -> None:
     """x occupies a until 100, y b until 60; z needs two GPUs and waits, and s waits behind it."""
     record = play(tmp_path, "fifo")
     assert starts(record) == {"x": 0, "y": 10, "z": 100, "s": 100}
-    placement = record.job_runs["s"].placement
-    assert placement is not None
-    assert placement.node == "b"
+    assert [member.node for member in record.job_runs["s"].members] == ["b"]
 
 
 def test_backfill_starts_a_job_that_delays_no_earlier_one(tmp_path: Path) -> None:
@@ -74,9 +72,7 @@ def test_capacity_is_freed_before_the_arrivals_of_the_same_time(tmp_path: Path) 
     """At 100 x frees a, the first server: n is placed there, though b is free as well."""
     paths = files(tmp_path, jobs=JOBS.splitlines()[0] + "\nx,0,100,2,,1,,red,\nn,100,10,1,,1,,red,\n")
     record = Replay(read_workload(*paths), first_fit, get_order("fifo")).run()
-    placement = record.job_runs["n"].placement
-    assert placement is not None
-    assert placement.node == "a"
+    assert [member.node for member in record.job_runs["n"].members] == ["a"]
 
 
 def test_a_recorded_cancellation_ends_a_job_that_the_replay_has_started(tmp_path: Path) -> None:
@@ -199,7 +195,7 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["started"] == 4
     with (tmp_path / "o" / "jobs.csv").open() as file:
         assert [row["job"] for row in csv.DictReader(file)] == ["x", "y", "z", "s"]
-    assert len(list((tmp_path / "o").glob("*.png"))) == 6
+    assert len(list((tmp_path / "o").glob("*.png"))) == 7
 
 
 @pytest.mark.parametrize(
@@ -208,7 +204,8 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
         ("runtime_s", "run_time", "jobs.csv:1: the column runtime_s is missing"),
         ("y,10,50", "y,10,-50", "jobs.csv:3: runtime_s is -50, not a finite number of 0 or more"),
         ("y,10,50", "y,nan,50", "jobs.csv:3: submit_s is nan, not a finite number of 0 or more"),
-        ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node"),
+        ("z,20,10,2", "z,20,10,3", "jobs.csv:4: job 'z' is larger than any node: nodes is missing"),
+        ("2,,1,,red", "2,,9,,red", "jobs.csv:2: job 'x' is larger than any node\n"),
         ("A100,blue", "H100,blue", "jobs.csv:3: no node has a GPU of type 'H100'; known are A100, T4"),
         ("1,500", "2,500", "jobs.csv:5: gpu_milli=500 goes with gpus=1, got gpus=2"),
         ("y,10", "x,10", "jobs.csv:3: job 'x' appears twice"),
@@ -242,6 +239,7 @@ def test_bad_rows_are_named(tmp_path: Path, old: str, new: str, message: str) ->
         (["--trace", "openb", "--order", "fifo"], "--order cannot be used with --trace openb"),
         (["--trace", "openb", "--quotas", "a=1"], "--quotas cannot be used with --trace openb"),
         (["--trace", "muri", "--policy", "fgd"], "--policy cannot be used with --trace muri"),
+        (["--trace", "muri", "--split-large-jobs"], "--split-large-jobs cannot be used with --trace muri"),
         (["--trace", "csv", "--pods", "cpu250"], "--pods cannot be used with --trace csv"),
         (["--history", "h.jsonl", "--quotas", "a=1"], "--quotas applies only to the order fair_share"),
         (["--history", "absent.jsonl"], "absent.jsonl: cannot be read: No such file"),
