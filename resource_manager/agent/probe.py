@@ -826,13 +826,15 @@ def read_npu_smi(text: str, find_process: FindProcess) -> tuple[str | None, list
 
 JOB_KEY = re.compile(r"gpu-[A-Za-z0-9_.-]{0,60}-[0-9a-f]{8}-\d{1,20}")
 """Name of a lease's job, which the launchers give to its directory, its container, or its cgroup."""
+REGISTRATION = re.compile(rf"/memfd:({JOB_KEY.pattern}) \(deleted\)")
+"""Descriptor of a process that registered itself."""
 
 
 def process_of(pid: int, memory_mib: int | None) -> dict[str, Any]:
     """Return a process: user, command, and the lease and job it belongs to, as far as this user may read.
 
-    `lease_source` says where lease or job were found (`environment`, `ancestor`, `cgroup`), or that there is
-    none (`none`), or that it could not be read (`unreadable`).
+    `lease_source` says where lease or job were found (`environment`, `ancestor`, `registration`,
+    `cgroup`), or that there is none (`none`), or that it could not be read (`unreadable`).
     """
     try:
         user: str | None = printable(user_name(os.stat(f"/proc/{pid}").st_uid))[:MAX_TEXT]
@@ -866,6 +868,9 @@ def owner_of(pid: int) -> tuple[str | None, str | None, str]:
             job = lock if JOB_KEY.fullmatch(lock) else None
             if lease_id or job:
                 return lease_id, job, "ancestor" if step else "environment"
+            job = registered_job(ancestor)
+            if job:
+                return None, job, "registration"
         status = re.search(r"^PPid:\s*(\d+)", read_text(f"/proc/{ancestor}/status") or "", re.MULTILINE)
         ancestor = int(status[1]) if status else 0
         if ancestor <= 1:
@@ -875,6 +880,22 @@ def owner_of(pid: int) -> tuple[str | None, str | None, str]:
     if found:
         return None, found[0], "cgroup"
     return None, None, "none" if readable else "unreadable"
+
+
+def registered_job(pid: int) -> str | None:
+    """Return the job as which the process registered itself: the name of a descriptor that it keeps open."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for descriptor in os.listdir(folder):
+            try:
+                found = REGISTRATION.fullmatch(os.readlink(os.path.join(folder, descriptor)))
+            except OSError:
+                continue  # closed meanwhile
+            if found:
+                return found[1]
+    except OSError:
+        pass  # it has ended
+    return None
 
 
 def lease_id_in(text: str) -> str | None:

@@ -47,7 +47,7 @@ class ProcessReport(Strict):
     memory_mib: Count | None
     lease_id: Annotated[str, Field(max_length=MAX_LEASE_ID, pattern=f"^[^{UNPRINTABLE}]*$")] | None
     job: Text | None
-    lease_source: Literal["environment", "ancestor", "cgroup", "none", "unreadable"]
+    lease_source: Literal["environment", "ancestor", "registration", "cgroup", "none", "unreadable"]
 
 
 class XidReport(Strict):

@@ -214,7 +214,7 @@ def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[Proce
     """Return the processes on a GPU that belong to no lease there, present or being cleaned.
 
     A process of which that cannot be read is none, nor is one without a mark beside a lease whose job runs in
-    processes of an Airflow worker: such a job carries no mark.
+    any tasks of its DAG run: they carry none where nobody gave them one.
     """
     leases = list(leases_on(state, gpu_id))
     dirty = list(state.cleaning.values())
@@ -230,8 +230,8 @@ def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[Proce
 
 
 def has_unmarked_job(lease: Lease) -> bool:
-    """Return True if the lease's job runs in processes of an Airflow worker, which no launcher marked."""
-    return lease.request.labels.get("scope") in ("process", "run")
+    """Return True if the lease's job runs in any tasks of its DAG run, which may carry no mark."""
+    return lease.request.labels.get("scope") == "run"
 
 
 def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:

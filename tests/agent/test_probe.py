@@ -16,6 +16,7 @@ import pytest
 
 from resource_manager.agent import probe
 from resource_manager.agent.running import NoReportError, command, probe_here, program
+from resource_manager.jobs.launchers.base import job_key
 from tests.nvml.standin import State, compile_library, gpu, library, mig, state, uuid_of
 
 __all__ = ["library", "state"]
@@ -283,6 +284,27 @@ def test_what_a_process_writes_into_its_environment_cannot_spoil_a_report(
     state.write(gpu(0, f"process {below}", "process 0"))
     [process] = gpus()[0]["processes"]
     assert (process["pid"], process["lease_id"], process["job"]) == (below, None, None)
+
+
+def test_a_process_that_registered_itself_is_known_with_all_that_it_starts() -> None:
+    inner = "import time; print('up', flush=True); time.sleep(600)"
+    outer = (
+        "import subprocess, sys; from resource_manager.jobs.registered_process import register_process; "
+        "register_process('of an earlier task', 41); register_process('lab:dag/run/train', 42); "
+        f"child = subprocess.Popen([sys.executable, '-c', {inner!r}], stdout=subprocess.PIPE); "
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GPU_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", outer], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        found = [probe.owner_of(pid) for pid in (process.pid, child)]
+        os.kill(child, 9)
+    job = job_key("lab:dag/run/train", 42)
+    assert found == [(None, job, "registration")] * 2
+    assert probe.owner_of(process.pid) == (None, None, "unreadable"), "it went with the process"
 
 
 def test_a_process_that_has_ended_is_unknown_not_foreign(state: State) -> None:

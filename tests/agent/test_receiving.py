@@ -258,10 +258,26 @@ def test_what_cannot_be_read_is_never_rogue_and_rogues_may_be_ignored() -> None:
     assert ignoring.closed == {}
 
 
-def test_a_job_in_a_process_of_the_worker_is_not_rogue(service: Service) -> None:
-    service.allocate("t", 1, labels={"scope": "process"})
+def test_a_process_without_a_mark_is_not_rogue_beside_a_lease_of_any_tasks(service: Service) -> None:
+    service.allocate("t", 1, labels={"scope": "run"})
     service.report(gpu(0, processes=[process()]), gpu(1))
     assert service.closed == {}
+
+
+def test_a_process_that_registered_itself_belongs_to_its_lease_until_it_ends(service: Service) -> None:
+    lease = service.allocate("t", 1, labels={"scope": "process"})
+    own = process(78, job=f"gpu-t-0a1b2c3d-{lease['fencing_token']}", lease_source="registration")
+    service.report(gpu(0, processes=[own]), gpu(1))
+    assert service.closed == {}
+    service.report(gpu(0, processes=[own, process()]), gpu(1))
+    assert service.closed == {0: "rogue process; pid 77 of eve: python mine.py"}
+    for _ in range(3):
+        service.report(gpu(0, processes=[own]), gpu(1))
+    service.manager.release_resources("t")
+    service.report(gpu(0, processes=[own]), gpu(1))
+    assert service.allocate("next")["gpu_ids"] == [1], "its process is still there"
+    service.report(gpu(0), gpu(1))
+    assert service.allocate("last")["gpu_ids"] == [0]
 
 
 # ---- reports that are refused ----

@@ -1,7 +1,10 @@
 """`@task.gpu`: its server, its renewals and its release."""
 
 import itertools
+import os
 import queue
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -20,7 +23,9 @@ with warnings.catch_warnings():
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
 
+from resource_manager.agent.probe import registered_job
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.jobs.launchers.base import job_key
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, context_of
 
@@ -45,6 +50,18 @@ def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypat
     assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
     with pytest.raises(AirflowFailException, match="requires server 1, but this worker is on 'gpu-server-2'"):
         server_of(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes register themselves on Linux")
+def test_the_function_and_what_it_starts_are_known_as_the_leases_job(manager):
+    def owners():
+        [lease] = manager.leases()
+        inherited = subprocess.check_output(["printenv", "GPU_LEASE_ID"], text=True)
+        return lease, registered_job(os.getpid()), inherited.strip()
+
+    lease, registered, inherited = made(owners).execute(context_of())
+    assert registered == job_key(lease["task_id"], lease["fencing_token"])
+    assert inherited == lease["task_id"]
 
 
 @pytest.fixture

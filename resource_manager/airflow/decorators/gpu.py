@@ -23,6 +23,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.launchers.devices import device_environment, lease_environment
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
+from resource_manager.jobs.registered_process import register_process
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation
 
@@ -142,8 +143,9 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             gpu_milli=allocation["gpu_milli"],
             gpu_memory_mib=allocation["gpu_memory_mib"],
         )
-        devices |= lease_environment(*gpus)
         token, outcome = allocation["fencing_token"], Outcome.FAILED
+        devices |= lease_environment(*gpus) | {"GPU_LEASE_ID": allocation["task_id"]}
+        register_process(allocation["task_id"], token)
         before = {name: os.environ.get(name) for name in devices}
         os.environ.update(devices)
         try:

@@ -161,7 +161,7 @@ class GPULease:
         environment = {
             name: devices if name.endswith("VISIBLE_DEVICES") else value for name, value in fixed.items()
         }
-        return {**environment, "GPU_SERVER": self.value("server_name")}
+        return {**environment, "GPU_SERVER": self.value("server_name"), "GPU_LEASE_ID": self.value("task_id")}
 
     def docker_command(self, image: str, command: str = "") -> str:
         """Return a template of the `docker run` of `build_docker_cmd`, for an SSH or Bash operator."""

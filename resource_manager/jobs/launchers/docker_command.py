@@ -56,6 +56,7 @@ def build_docker_cmd(
             gpu_memory_mib=allocation.get("gpu_memory_mib", 0),
             renumbered=vendor != "amd",
         ),
+        "GPU_LEASE_ID": allocation["task_id"],
     }
     for variable, value in environment.items():
         words += ["--env", f"{variable}={value}"]
