@@ -23,6 +23,7 @@ OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/t
 OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
 OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
 OF_GPUS = ("tests/core/test_gpu_state.py", "tests/faults/test_gpus.py")
+OF_GANGS = ("tests/scheduling/test_gangs.py",)
 OF_REPORTS = ("tests/agent/test_receiving.py", "tests/faults/test_gpus.py")
 
 
@@ -56,8 +57,8 @@ BUGS = [
         ("redis.call('HDEL', pending, key)", ""),
         ("redis.call('HDEL', leases, key)", ""),
         ("redis.call('HDEL', renewals, key)", ""),
-        ("redis.call('HDEL', quarantined, key)\n  elseif operation == 'members'",
-         "elseif operation == 'members'"),
+        ("redis.call('HDEL', quarantined, key)\n    redis.call('HDEL', preempting, key)",
+         "redis.call('HDEL', preempting, key)"),
         ("redis.call('HSET', renewals, key, json)", ""),
         ("redis.call('HDEL', quarantined, key)\n  elseif operation == 'quarantine'",
          "elseif operation == 'quarantine'"),
@@ -131,9 +132,9 @@ BUGS = [
         ("inventory, KEYS[3], KEYS[4]", "inventory, KEYS[4]"),
         ("KEYS[3], KEYS[4], KEYS[5]", "KEYS[3], KEYS[5]"),
         ("KEYS[4], KEYS[5], KEYS[6]", "KEYS[4], KEYS[6]"),
-        ("KEYS[5], KEYS[6], KEYS[7], KEYS[9])\n", "KEYS[5], KEYS[7], KEYS[9])\n"),
-        ("KEYS[6], KEYS[7], KEYS[9])\nif", "KEYS[6], KEYS[9])\nif"),
-        (", KEYS[9])\nif", ")\nif"),
+        ("KEYS[5], KEYS[6], KEYS[7], KEYS[9]", "KEYS[5], KEYS[7], KEYS[9]"),
+        ("KEYS[6], KEYS[7], KEYS[9]", "KEYS[6], KEYS[9]"),
+        ("KEYS[7], KEYS[9], KEYS[11]", "KEYS[7], KEYS[11]"),
         ("keep_once(9, time)", ""),
         ("if number then", "if false then"),
         ("if not found[1] then\n  redis.call('DEL', changes)\nend", ""),
@@ -144,7 +145,7 @@ BUGS = [
         "once",
         (*OF_STORES, "tests/security/test_full_memory.py"),
         ("    if kept then\n      return tostring(i), kept\n    end\n", ""),
-        ("KEYS[9 + 2 * i])\n    if kept", "KEYS[9 + i])\n    if kept"),
+        ("KEYS[12 + 2 * i])\n    if kept", "KEYS[12 + i])\n    if kept"),
         ("redis.call('SET', key, ARGV[at + 2 + i], 'EX', ARGV[at])", ""),
         ("ARGV[at + 2 + i], 'EX'", "ARGV[at + 3], 'EX'"),
         ("redis.call('DEL', redis.call('ZPOPMIN', names)[1])", ""),
@@ -210,6 +211,30 @@ BUGS += [
         ("            self._expiry_heap = expiry_heap\n", ""),
         ("            self._undo = outer\n", "            self._undo = None\n"),
         ("for step in reversed(undo):", "for step in undo:"),
+    ),
+    *of_python(
+        "core/cluster",
+        OF_GANGS,
+        ("            for member in done:\n                self._deallocate_member(request, member)\n", ""),
+        ("member.port == port for other", "False for other"),
+        ("rest = lease.without(ranks)", "rest = None"),
+        ("(*snapshot.leases, *snapshot.remainders)\n        named", "snapshot.leases\n        named"),
+    ),
+    *of_python(
+        "core/models",
+        OF_GANGS,
+        ("ranks=tuple(rank for rank, _ in left)", "ranks=tuple(range(len(left)))"),
+    ),
+    *of_python("core/models", OF_STORES, ('            preempted_by="",\n', "")),
+    *of_python(
+        "core/node_state",
+        OF_GANGS,
+        ("if port not in used), 0)", "), 0)"),
+    ),
+    *of_python(
+        "scheduling/allocator",
+        OF_GANGS,
+        ("not held.issuperset(ranks)", "False"),
     ),
     *of_python(
         "core/node_index",

@@ -54,10 +54,20 @@ def _forgetful(commit: Callable[..., None]) -> Callable[..., None]:
     return forgetful
 
 
+def no_remainder() -> None:
+    """A gang ends with the first of its members, and frees what the others still use."""
+
+    def careless(cluster: Any, lease_id: str, ranks: Any, now: float, **options: Any) -> Any:
+        return allocator.release(cluster, lease_id, now, **options)
+
+    allocator.release_members = careless
+
+
 BUGS: dict[str, Callable[[], None]] = {
     "no version check": no_version_check,
     "no lock": no_lock,
     "no fencing": no_fencing,
     "lost release": lost_release,
+    "no remainder": no_remainder,
 }
 """Of the first two each store has its own; the other survives it."""

@@ -10,21 +10,46 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resource_manager.core.changes import Cancelled, Change, Expired, Granted, Queued, Released, Renewed
+from resource_manager.core.changes import (
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    MembersReleased,
+    Queued,
+    Released,
+    Renewed,
+)
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, Node, Request
+from resource_manager.core.models import Lease, Node
 from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S
+from tests.faults.members import Members, Told, room_for, told_leases, told_members
 from tests.faults.worker import LOCK_TIMEOUT_S
 
 REQUESTS = {"allocate", "submit"}
+
+RELEASES = {"release", "release_members"}
+
+ALL_RANKS = range(3)
+"""The most members that a worker asks for."""
+
+SWEPT = "SWEPT"
+"""The outcome of what the run released, when the workers had ended."""
+
+Shape = tuple[int, int, int, str]
+"""A demand: GPUs, CPUs, nodes, spread."""
+
+
+def _shape(asked: dict[str, Any]) -> Shape:
+    return asked["gpus"], asked["cpus"], asked.get("nodes", 1), asked.get("spread", "servers")
 
 
 @dataclass(slots=True)
@@ -43,6 +68,11 @@ class Operation:
     def token(self) -> int:
         """The fencing number it is about; 0 if there is none."""
         return int(self.answer.get("fencing_token", self.asked.get("fencing_token", 0)))
+
+    @property
+    def owner(self) -> tuple[str, int]:
+        """The lease that it is about."""
+        return self.task_id, self.token
 
     @property
     def result(self) -> str:
@@ -79,46 +109,57 @@ def check(
     `rests` are the times (steady clock) in which nothing needed to be granted; `may_lose` says that Redis
     itself was made to lose acknowledged writes, so that answers need not be in the history any more.
     """
-    replay = _Replay(nodes, history)
+    shapes = {_shape(operation.asked) for operation in operations if operation.kind in REQUESTS}
+    replay = _Replay(nodes, history, shapes)
     complaints = replay.complaints
-    complaints += check_beliefs(operations, wall_minus_monotonic_s)
+    complaints += check_beliefs(operations, wall_minus_monotonic_s, may_lose=may_lose)
     if not may_lose:
         complaints += check_order(operations, replay, rests)
+        complaints += _check_members(operations, replay)
     return complaints
 
 
 # ---- what owners believe ----
 
 
-def check_beliefs(operations: Iterable[Operation], wall_minus_monotonic_s: float) -> list[str]:
+def check_beliefs(
+    operations: Iterable[Operation], wall_minus_monotonic_s: float, *, may_lose: bool = False
+) -> list[str]:
     """That no GPU is held twice by what owners were told.
 
     A lease is believed in from the answer that granted it until its release is asked for, a renewal is
-    refused, or its last known end comes, less the tolerance of clocks.
+    refused, or its last known end comes, less the tolerance of clocks. Once members were released, the others
+    have no such end, unless that release may be lost. A fencing number with other members is found too.
     """
     begins: dict[tuple[str, int], float] = {}
-    places: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    places: dict[tuple[str, int], dict[int, Told]] = {}
     known_end: dict[tuple[str, int], float] = defaultdict(lambda: -math.inf)
-    ended: dict[tuple[str, int], float] = defaultdict(lambda: math.inf)
+    ended: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(lambda: math.inf))
+    complaints = []
     for operation in operations:
         answer = operation.answer
         lease = (operation.task_id, operation.token)
         if operation.result == "granted":
             begins[lease] = min(begins.get(lease, math.inf), operation.end)
-            places[lease] = [(answer["server_name"], gpu_id) for gpu_id in answer["gpu_ids"]]
+            members = told_members(answer)
+            if places.setdefault(lease, members) != members:
+                complaints.append(f"{lease} had the members {places[lease]}, then {members}")
         if operation.result in {"granted", "renewed"}:
             known_end[lease] = max(known_end[lease], answer["expires_at"])
-        if operation.kind == "release":
-            ended[lease] = min(ended[lease], operation.begin)
-        if operation.result == "gone":
-            ended[lease] = min(ended[lease], operation.end)
+        if operation.kind == "release_members" and operation.result == "released" and not may_lose:
+            known_end[lease] = math.inf
+        for rank in operation.asked.get("ranks", ALL_RANKS) if operation.kind in RELEASES else ():
+            ended[lease][rank] = min(ended[lease][rank], operation.begin)
+        if operation.kind in {"renew", "release"} and operation.result == "gone":
+            for rank in ALL_RANKS:
+                ended[lease][rank] = min(ended[lease][rank], operation.end)
     by_gpu: dict[tuple[str, int], list[tuple[float, float, tuple[str, int]]]] = defaultdict(list)
     for lease, begin in begins.items():
-        until = min(known_end[lease] - CLOCK_TOLERANCE_S - wall_minus_monotonic_s, ended[lease])
-        if begin < until:  # else the answer was read when the lease was over: nothing was believed
-            for gpu in places[lease]:
-                by_gpu[gpu].append((begin, until, lease))
-    complaints = []
+        for rank, (server, gpu_ids, _) in places[lease].items():
+            until = min(known_end[lease] - CLOCK_TOLERANCE_S - wall_minus_monotonic_s, ended[lease][rank])
+            if begin < until:  # else the answer was read when the lease was over: nothing was believed
+                for gpu_id in gpu_ids:
+                    by_gpu[server, gpu_id].append((begin, until, lease))
     for gpu, beliefs in by_gpu.items():
         beliefs.sort()
         _, latest, holder = beliefs[0]
@@ -136,8 +177,17 @@ def check_beliefs(operations: Iterable[Operation], wall_minus_monotonic_s: float
 class _Replay:
     """The history applied step by step: what was legal, and which leases lived at which versions."""
 
-    def __init__(self, nodes: Sequence[Node], history: Sequence[tuple[int, Change]]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        history: Sequence[tuple[int, Change]],
+        shapes: Iterable[Shape],
+    ) -> None:
         self.complaints: list[str] = []
+        self.shapes = tuple(shapes)
+        self.members = Members()
+        self.sweeps: set[int] = set()
+        """Positions of what the run released itself."""
         self.cluster = ClusterState(nodes)
         self.positions: dict[tuple[str, str, int], list[int]] = defaultdict(list)
         self.lives: dict[tuple[str, int], list[int]] = {}
@@ -145,26 +195,24 @@ class _Replay:
         self.waits: dict[str, list[list[int]]] = defaultdict(list)
         self.asked_anew: list[tuple[int, str]] = []
         self.length = len(history)
-        self.states_fitting: list[dict[tuple[int, int], bool]] = [self._fitting()]
+        self.states_fitting: list[dict[Shape, bool]] = [self._fitting()]
         for position, (version, change) in enumerate(history, 1):
             self._note(position, change)
+            for broken in self.members.follow(position, change):
+                self.complaints.append(f"version {version}: {broken}")
             try:
                 self.cluster.apply(change)
                 allocator.check(self.cluster)
             except ResourceManagerError as error:
                 self.complaints.append(f"version {version}: {type(change).__name__} is not legal: {error}")
+            if not self.members.agrees(self.cluster):
+                self.complaints.append(f"version {version}: the servers have not the members of the leases")
             self.states_fitting.append(self._fitting())
 
-    def _fitting(self) -> dict[tuple[int, int], bool]:
+    def _fitting(self) -> dict[Shape, bool]:
         if self.cluster.pending:
             return {}  # nobody overtakes those who wait
-        shapes = [(gpus, 4) for gpus in range(2, 9)]
-        return {
-            (gpus, cpus): any(
-                True for _ in self.cluster.candidates(Request("x", gpus, resources={"cpus": cpus}))
-            )
-            for gpus, cpus in shapes
-        }
+        return {shape: room_for(self.cluster, *shape) for shape in self.shapes}
 
     def _note(self, position: int, change: Change) -> None:
         if isinstance(change, Granted):
@@ -186,6 +234,11 @@ class _Replay:
             self.positions["cancelled", change.lease_id, 0].append(position)
             if change.lease_id in self.cluster.pending:
                 self.waits[change.lease_id][-1][1] = position
+        elif isinstance(change, MembersReleased):
+            life = self.lives.get((change.lease_id, change.fencing_token), [])
+            life[1:] = [min(position, *life[1:], self.length + 1)]  # its remainder is no lease
+            if change.outcome == SWEPT:
+                self.sweeps.add(position)
         elif isinstance(change, Released | Expired | Renewed):
             key = (change.lease_id, change.fencing_token)
             kind = type(change).__name__.lower()
@@ -266,7 +319,10 @@ def _bound(operation: Operation, replay: _Replay, begin_of: list[float], end_of:
         end_of[waits[0][0]] = min(end_of[waits[0][0]], operation.end)
     if operation.result not in {"granted", "renewed", "released"}:
         return []
-    positions = replay.positions.get((operation.result, operation.task_id, operation.token), [])
+    if operation.result == "released":
+        positions = _release_behind(operation, replay)
+    else:
+        positions = replay.positions.get((operation.result, operation.task_id, operation.token), [])
     if not positions:
         lease = f"{operation.task_id} ({operation.token})"
         return [f"{operation.kind} of {lease} was answered, but is not in the history"]
@@ -276,6 +332,45 @@ def _bound(operation: Operation, replay: _Replay, begin_of: list[float], end_of:
         end_of[positions[0]] = min(end_of[positions[0]], operation.end)
         begin_of[positions[0]] = max(begin_of[positions[0]], operation.begin)
     return []
+
+
+def _release_behind(operation: Operation, replay: _Replay) -> list[int]:
+    """Return the position of what the operation released: those members, or all that were left."""
+    ranks = operation.asked.get("ranks")
+    return [
+        position
+        for position, ended in replay.members.ends.get(operation.owner, ())
+        if (ended == set(ranks) if ranks else not replay.members.held_at(operation.owner, position))
+    ]
+
+
+def _check_members(operations: Sequence[Operation], replay: _Replay) -> list[str]:
+    """That answers name the members that were granted, and each release was answered to one who asked."""
+    complaints: list[str] = []
+    answered: Counter[tuple[tuple[str, int], int]] = Counter()
+    asked: dict[tuple[str, int], list[frozenset[int]]] = defaultdict(list)
+    for operation in operations:
+        if operation.kind in RELEASES:
+            asked[operation.owner].append(frozenset(operation.asked.get("ranks", ())))
+        if operation.result == "granted":
+            told, granted = told_members(operation.answer), replay.members.granted.get(operation.owner)
+            if told != granted:
+                complaints.append(f"{operation.owner} was answered to have {told}, not {granted}")
+        elif operation.result == "released":
+            for position in _release_behind(operation, replay):
+                answered[operation.owner, position] += 1
+    for (owner, position), times in answered.items():
+        if times > 1:
+            complaints.append(
+                f"change {position} ended members of {owner}: {times} were told that it was they"
+            )
+    for owner, ends in replay.members.ends.items():
+        for position, ranks in ends:
+            if position not in replay.sweeps and not {ranks, frozenset[int]()} & set(asked[owner]):
+                complaints.append(
+                    f"change {position} ended {sorted(ranks)} of {owner}, which nobody asked for"
+                )
+    return complaints
 
 
 def _explained(
@@ -294,6 +389,13 @@ def _explained(
         return True  # it also answers so when the lock was not free in time
     if operation.result in {"granted", "renewed"}:
         return life is not None and life[0] <= last and first < life[1]
+    if operation.kind in RELEASES and operation.result == "gone":
+        ranks, held = set(operation.asked.get("ranks", ())), replay.members.held_at
+        states = (held(operation.owner, position) for position in range(first, last + 1))
+        return any(not ranks <= state if ranks else not state for state in states)
+    if operation.result == "listed":
+        told = told_leases(operation.answer)
+        return any(told == replay.members.states[position] for position in range(first, last + 1))
     if operation.result == "gone":
         return life is None or first < life[0] or last >= life[1]
     waits = replay.waits.get(operation.task_id, ())
@@ -309,7 +411,7 @@ def _explained(
     if operation.result == "none":
         if any(operation.begin < until and operation.end > since for since, until in rests):
             return True
-        shape = (operation.asked["gpus"], operation.asked["cpus"])
+        shape = _shape(operation.asked)
         return any(not replay.states_fitting[position].get(shape) for position in range(first, last + 1))
     return True
 

@@ -17,6 +17,8 @@ class Outcome:
     kinds: Counter[str] = field(default_factory=Counter)
     operations: int = 0
     granted: int = 0
+    gangs: int = 0
+    members_released: int = 0
     errors: int = 0
     cancelled: int = 0
     lost_leases: int = 0
@@ -27,7 +29,7 @@ def report(outcome: Outcome) -> None:
     verdict = "ok" if not outcome.complaints else f"BROKEN: {outcome.complaints[0]}"
     print(
         f"seed {outcome.seed:4d}  {outcome.setting:10s}  {outcome.operations:5d} operations  "
-        f"{outcome.granted:4d} grants  {outcome.errors:4d} errors  "
+        f"{outcome.granted:4d} grants  {outcome.gangs:3d} gangs  {outcome.errors:4d} errors  "
         f"{outcome.faults.total():2d} faults  {verdict}",
         flush=True,
     )
@@ -48,6 +50,8 @@ def summarise(outcomes: list[Outcome]) -> int:
         "operations": sum(outcome.operations for outcome in outcomes),
         "fewest_operations": min((outcome.operations for outcome in outcomes), default=0),
         "grants": sum(outcome.granted for outcome in outcomes),
+        "gangs": sum(outcome.gangs for outcome in outcomes),
+        "members_released": sum(outcome.members_released for outcome in outcomes),
         "errors": sum(outcome.errors for outcome in outcomes),
         "cancelled": sum(outcome.cancelled for outcome in outcomes),
         "lost_by_redis": sum(outcome.lost_leases for outcome in outcomes if outcome.setting in lossy),

@@ -24,14 +24,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from resource_manager.core.changes import Change, Granted
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.core.changes import Change, Granted, MembersReleased
 from resource_manager.storage.codec import change_to_dict
 from tests.faults import airflow_on_postgres, namespaces
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
 from tests.faults.bugs import BUGS
-from tests.faults.checker import Operation, check, read_records
+from tests.faults.checker import SWEPT, Operation, check, read_records
 from tests.faults.commit_points import POINTS
 from tests.faults.outcomes import Outcome, report, summarise
 from tests.faults.processes import Process, of_other_version
@@ -49,7 +48,7 @@ from tests.faults.setups import (
     remove,
     setting_of,
 )
-from tests.faults.worker import SERVERS, TTL_S, Assignment, main
+from tests.faults.worker import TTL_S, Assignment, inventory, main
 from tests.sql_servers import Postgres
 
 HEAL_S = 30.0
@@ -204,6 +203,10 @@ class Run:
                 manager.expire_and_schedule()
                 for entry in manager.queue():  # of workers who died, and have no successor any more
                     manager.cancel(entry["task_id"])
+                for lease in manager.leases():
+                    if lease["quarantined"]:  # a remainder, whose owner died
+                        token = lease["fencing_token"]
+                        manager.release(lease["task_id"], fencing_token=token, outcome=SWEPT)
             summary = manager.get_resource_summary()["servers"]
             if any(server["available_gpus"] != 8 for server in summary):
                 self.outcome.complaints.append(f"not all is free after {TTL_S + HEAL_S:g} s: {summary}")
@@ -213,7 +216,7 @@ class Run:
         operations = read_records(self.records)
         self.count_up(operations, [change for _, change in history])
         self.outcome.complaints += check(
-            default_inventory(SERVERS),
+            inventory(),
             operations,
             history,
             wall_minus_monotonic_s=time.time() - time.monotonic(),
@@ -229,6 +232,13 @@ class Run:
         tokens = {change.lease.fencing_token for change in history if isinstance(change, Granted)}
         outcome.operations = len(operations)
         outcome.kinds = Counter(operation.kind for operation in operations)
+        gangs = {
+            change.lease.fencing_token
+            for change in history
+            if isinstance(change, Granted) and change.lease.request.nodes > 1
+        }
+        outcome.gangs = len(gangs)
+        outcome.members_released = sum(isinstance(change, MembersReleased) for change in history)
         outcome.errors = sum("error" in operation.answer for operation in operations)
         outcome.cancelled = sum("cancelled" in operation.answer for operation in operations)
         granted = {

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.core.changes import Change
-from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.airflow_variable import store
 from tests.faults import namespaces
@@ -19,7 +18,7 @@ from tests.faults.airflow_tasks import Airflow, AirflowTask
 from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
-from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, SERVERS, TTL_S, Assignment
+from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, TTL_S, Assignment, inventory
 from tests.sql_servers import MariaDB, Postgres, SqlServer
 
 DISK = ("appendonly yes", "appendfsync always")
@@ -79,7 +78,7 @@ class OneRedis:
     def _manager(self, url: str, **settings: Any) -> GPUResourceManager:
         return GPUResourceManager.from_url(
             url,
-            inventory=default_inventory(SERVERS),
+            inventory=inventory(),
             lease_ttl_s=TTL_S,
             lock_timeout_s=4 * LOCK_TIMEOUT_S,
             lease_confirmation_window_s=TTL_S,

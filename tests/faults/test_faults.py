@@ -6,11 +6,21 @@ All seeds: `python -m tests.faults.run --seeds 200`; one again, with its schedul
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from resource_manager.core.changes import Cancelled, Change, Expired, Granted, Queued, Released
+from resource_manager.core.changes import (
+    Cancelled,
+    Change,
+    Expired,
+    Granted,
+    MembersReleased,
+    Queued,
+    Released,
+)
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import NewerFormatError
 from resource_manager.manager.inventory_file import default_inventory
@@ -21,6 +31,7 @@ from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.bugs import BUGS
 from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
+from tests.faults.members import Members
 from tests.faults.namespaces import what_is_missing
 from tests.faults.run import run_seed
 from tests.redis_server import RedisServer
@@ -131,8 +142,15 @@ def told(task_id: str, begin: float, end: float, granted: Lease | None) -> Opera
     if granted is not None:
         answer = {
             "result": "granted",
-            "server_name": granted.placement.node,
-            "gpu_ids": list(granted.placement.gpu_ids),
+            "members": [
+                {
+                    "rank": rank,
+                    "server_name": member.node,
+                    "gpu_ids": list(member.gpu_ids),
+                    "port": member.port,
+                }
+                for rank, member in granted.ranked
+            ],
             "fencing_token": granted.fencing_token,
             "expires_at": granted.expires_at,
         }
@@ -247,3 +265,146 @@ def test_a_fencing_number_given_out_twice_is_found() -> None:
     operations = [told("a", 0, 1, a), released("a", 1, 2, 3), told("a", 4, 5, again)]
     found = complaints(operations, [Granted(a, 0), Released("a", 1, 2), Granted(again, 4)])
     assert any("did not grow" in complaint for complaint in found)
+
+
+# ---- the same of gangs ----
+
+
+def gang(token: int, *gpu_ids: int, port: int = 29500, at: float = 0.0) -> Lease:
+    """A gang of one member a server, each with two GPUs from that id on."""
+    request = Request("g", 2, resources={"cpus": 4}, ttl_s=10.0, nodes=2)
+    members = (
+        Placement(f"gpu-server-{rank}", (gpu_id, gpu_id + 1), port=0 if rank else port)
+        for rank, gpu_id in enumerate(gpu_ids)
+    )
+    return Lease(request, tuple(members), token, at, at + 10.0)
+
+
+def told_gang(begin: float, granted: Lease) -> Operation:
+    operation = told("g", begin, begin + 1, granted)
+    operation.asked |= {"nodes": 2, "spread": "servers"}
+    return operation
+
+
+def released_some(begin: float, *ranks: int, result: str = "released") -> Operation:
+    asked = {"fencing_token": 1, "ranks": list(ranks)}
+    return Operation(f"m{begin}", "release_members", "g", begin, asked, begin + 1, {"result": result})
+
+
+def listed(begin: float, *leases: Lease) -> Operation:
+    views = [
+        {**told(held.lease_id, 0, 1, held).answer, "task_id": held.lease_id, "fencing_token": 1}
+        for held in leases
+    ]
+    answer = {"result": "listed", "leases": views}
+    return Operation(f"l{begin}", "leases", "", begin, {}, begin + 1, answer)
+
+
+def test_a_gang_whose_members_end_one_by_one_has_no_complaint() -> None:
+    g, again = gang(1, 0, 0), gang(2, 0, 2, port=29501, at=4)
+    rest = g.without({0})
+    assert rest is not None
+    operations = [
+        told_gang(0, g),
+        listed(1.5, g),
+        released_some(3, 0),
+        listed(4.5, rest),
+        told_gang(6, again),
+        released_some(8, 0, result="gone"),
+        released("g", 1, 10, 11),
+        released("g", 1, 12, 13, "gone"),
+    ]
+    changes = [Granted(g, 0), ended(0, at=3), Granted(again, 6), ended(1, at=10)]
+    assert complaints(operations, changes, servers=2) == []
+
+
+def ended(*ranks: int, at: float) -> MembersReleased:
+    return MembersReleased("g", 1, ranks, at)
+
+
+HALF = gang(1, 0)
+SHARED = replace(gang(1, 0, 0), members=(Placement("gpu-server-0", (0, 1), port=1),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("operations", "changes", "what"),
+    [
+        ([told_gang(0, HALF)], [Granted(HALF, 0)], "not all that it asked for"),
+        ([told_gang(0, SHARED)], [Granted(SHARED, 0)], "several members on a server"),
+        ([told_gang(0, SHARED)], [Granted(SHARED, 0)], "has two holders"),
+        (
+            [told_gang(0, gang(1, 0, 0)), released_some(2, 0), told_gang(4, gang(2, 0, 1))],
+            [Granted(gang(1, 0, 0), 0), ended(0, at=2), Granted(gang(2, 0, 1), 4)],
+            "GPU 1 of gpu-server-1 has two holders: ('g', 1, 1)",
+        ),
+        (
+            [told_gang(0, gang(1, 0, 0)), released_some(2, 1), told_gang(4, gang(2, 2, 2))],
+            [Granted(gang(1, 0, 0), 0), ended(1, at=2), Granted(gang(2, 2, 2), 4)],
+            "port 29500 of gpu-server-0 is of",
+        ),
+        ([told_gang(0, gang(1, 0, 0, port=0))], [Granted(gang(1, 0, 0, port=0), 0)], "got the ports [0, 0]"),
+        (
+            [told_gang(0, gang(1, 0, 0)), told_gang(2, gang(1, 0, 2))],
+            [Granted(gang(1, 0, 0), 0)],
+            "then {",
+        ),
+        ([told_gang(0, gang(1, 0, 2))], [Granted(gang(1, 0, 0), 0)], "was answered to have"),
+        (
+            [told_gang(0, gang(1, 0, 0)), released_some(2, 0)],
+            [Granted(gang(1, 0, 0), 0), Released("g", 1, 2)],
+            "not in the history",
+        ),
+        (
+            [told_gang(0, gang(1, 0, 0)), released_some(2, 0), released_some(2.5, 0)],
+            [Granted(gang(1, 0, 0), 0), ended(0, at=2.7)],
+            "2 were told that it was they",
+        ),
+        (
+            [told_gang(0, gang(1, 0, 0))],
+            [Granted(gang(1, 0, 0), 0), ended(0, at=2)],
+            "which nobody asked for",
+        ),
+        (
+            [told_gang(0, gang(1, 0, 0)), released_some(2, 0), listed(4, gang(1, 0, 0))],
+            [Granted(gang(1, 0, 0), 0), ended(0, at=2)],
+            "leases of  answered",
+        ),
+        (
+            [told_gang(0, gang(1, 0, 0)), released_some(2, 0), released_some(4, 1, result="gone")],
+            [Granted(gang(1, 0, 0), 0), ended(0, at=2)],
+            "no state between",
+        ),
+        (
+            [told_gang(0, gang(1, 0, 0)), released_some(2, 0), released_some(4, 0)],
+            [Granted(gang(1, 0, 0), 0), ended(0, at=2), ended(0, at=4)],
+            "of which it held [1]",
+        ),
+    ],
+)
+def test_a_promise_to_a_gang_that_is_broken_is_found(
+    operations: list[Operation], changes: list[Change], what: str
+) -> None:
+    found = complaints(operations, changes, servers=2)
+    assert any(what in complaint for complaint in found), found
+
+
+def test_a_member_without_its_lease_is_found() -> None:
+    g = gang(1, 0, 0)
+    cluster, members = ClusterState(default_inventory(2)), Members()
+    cluster.apply(Granted(g, 0))
+    assert list(members.follow(1, Granted(g, 0))) == []
+    assert members.agrees(cluster)
+    del cluster.node("gpu-server-1").leases["g"]
+    assert not members.agrees(cluster)
+    cluster.node("gpu-server-1").leases["g"] = g
+    del cluster.leases["g"]
+    assert not members.agrees(cluster)
+
+
+def test_a_gang_is_refused_only_where_its_members_have_no_room() -> None:
+    refused = Operation("g0", "allocate", "g", 2, {"gpus": 2, "cpus": 4, "nodes": 2}, 3, {"result": "none"})
+    full = lease("b", 1, tuple(range(8)))
+    assert complaints([told("b", 0, 1, full), refused], [Granted(full, 0)], servers=2) == []
+    assert complaints([told("b", 0, 1, full), refused], [Granted(full, 0)], servers=3)
+    refused.asked["spread"] = "pack"
+    assert complaints([told("b", 0, 1, full), refused], [Granted(full, 0)], servers=2)

@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from resource_manager.core.changes import ReleaseResult
+from resource_manager.core.models import Node
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
@@ -29,6 +31,19 @@ ALL_CHANGES = 1_000_000
 SQL = ("postgresql://", "mysql://", "sqlite://")
 
 Answer = dict[str, Any]
+
+
+def inventory() -> tuple[Node, ...]:
+    """The servers of a run; with an address each takes members of gangs."""
+    return tuple(replace(node, address=f"10.0.0.{node.server_id + 1}") for node in default_inventory(SERVERS))
+
+
+def shape_of(slot: int, number: int) -> dict[str, Any]:
+    """The demand of a slot's task, the same in each of its workers: every third one is a gang."""
+    if number < 2:
+        return {"gpus": 2 + (slot + number) % 5, "cpus": 4}
+    spread = "pack" if slot % 2 else "servers"
+    return {"gpus": 2 + slot % 3, "cpus": 4, "nodes": 2 + slot // 2 % 2, "spread": spread}
 
 
 @dataclass(frozen=True)
@@ -79,17 +94,22 @@ class Recorder:
 
 
 def _granted(view: dict[str, Any]) -> Answer:
-    keys = ("task_id", "server_name", "gpu_ids", "fencing_token", "expires_at")
-    return {"result": "granted", **{key: view[key] for key in keys}}
+    return {"result": "granted", "expires_at": view["expires_at"], **_lease(view)}
 
 
-def allocate(client: Any, task_id: str, gpus: int, cpus: int) -> Answer:
-    view = client.allocate_resources(task_id, gpus, cpus)
+def _lease(view: dict[str, Any]) -> Answer:
+    keys = ("rank", "server_name", "gpu_ids", "port")
+    members = [{key: member[key] for key in keys} for member in view["members"]]
+    return {"task_id": view["task_id"], "fencing_token": view["fencing_token"], "members": members}
+
+
+def allocate(client: Any, task_id: str, gpus: int, cpus: int, **gang: Any) -> Answer:
+    view = client.allocate_resources(task_id, gpus, cpus, **gang)
     return {"result": "none"} if view is None else _granted(view)
 
 
-def submit(client: Any, task_id: str, gpus: int, cpus: int) -> Answer:
-    view = client.submit(task_id, gpus, cpus)
+def submit(client: Any, task_id: str, gpus: int, cpus: int, **gang: Any) -> Answer:
+    view = client.submit(task_id, gpus, cpus, **gang)
     return _granted(view) if view["state"] == "RUNNING" else {"result": "waiting"}
 
 
@@ -114,8 +134,18 @@ def release(client: Any, task_id: str, fencing_token: int) -> Answer:
     return {"result": "released" if released else "gone"}
 
 
+def release_members(client: Any, task_id: str, fencing_token: int, ranks: list[int]) -> Answer:
+    done = client.release_members(task_id, ranks, fencing_token=fencing_token)
+    return {"result": "released" if done == ReleaseResult.RELEASED else "gone"}
+
+
+def leases(client: Any, task_id: str) -> Answer:
+    return {"result": "listed", "leases": [_lease(view) for view in client.leases()]}
+
+
 CALLS: dict[str, Callable[..., Answer]] = {
-    call.__name__: call for call in (allocate, submit, status, cancel, renew, release)
+    call.__name__: call
+    for call in (allocate, submit, status, cancel, renew, release, release_members, leases)
 }
 
 
@@ -124,8 +154,10 @@ class Worker:
         self.assignment = assignment
         self.stop = Path(assignment.stop)
         self.rng = random.Random(assignment.seed)
-        self.shapes = {f"w{assignment.slot}-{i}": (2 + (assignment.slot + i) % 5, 4) for i in range(3)}
+        self.shapes = {f"w{assignment.slot}-{i}": shape_of(assignment.slot, i) for i in range(3)}
         self.held: dict[str, int] = {}
+        self.remainders: dict[tuple[str, int], set[int]] = {}
+        """Leases of which members were released, perhaps, and the ranks that are left, as far as is known."""
         self.waiting: set[str] = set()
         self.renewed_at: dict[str, float] = {}
         self.past: list[tuple[str, int]] = []
@@ -137,16 +169,19 @@ class Worker:
         self.recorder = Recorder(self.assignment.record, self.assignment.slot)
         for task_id in self.shapes:
             self.ask("status", task_id)  # what one before it in this slot left
+        self.ask("leases", "")
         while not self.stop.exists():
             self.step()
             time.sleep(self.rng.random() * 0.04)
         deadline = time.monotonic() + 20
-        while (self.held or self.waiting) and time.monotonic() < deadline:
+        while (self.held or self.waiting or self.remainders) and time.monotonic() < deadline:
             for task_id in list(self.waiting):
                 self.ask("cancel", task_id)
                 self.ask("status", task_id)
             for task_id in list(self.held):
                 self.ask("release", task_id, fencing_token=self.held[task_id])
+            for task_id, token in list(self.remainders):
+                self.ask("release", task_id, fencing_token=token)
         for client in self.clients:
             client.close()
 
@@ -159,7 +194,7 @@ class Worker:
         settings["lease_confirmation_window_s"] = TTL_S
         if self.assignment.redis_url:
             settings["redis_url"] = self.assignment.redis_url
-        servers = default_inventory(SERVERS)
+        servers = inventory()
         while True:
             try:
                 manager = GPUResourceManager.from_url(self.assignment.store, inventory=servers, **settings)
@@ -177,21 +212,46 @@ class Worker:
                 return
         choice = self.rng.random()
         task_id = self.rng.choice(sorted(self.shapes))
-        gpus, cpus = self.shapes[task_id]
         if self.waiting and choice < 0.5:
             self.ask("cancel" if choice < 0.15 else "status", self.rng.choice(sorted(self.waiting)))
         elif choice < 0.02:
             self.step_clock()
         elif choice < 0.06:
-            self.ask("submit", task_id, gpus=gpus, cpus=cpus)
+            self.ask("submit", task_id, **self.shapes[task_id])
         elif choice < 0.1 and self.past:
             old_task_id, token = self.rng.choice(self.past)  # a request that arrives late, once more
-            self.ask(self.rng.choice(("renew", "release")), old_task_id, fencing_token=token)
+            if self.rng.random() < 0.3 and self.is_gang(old_task_id):
+                self.release_some(old_task_id, token, self.ranks(old_task_id))
+            else:
+                self.ask(self.rng.choice(("renew", "release")), old_task_id, fencing_token=token)
+        elif choice < 0.13:
+            self.ask("leases", "")
         elif choice < 0.5:
-            self.ask("allocate", task_id, gpus=gpus, cpus=cpus)  # also what it holds: a request sent twice
+            self.ask("allocate", task_id, **self.shapes[task_id])  # also what it holds: a request sent twice
+        elif self.remainders and choice < 0.7:
+            task_id, token = self.rng.choice(sorted(self.remainders))
+            left = self.remainders[task_id, token]
+            if left and self.rng.random() < 0.5:
+                self.release_some(task_id, token, left)
+            else:
+                self.ask("release", task_id, fencing_token=token)
         elif self.held:
             task_id = self.rng.choice(sorted(self.held))
-            self.ask("release", task_id, fencing_token=self.held[task_id])
+            if self.is_gang(task_id) and self.rng.random() < 0.6:
+                self.release_some(task_id, self.held[task_id], self.ranks(task_id))
+            else:
+                self.ask("release", task_id, fencing_token=self.held[task_id])
+
+    def is_gang(self, task_id: str) -> bool:
+        return "nodes" in self.shapes[task_id]
+
+    def ranks(self, task_id: str) -> set[int]:
+        return set(range(self.shapes[task_id].get("nodes", 1)))
+
+    def release_some(self, task_id: str, token: int, ranks: set[int]) -> None:
+        """Release some members, or all of them."""
+        some = self.rng.sample(sorted(ranks), self.rng.randint(1, len(ranks)))
+        self.ask("release_members", task_id, fencing_token=token, ranks=some)
 
     def step_clock(self) -> None:
         """This process's idea of the time goes wrong, as after a suspend."""
@@ -239,6 +299,12 @@ class Worker:
     def note(self, kind: str, task_id: str, asked: dict[str, Any], answer: Answer) -> None:
         result = answer.get("result")
         token = asked.get("fencing_token")
+        if result == "listed":
+            for lease in answer["leases"]:
+                key = (lease["task_id"], lease["fencing_token"])
+                left = {member["rank"] for member in lease["members"]}
+                if key[0] in self.shapes and left < self.ranks(key[0]):
+                    self.remainders[key] = left
         if result == "granted":
             self.waiting.discard(task_id)
             self.held[task_id] = answer["fencing_token"]
@@ -251,8 +317,20 @@ class Worker:
             self.waiting.discard(task_id)
         elif kind == "renew":
             self.renewed_at[task_id] = time.monotonic()
-        if result in {"released", "gone"} and token is not None and self.held.get(task_id) == token:
-            del self.held[task_id]
+        if result in {"released", "gone"} and token is not None:
+            if self.held.get(task_id) == token:
+                del self.held[task_id]
+            self.note_remainder(kind, task_id, token, asked, result)
+
+    def note_remainder(self, kind: str, task_id: str, token: int, asked: dict[str, Any], result: str) -> None:
+        """A gang that is gone may have a remainder: an answer to an earlier release of members was lost."""
+        if kind == "release":
+            self.remainders.pop((task_id, token), None)
+        elif self.is_gang(task_id):
+            left = self.remainders.get((task_id, token), self.ranks(task_id)) - set(asked.get("ranks", ()))
+            self.remainders[task_id, token] = left
+            if result == "released" and not left:
+                del self.remainders[task_id, token]
 
 
 def enter(netns: str) -> None:
