@@ -232,12 +232,13 @@ class Run:
         tokens = {change.lease.fencing_token for change in history if isinstance(change, Granted)}
         outcome.operations = len(operations)
         outcome.kinds = Counter(operation.kind for operation in operations)
-        gangs = {
-            change.lease.fencing_token
-            for change in history
-            if isinstance(change, Granted) and change.lease.request.nodes > 1
-        }
-        outcome.gangs = len(gangs)
+        outcome.gangs = len(
+            {
+                operation.answer["fencing_token"]
+                for operation in operations
+                if operation.result == "granted" and len(operation.answer["members"]) > 1
+            }
+        )
         outcome.members_released = sum(isinstance(change, MembersReleased) for change in history)
         outcome.errors = sum("error" in operation.answer for operation in operations)
         outcome.cancelled = sum("cancelled" in operation.answer for operation in operations)
