@@ -23,7 +23,7 @@ from tests.redis_server import RedisServer
 
 __all__ = ["ssh_server"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
 
@@ -261,7 +261,7 @@ def test_gpus_are_held_for_a_time_without_a_job(
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["run", "--", "true"], 2, "Missing option '--gpus'"),
+        (["run", "--", "true"], 2, "--gpus is missing"),
         (["run", "--gpus", "3", "--", "true"], 2, "gpus"),
         (["run", "--gpus", "1"], 2, "COMMAND"),
         (["run", "--gpus", "1", "--time", "soon", "--", "true"], 2, "'soon' is not a duration"),
