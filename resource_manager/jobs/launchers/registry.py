@@ -35,15 +35,18 @@ LAUNCHERS: dict[str, Callable[[str, str | None], Launcher]] = {
     "local": _local,
     "ssh": _ssh,
     "docker": _docker,
-    "terminal": _terminal,
 }
 """Functions by name that take an address (see each launcher) and an Airflow connection id or None."""
+
+
+TERMINAL = "terminal"
+"""Label of jobs that `gpu-manager run` has in a terminal; no launcher starts them, but one finds them."""
 
 
 def open_launcher(name: str, address: str = "", conn_id: str | None = None) -> Launcher:
     """Open a launcher by name for the server at `address`; raises `LauncherError`."""
     try:
-        make = LAUNCHERS[name]
+        make = _terminal if name == TERMINAL else LAUNCHERS[name]
     except KeyError:
         known = ", ".join(sorted(LAUNCHERS))
         raise LauncherError(f"unknown launcher {name!r}; known are {known}") from None
