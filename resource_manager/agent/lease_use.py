@@ -1,4 +1,4 @@
-"""Use of GPUs by their leases, sampled from reports: utilization, memory, and since when a lease is idle."""
+"""Use of GPUs, sampled from reports: utilization, memory, strangers, and since when a lease is idle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from resource_manager.agent.reports import GpuReport, Report
-from resource_manager.agent.transitions import is_of, rogue_processes
+from resource_manager.agent.transitions import MAX_COMMAND, MAX_LISTED, is_of, rogue_processes
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease
 from resource_manager.core.node_state import NodeState
@@ -15,28 +15,26 @@ from resource_manager.settings import Settings
 
 @dataclass(slots=True)
 class LeaseUse:
-    """Use of a server's GPUs by one lease so far: sums over its samples, peak memory, idle since when."""
+    """Use of a server's GPUs by one lease: how many utilizations were sampled, and since when all were idle.
+
+    `idle_since` is None if the last sample was not idle.
+    """
 
     samples: int = 0
-    utilization_sum: float = 0.0
-    peak_memory_mib: int = 0
-    memory_mib: int = 0
     idle_since: float | None = None
-
-    @property
-    def utilization_percent(self) -> float | None:
-        """Mean over all samples and GPUs, None without any."""
-        return self.utilization_sum / self.samples if self.samples else None
 
 
 @dataclass(slots=True)
 class GpuSample:
-    """Last sample of a GPU; None is what its library cannot say."""
+    """Last sample of a GPU; None is what its library cannot say.
+
+    `rogue` has pid, user and command of processes that belong to no lease there, the first `MAX_LISTED`.
+    """
 
     utilization_percent: int | None = None
     memory_used_mib: int | None = None
     memory_mib: int | None = None
-    rogue: int = 0
+    rogue: tuple[tuple[str, str, str], ...] = ()
 
 
 def sample_gpus(state: NodeState, report: Report) -> dict[int, GpuSample]:
@@ -47,7 +45,10 @@ def sample_gpus(state: NodeState, report: Report) -> dict[int, GpuSample]:
             gpu.utilization_percent,
             gpu.memory_used_mib,
             gpu.memory_mib,
-            len(rogue_processes(state, gpu_id, gpu)),
+            tuple(
+                (str(process.pid), process.user or "", (process.command or "")[:MAX_COMMAND])
+                for process in rogue_processes(state, gpu_id, gpu)[:MAX_LISTED]
+            ),
         )
         for gpu_id, uuid in state.gpu_uuids.items()
         if (gpu := reported.get(uuid)) is not None
@@ -77,17 +78,10 @@ def sample_leases(
 def _with_sample(
     use: LeaseUse, lease: Lease, gpus: list[GpuReport], settings: Settings, now: float
 ) -> LeaseUse:
-    utilization = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
-    memory = [gpu.memory_used_mib or 0 for gpu in gpus]
     is_idle = all(_is_idle(gpu, lease, idle_below(lease, settings)) for gpu in gpus)
     since = now if use.idle_since is None else use.idle_since
-    return LeaseUse(
-        use.samples + len(utilization),
-        use.utilization_sum + sum(utilization),
-        max(use.peak_memory_mib, *memory),
-        max(gpu.memory_mib or 0 for gpu in gpus),
-        since if is_idle else None,
-    )
+    known = sum(gpu.utilization_percent is not None for gpu in gpus)
+    return LeaseUse(use.samples + known, since if is_idle else None)
 
 
 def _is_idle(gpu: GpuReport, lease: Lease, below: float) -> bool:

@@ -33,6 +33,7 @@ SERVER = -1
 
 MAX_REASON = 240
 MAX_LISTED = 8
+MAX_COMMAND = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:
 
 
 def _named(process: ProcessReport) -> str:
-    command = (process.command or "")[:80]
+    command = (process.command or "")[:MAX_COMMAND]
     return f"pid {process.pid} of {process.user or 'unknown'}" + (f": {command}" if command else "")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypedDict
 
 from resource_manager.agent.health import HealthTable, findings, load_health_table
-from resource_manager.agent.receiving import Record
+from resource_manager.agent.lease_use import LeaseUse, idle_leases
+from resource_manager.agent.receiving import Record, records_of
 from resource_manager.agent.reports import GpuReport, Report, ReportError, read_report
 from resource_manager.agent.transitions import rogue_processes
 from resource_manager.core.cluster import ClusterState
@@ -21,18 +23,16 @@ from resource_manager.storage.base import Store
 
 logger = logging.getLogger(__name__)
 
-IDLE_BELOW_PERCENT = 5
-"""Utilization below which a leased GPU counts as idle at that moment."""
-
 
 class GpuLease(TypedDict):
-    """Lease on a GPU."""
+    """Lease on a GPU; `idle_s` is the time for which it has computed nothing, once that is too long."""
 
     task_id: str
     team: str
     owner: str
     gpu_milli: int
     fencing_token: int
+    idle_s: float | None
 
 
 class GpuProcess(TypedDict):
@@ -59,7 +59,7 @@ class GpuUse(TypedDict):
     """One GPU of the inventory; None is what its server did not report.
 
     `closed` is the reason why it takes no new leases, `cleaning` names the ended leases whose processes may
-    be left. `idle`: it has a lease and computes nothing at this moment.
+    be left. `idle`: a lease on it has computed nothing for longer than it may.
     """
 
     gpu_id: int
@@ -95,10 +95,11 @@ class ServerUse(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class KeptReport:
-    """Last report of a server, and when it was received, by the store's clock."""
+    """Last report of a server, when it was received by the store's clock, and the use by its leases."""
 
     report: Report
     received_at: float
+    leases: Mapping[int, LeaseUse]
 
 
 def kept_reports(store: Store, servers: Iterable[str]) -> dict[str, KeptReport]:
@@ -113,7 +114,11 @@ def kept_reports(store: Store, servers: Iterable[str]) -> dict[str, KeptReport]:
         except ReportError as error:
             logger.warning("the report of %s cannot be shown: %s", name, error)
             continue
-        found[name] = KeptReport(report, report.at if record is None else record.received_at)
+        found[name] = (
+            KeptReport(report, report.at, {})
+            if record is None
+            else KeptReport(report, record.received_at, record.leases)
+        )
     return found
 
 
@@ -124,18 +129,31 @@ def use_of(manager: GPUResourceManager, servers: Sequence[str] | None = None) ->
     def names(cluster: ClusterState, now: float) -> list[str]:
         return [state.name for state in cluster.nodes if servers is None or state.name in servers]
 
+    def elsewhere(cluster: ClusterState, now: float) -> set[str]:
+        states = (cluster.by_name[name] for name in wanted if name in cluster.by_name)
+        held = chain.from_iterable(state.leases.values() for state in states)
+        return {member.node for lease in held for member in lease.members} - set(wanted)
+
     wanted = manager.look(names)
     kept = kept_reports(manager.store, wanted)
+    uses = {name: report.leases for name, report in kept.items()}
+    if others := manager.look(elsewhere):  # of gangs
+        uses |= {name: record.leases for name, record in records_of(manager.store, others).items()}
 
     def view(cluster: ClusterState, now: float) -> list[ServerUse]:
-        states = (cluster.by_name.get(name) for name in wanted)
-        return [server_use(state, kept.get(state.name), table, now) for state in states if state is not None]
+        states = [state for name in wanted if (state := cluster.by_name.get(name)) is not None]
+        held = {lease.lease_id for state in states for lease in state.leases.values()}
+        since = idle_leases(cluster, uses, manager.settings, now, only=held)
+        idle_s = {lease_id: now - at for lease_id, at in since.items()}
+        return [server_use(state, kept.get(state.name), table, now, idle_s) for state in states]
 
     return manager.look(view)
 
 
-def server_use(state: NodeState, kept: KeptReport | None, table: HealthTable, now: float) -> ServerUse:
-    """Return the use of one server by its last report, if there is one."""
+def server_use(
+    state: NodeState, kept: KeptReport | None, table: HealthTable, now: float, idle_s: Mapping[str, float]
+) -> ServerUse:
+    """Return the use of one server by its last report, if there is one; `idle_s` is that of idle leases."""
     by_uuid: dict[str, GpuReport] = {}
     by_index: dict[int, GpuReport] = {}
     for gpu in () if kept is None else kept.report.gpus:
@@ -152,24 +170,26 @@ def server_use(state: NodeState, kept: KeptReport | None, table: HealthTable, no
         "error": "" if kept is None else kept.report.error or "",
         "driver": None if kept is None else kept.report.driver,
         "gpus": [
-            _gpu_use(state, gpu, by_uuid.get(gpu.uuid) if gpu.uuid else by_index.get(gpu.gpu_id), table)
+            _gpu_use(state, gpu, found, table, idle_s)
             for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
+            for found in (by_uuid.get(gpu.uuid) if gpu.uuid else by_index.get(gpu.gpu_id),)
         ],
     }
 
 
-def _gpu_use(state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable) -> GpuUse:
+def _gpu_use(
+    state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable, idle_s: Mapping[str, float]
+) -> GpuUse:
     leases = list(leases_on(state, gpu.gpu_id))
     closed = state.closed_gpus.get(gpu.gpu_id)
     rogue = {process.pid for process in rogue_processes(state, gpu.gpu_id, found)} if found else set()
-    used = None if found is None else found.utilization_percent
     return {
         "gpu_id": gpu.gpu_id,
         "uuid": gpu.uuid,
         "type": gpu.gpu_type or (found.type if found else ""),
         "memory_mib": gpu.memory_mib or (found.memory_mib if found else None),
         "memory_used_mib": found.memory_used_mib if found else None,
-        "utilization_percent": used,
+        "utilization_percent": found.utilization_percent if found else None,
         "temperature_c": found.temperature_c if found else None,
         "power_w": found.power_w if found else None,
         "leases": [
@@ -179,6 +199,7 @@ def _gpu_use(state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthT
                 "owner": lease.request.owner,
                 "gpu_milli": lease.request.gpu_milli,
                 "fencing_token": lease.fencing_token,
+                "idle_s": idle_s.get(lease.lease_id),
             }
             for lease in leases
         ],
@@ -204,5 +225,5 @@ def _gpu_use(state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthT
         "closed": "" if closed is None else closed.reason,
         "cleaning": [entry.lease_id for entry in cleaning_on(state, gpu.gpu_id)],
         "rogue": bool(rogue),
-        "idle": bool(leases) and used is not None and used < IDLE_BELOW_PERCENT,
+        "idle": any(lease.lease_id in idle_s for lease in leases),
     }

@@ -24,6 +24,12 @@ def gpus_of(manager: Manager, servers: Sequence[str], lease_id: str) -> list[Gpu
     ]
 
 
+def idle_s_of(gpus: Iterable[GpuUse], lease_id: str) -> float | None:
+    """Return the time for which the lease has computed nothing, once that is longer than it may."""
+    leases = (lease for gpu in gpus for lease in gpu["leases"] if lease["task_id"] == lease_id)
+    return next((lease["idle_s"] for lease in leases), None)
+
+
 class UseMeter:
     """Mean utilization and peak memory of GPUs, over samples."""
 

@@ -1,4 +1,4 @@
-"""Use of GPUs by leases: means and peaks, idle leases, and the gauges that show them."""
+"""Use of GPUs by leases: idle leases, and the gauges that show them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from resource_manager.agent.lease_use import idle_leases
 from resource_manager.agent.receiving import records_of
+from resource_manager.agent.use import use_of
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.agent.reporting import gpu, process, server, uuid
 from tests.agent.test_receiving import Service
@@ -25,16 +26,20 @@ def idle(service: Service) -> dict[str, float]:
     return service.manager.look(lambda cluster, now: idle_leases(cluster, uses, settings, now))
 
 
-def test_mean_and_peak_of_a_lease_are_of_its_own_gpus(service: Service) -> None:
-    lease = service.allocate("t", 1)
-    for percent, mib in ((90, 500), (50, 62_000), (70, 100)):
-        service.report(
-            gpu(0, utilization_percent=percent, memory_used_mib=mib), gpu(1, utilization_percent=3)
-        )
-    use = records_of(service.manager.store, ["gpu-a"])["gpu-a"].leases[lease["fencing_token"]]
-    assert (use.utilization_percent, use.peak_memory_mib, use.memory_mib) == (70.0, 62_000, 81_920)
+def shown_idle(service: Service) -> list[tuple[bool, list[float | None]]]:
+    [row] = use_of(service.manager)
+    return [(gpu["idle"], [lease["idle_s"] for lease in gpu["leases"]]) for gpu in row["gpus"]]
+
+
+def test_top_and_console_go_by_the_settings_too(service: Service) -> None:
+    service.allocate("t", 1)
+    for _ in range(7):
+        assert shown_idle(service) == [(False, [None]), (False, [])]
+        service.report(gpu(0), gpu(1))
+    assert shown_idle(service) == [(True, [60.0]), (False, [])]
     service.manager.release_resources("t")
     service.report(gpu(0), gpu(1))
+    assert shown_idle(service) == [(False, []), (False, [])]
     assert records_of(service.manager.store, ["gpu-a"])["gpu-a"].leases == {}
 
 
@@ -82,11 +87,12 @@ def test_the_gauges_say_whose_a_gpu_is_and_what_it_does(service: Service, tmp_pa
     finally:
         app.watch.close()
     found = dict(re.findall(r"^(gpu_manager_(?:gpu|server|report)_.*) ([\d.e+]+)$", text, re.MULTILINE))
-    first, second = (f'gpu="{n}",server="gpu-a",uuid="{uuid(n)}"' for n in (0, 1))
+    first = f'gpu="0",server="gpu-a",uuid="{uuid(0)}"'
+    rogue = f'command="python mine.py",gpu="1",pid="77",server="gpu-a",user="eve",uuid="{uuid(1)}"'
     for wanted in (
         f'gpu_manager_gpu_info{{gpu="0",lease="t",server="gpu-a",team="vision",uuid="{uuid(0)}"}}',
         f'gpu_manager_gpu_info{{gpu="1",lease="",server="gpu-a",team="",uuid="{uuid(1)}"}}',
-        f"gpu_manager_gpu_rogue_processes{{{second}}}",
+        f"gpu_manager_gpu_rogue_process{{{rogue}}}",
         f'gpu_manager_gpu_closed{{gpu="1",reason="row remap failed",server="gpu-a",uuid="{uuid(1)}"}}',
         'gpu_manager_server_watched{server="gpu-a"}',
     ):

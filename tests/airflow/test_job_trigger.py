@@ -47,8 +47,8 @@ def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
     monkeypatch.setattr(triggers, "note", note)
     monkeypatch.setattr(triggers, "noted", noted)
 
-    def start(command, **arguments):
-        allocation = ask(manager, TASK, 2, labels=launcher_labels("local", None))
+    def start(command, idle_after=None, **arguments):
+        allocation = ask(manager, TASK, 2, labels=launcher_labels("local", None), idle_after=idle_after)
         [job] = RunningJob.all_of(allocation)
         with closing(job.open()) as launcher:
             launcher.start(Job(job.key, ("/bin/sh", "-c", command)))
@@ -105,6 +105,26 @@ def test_the_use_of_the_gpus_is_measured_while_the_job_runs(trained, manager, mo
     assert usage == {"mean_utilization_percent": 71.0, "peak_memory_mib": 63488, "memory_mib": 81920}
     line = "GPU use while this job ran: mean 71 %, peak memory 62 of 80 GB"
     assert usage_line(usage) == line
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
+    trained, manager, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(triggers, "MEASURE_EVERY_S", 0.0)
+    measured, add = [], UseMeter.add
+
+    def added(meter, gpus):
+        add(meter, gpus)
+        measured.append(gpus)
+        if len(measured) > 2:
+            (tmp_path / "measured").touch()
+
+    monkeypatch.setattr(UseMeter, "add", added)
+    job = trained(f"until [ -e {tmp_path / 'measured'} ]; do sleep 0.05; done", idle_after=1e-6)
+    report_of(manager, utilization_percent=0)
+    fire(job)
+    assert capsys.readouterr().out.count("the GPUs of this task have computed nothing for 0 s") == 1
 
 
 def test_without_reports_nothing_is_said_of_the_use(trained, monkeypatch):

@@ -24,7 +24,7 @@ def manager() -> Iterator[GPUResourceManager]:
     """One server with a busy, an idle, a rogue and a lost GPU, and one that reports nothing."""
     with GPUResourceManager.from_url("memory://", inventory=NODES) as manager:
         busy = manager.submit("here:dag/run/train", 1, server="gpu-a", team="vision")
-        manager.submit("here:dag/run/sleep", 1, gpu_milli=250, server="gpu-a", owner="ada")
+        manager.submit("here:dag/run/sleep", 1, gpu_milli=250, server="gpu-a", owner="ada", idle_after=1e-6)
         mine = process(78, lease_id="here:dag/run/train", lease_source="environment", job=None)
         assert busy["gpu_uuids"] == [uuid(0)]
         known = {"temperature_c": 61, "power_w": 251.5}

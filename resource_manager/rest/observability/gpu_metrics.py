@@ -16,6 +16,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.state_follower import StateFollower
 
 GPU = ("server", "gpu", "uuid")
+PROCESS = ("pid", "user", "command")
 
 
 def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
@@ -44,7 +45,9 @@ class GpuGauges:
         closed = _family("gpu_closed", "1 if the GPU takes no new leases.", *GPU, "reason")
         used = _family("gpu_used_ratio", "Utilization in the last report.", *GPU)
         memory = _family("gpu_memory_used_bytes", "Memory in use in the last report.", *GPU)
-        rogue = _family("gpu_rogue_processes", "Processes that belong to no lease there.", *GPU)
+        rogue = _family(
+            "gpu_rogue_process", "1 for each process that belongs to no lease there.", *GPU, *PROCESS
+        )
         watched = _family("server_watched", "1 if an agent reports the server's GPUs.", "server")
         age = _family("report_age_seconds", "Age of the server's last report.", "server")
         idle = _family(
@@ -70,7 +73,8 @@ class GpuGauges:
                 use = record.gpus.get(gpu_id) if record is not None and record.silent_at >= now else None
                 if use is None:
                     continue
-                rogue.add_metric(gpu, use.rogue)
+                for process in use.rogue:
+                    rogue.add_metric((*gpu, *process), 1)
                 if use.utilization_percent is not None:
                     used.add_metric(gpu, use.utilization_percent / 100)
                 if use.memory_used_mib is not None:
