@@ -9,8 +9,10 @@ the fold that it examines.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from resource_manager import GPUResourceManager
@@ -27,12 +29,17 @@ from resource_manager.core.changes import (
     Released,
 )
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node
+from resource_manager.errors import CapacityError
 from resource_manager.settings import Settings
-from resource_manager.storage import Store
+from resource_manager.storage import Store, open_store
 from tests.agent.reporting import as_text, gpu, process, report
+from tests.faults.outcomes import Outcome
+from tests.faults.redis_servers import Server
 
 GPUS = 4
 INTERVAL_S = 0.1
+STEPS = 250
+SETTING = "failing gpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,7 @@ class Course:
         self.last: dict[str, dict[str, Any]] = {}
         self.number = 0
         self.leases: dict[str, dict[str, Any]] = {}
+        self.done: Counter[str] = Counter()
 
     def run(self, steps: int) -> list[str]:
         """Return the complaints after so many steps."""
@@ -129,9 +137,15 @@ class Course:
         kinds += [self.lose, self.mend, self.storm, self.again, self.silence, self.open, self.clean_up]
         for _ in range(steps):
             self.pass_time(self.rng.uniform(0.01, 0.1))
-            self.rng.choice(kinds)()
+            kind = self.rng.choice(kinds)
+            kind()
+            self.done[kind.__name__] += 1
         history = self.managers[0].store.history(limit=100_000)
         return check_gpus(history, self.seen)
+
+    @property
+    def faults(self) -> tuple[Callable[[], None], ...]:
+        return self.lose, self.storm, self.again, self.silence
 
     def manager(self) -> GPUResourceManager:
         return self.rng.choice(self.managers)
@@ -259,3 +273,22 @@ class Course:
 
 def _manager(store: Store) -> GPUResourceManager:
     return GPUResourceManager(Settings(store="memory://"), store=store, inventory=servers(2))
+
+
+def run_course(seed: int, folder: Path) -> Outcome:
+    """Return the outcome of a seed on a Redis with two clients."""
+    server = Server(folder / "server", 'save ""')
+    url = f"unix://{server.socket}?namespace={folder.name}"
+    try:
+        course = Course(seed, [open_store(url), open_store(url)])
+        outcome = Outcome(seed, SETTING)
+        try:
+            outcome.complaints = course.run(STEPS)
+        except CapacityError as error:
+            outcome.complaints = [f"the fold refuses a grant as impossible: {error}"]
+        outcome.operations, outcome.kinds = course.done.total(), course.done
+        outcome.granted, outcome.errors = len(course.leases), course.refused
+        outcome.faults = Counter({each.__name__: course.done[each.__name__] for each in course.faults})
+        return outcome
+    finally:
+        server.kill()

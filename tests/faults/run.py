@@ -26,7 +26,7 @@ from pathlib import Path
 
 from resource_manager.core.changes import Change, Granted, MembersReleased
 from resource_manager.storage.codec import change_to_dict
-from tests.faults import airflow_on_postgres, namespaces
+from tests.faults import airflow_on_postgres, gpus, namespaces
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
 from tests.faults.bugs import BUGS
@@ -86,7 +86,7 @@ class Run:
         self.halting = halting
         self.halts = halts
         self.other_version = other_version
-        setting = setting or ("one server" if bug or kinds else setting_of(seed))
+        setting = setting or _setting_of(seed, bug=bug, kinds=kinds, other_version=other_version)
         self.outcome = Outcome(seed, setting)
         self.records = folder / "records"
         self.halted = folder / "halts"
@@ -251,6 +251,14 @@ class Run:
             outcome.complaints.append("no operation was carried out, which proves nothing")
 
 
+def _setting_of(seed: int, **options: object) -> str:
+    """Return the setting where none is named: of what is about processes, none in which GPUs fail."""
+    if options.get("bug") or options.get("kinds"):
+        return "one server"
+    setting = setting_of(seed)
+    return "one server" if setting == gpus.SETTING and options.get("other_version") else setting
+
+
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken with no bug."""
     preload = [main.__module__]
@@ -259,7 +267,10 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{seed}-"))
     try:
-        outcome = Run(seed, folder, **options).run()  # type: ignore[arg-type]
+        if (options.get("setting") or _setting_of(seed, **options)) == gpus.SETTING:
+            outcome = gpus.run_course(seed, folder)
+        else:
+            outcome = Run(seed, folder, **options).run()  # type: ignore[arg-type]
         keep = keep or bool(outcome.complaints and not options.get("bug"))
         return outcome
     finally:
@@ -314,7 +325,8 @@ def command() -> int:
     parser.add_argument("--store", default="redis", choices=["redis", "variables", *SQL_SETTINGS])
     parser.add_argument("--tasks", action="store_true", help="reach the Variable from tasks of Airflow")
     parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
-    parser.add_argument("--setting", default="", choices=["", *SETTINGS], help="the same one for all seeds")
+    settings = ["", *SETTINGS, gpus.SETTING]
+    parser.add_argument("--setting", default="", choices=settings, help="the same one for all seeds")
     parser.add_argument("--other-version", type=Path, help="a checkout whose package every other worker runs")
     options = parser.parse_args()
     setting = options.setting

@@ -331,10 +331,9 @@ SETTINGS: dict[str, type[OneRedis]] = {
 
 
 def setting_of(seed: int) -> str:
-    """The setting of a seed where none is named: of ten seeds, four on one server, two each of the others."""
-    return {2: "services", 7: "services", 3: "no disk", 4: "sentinel", 9: "sentinel"}.get(
-        seed % 10, "one server"
-    )
+    """The setting of a seed where none is named: of ten, three on one server, one with failing GPUs."""
+    settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 7: "services", 9: "sentinel"}
+    return settings.get(seed % 10, "one server")
 
 
 def remove(folder: Path) -> None:

@@ -15,7 +15,9 @@ from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CapacityError
 from resource_manager.storage import open_store
 from tests.builders import Clock
-from tests.faults.gpus import Course, Seen, check_gpus
+from tests.faults.gpus import SETTING, Course, Seen, check_gpus
+from tests.faults.run import run_seed
+from tests.faults.setups import setting_of
 from tests.redis_server import RedisServer
 
 
@@ -50,6 +52,15 @@ def test_the_same_on_redis_with_two_clients(seed: int, embedded_redis: RedisServ
     assert fresh is not None
     assert kept is not None
     assert fresh.snapshot() == kept.snapshot()
+
+
+@pytest.mark.slow
+def test_a_seed_of_the_matrix_has_failing_gpus() -> None:
+    outcome = run_seed(5)
+    assert (outcome.setting, outcome.complaints) == (SETTING, [])
+    assert outcome.granted > 5
+    assert min(outcome.faults.values()) > 2
+    assert setting_of(15) == SETTING
 
 
 def forgets_to_clean(monkeypatch: pytest.MonkeyPatch) -> None:
