@@ -50,10 +50,10 @@ def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
     class Quiet:
         """Stack without processes, so that only its folder could remain."""
 
-        url = service_url = redis_url = "here"
+        url = service_url = store_url = "here"
         api = SimpleNamespace(login=("admin", "word"))
 
-        def __init__(self, home, *, api_port, service_port, settings):
+        def __init__(self, home, *, api_port, service_port, settings, store):
             self.home = home
 
         def __enter__(self):
