@@ -18,7 +18,7 @@ from resource_manager import GPUResourceManager
 
 
 def test_an_unwritable_file_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run", lambda picture, history: history.write_text(""))
+    monkeypatch.setattr(demo, "run", lambda picture, history, store: history.write_text(""))
     monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
     result: Any = CliRunner().invoke(demo.main, ["--history", "/nonexistent/history.jsonl"])
     assert result.exit_code == 1
@@ -33,7 +33,7 @@ def test_an_error_while_the_stack_runs_leaves_no_folder(
     home.mkdir()
     monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(home))
     monkeypatch.setattr(demo, "Stack", lambda home, **options: nullcontext())
-    with pytest.raises(OSError, match="no space is left"), demo._stack():
+    with pytest.raises(OSError, match="no space is left"), demo._stack("redis"):
         raise OSError("no space is left")
     assert not home.exists()
 
@@ -46,7 +46,7 @@ def test_a_stack_that_does_not_start_keeps_its_folder_with_the_logs(
 
     monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     monkeypatch.setattr(demo, "Stack", fail)
-    with pytest.raises(demo.StackError), demo._stack():
+    with pytest.raises(demo.StackError), demo._stack("redis"):
         pass
     assert tmp_path.exists()
 
@@ -57,7 +57,7 @@ def test_one_gpu_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "home"))
     monkeypatch.setattr(demo.shutil, "rmtree", lambda home: None)
     monkeypatch.setattr(demo, "Stack", lambda home, **options: nullcontext(given.update(options)))
-    with demo._stack():
+    with demo._stack("redis"):
         pass
     inventory = given["settings"]["GPU_MANAGER_INVENTORY"]
     with GPUResourceManager.from_url("memory://", inventory=inventory) as manager:

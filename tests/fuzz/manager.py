@@ -122,11 +122,11 @@ ORIGINAL_DOCUMENT = json.dumps(
 
 
 def read_redis(data: bytes, folder: Path) -> object:
-    """Inventory, three numbers and seven hashes, as refresh.lua answers; parts end at NUL, pairs at tab."""
+    """Inventory, three numbers and nine hashes, as refresh.lua answers; parts end at NUL, pairs at tab."""
     parts = data.split(b"\0")
-    parts += [b""] * (11 - len(parts))
+    parts += [b""] * (13 - len(parts))
     inventory = layout.inventory_from_json(b"1", parts[0])
-    hashes = [part.split(b"\t") if part else [] for part in parts[4:11]]
+    hashes = [part.split(b"\t") if part else [] for part in parts[4:13]]
     pairs = [flat[: len(flat) // 2 * 2] for flat in hashes]
     return layout.read_state(1, [*parts[1:4], *pairs], inventory)
 
@@ -139,7 +139,7 @@ def example_redis() -> bytes:
     parts = layout.parts_of(snapshot)
     for part, field, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         hashes.setdefault(part, []).extend((field, text))
-    names = ("lease", "renewal", "quarantined", "pending", "drained", "rule", "gpu")
+    names = ("lease", "renewal", "quarantined", "pending", "drained", "rule", "gpu", "port", "preempting")
     held = ["\t".join(hashes.get(name, [])) for name in names]
     return "\0".join([layout.inventory_to_json(snapshot), "9", "9", "", *held]).encode()
 

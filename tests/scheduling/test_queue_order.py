@@ -186,7 +186,9 @@ def test_invented_teams_share_one_remainder() -> None:
 
 
 def test_an_unknown_order_is_refused_by_name() -> None:
-    with pytest.raises(PolicyError, match="unknown queue order 'lifo'; known are fair_share, fair_tree, fair_usage, fifo"):
+    with pytest.raises(
+        PolicyError, match="unknown queue order 'lifo'; known are fair_share, fair_tree, fair_usage, fifo"
+    ):
         get_order("lifo")
 
 

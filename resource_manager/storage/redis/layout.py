@@ -157,7 +157,7 @@ def inventory_from_json(version: bytes, text: bytes) -> Inventory:
 
 
 def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:
-    """Return the state in refresh.lua's answer: fencing, sequence, last node, seven hashes and `meta`.
+    """Return the state in refresh.lua's answer: fencing, sequence, last node and nine hashes.
 
     Raises `CorruptStateError`.
     """
