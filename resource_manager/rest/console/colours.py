@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from resource_manager.core.models import MILLI_PER_GPU
@@ -93,15 +94,17 @@ def assign(holders: Iterable[Holder]) -> dict[str, Colour]:
     if len(oldest_first) > 2 * HALF:
         return {holder.lease_id: _colour(_preferred(holder)) for holder in oldest_first}
     taken: set[int] = set()
+    free = [HALF, HALF]
     found: dict[str, Colour] = {}
     for holder in oldest_first:
         slot = _preferred(holder)
         half, at = divmod(slot, HALF)
-        tries = 0
+        tries = 0 if free[half] else HALF - 1  # a full half need not be searched
         while slot in taken:
             tries += 1
             slot = (half + tries // HALF) % 2 * HALF + (at + _STEP * tries) % HALF
         taken.add(slot)
+        free[slot // HALF] -= 1
         found[holder.lease_id] = _colour(slot)
     return found
 
@@ -113,6 +116,7 @@ def _preferred(holder: Holder) -> int:
     return (8 * (holder.server_id + 61 * octet) + place) % HALF
 
 
+@cache
 def _colour(slot: int) -> Colour:
     """Return the colour of a slot.
 
