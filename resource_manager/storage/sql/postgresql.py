@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from functools import lru_cache
@@ -97,7 +98,7 @@ class PostgreSQL:
         except psycopg.Error as error:
             reason = re.sub(r'"[^"]*"', "…", " ".join(str(error).split()))  # it may quote the password
             raise SettingsError(f"wrong PostgreSQL URL {redact(url)!r}: {reason}") from None
-        options.setdefault("connect_timeout", str(round(TIMEOUT_S)))
+        options.setdefault("connect_timeout", str(math.ceil(TIMEOUT_S)))  # 0 would be no limit
         options.setdefault("application_name", "gpu-manager")
         if "," in str(options.get("host", "")):
             options.setdefault("target_session_attrs", "read-write")

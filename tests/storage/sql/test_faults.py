@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -412,17 +413,19 @@ def test_a_full_disk_refuses_commits_whole_and_goes_on_once_it_has_room(
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_full_disk_of_postgresql(primary: Postgres, tmp_path: Path, stack: ExitStack) -> None:
-    """Its tables are on a small disk of their own, so that the server itself lives on."""
-    place = tmp_path / "small"
+def test_a_full_disk_of_postgresql(primary: Postgres, stack: ExitStack) -> None:
+    """Its tables are on a small disk of their own, so that the server itself lives on.
+
+    It is outside pytest's temporary folders, which only root can enter.
+    """
+    outer = Path(stack.enter_context(TemporaryDirectory(prefix="postgresql-disk-")))
+    outer.chmod(0o755)
+    place = outer / "small"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=777", "none", str(place)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a tmpfs")
     stack.callback(lambda: subprocess.run(["umount", "-l", str(place)], check=True))
-    for folder in (place, *place.parents):
-        if str(folder).startswith(str(tmp_path.parents[1])):
-            folder.chmod(0o777)
     shutil.chown(place, "postgres")
     primary.psql(f"CREATE TABLESPACE small LOCATION '{place}'")
     primary.psql("ALTER ROLE postgres SET default_tablespace = 'small'")
