@@ -263,7 +263,7 @@ BUGS += [
         ("if self._reported.keys() - pinned:", "if False:"),
     ),
     *of_python(
-        "storage/redis/lock",
+        "storage/locks",
         OF_LOCKS,
         ('return f"thread-{self._acquisition}"', 'return "thread"'),
         ("self._alive_since + self._life_s - time.monotonic()", "self._life_s"),

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
-from resource_manager.storage.redis.lock import Lock
 from resource_manager.storage.reports import ReportStore
 
 

@@ -18,8 +18,8 @@ from resource_manager.errors import (
     StateLostError,
     StoreMovedError,
 )
+from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
-from resource_manager.storage.redis.lock import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.reports import MemoryReports
 
 

@@ -30,7 +30,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node
 from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
-from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 from tests.faults.members import Members, Told, room_for, told_leases, told_members
 from tests.faults.worker import LOCK_TIMEOUT_S
 

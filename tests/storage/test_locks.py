@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from resource_manager.errors import LockError
+from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.redis.client import RedisClient
-from resource_manager.storage.redis.lock import Lock, RedisLock, ThreadLock, ThreadMutex
+from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.lock import SqlLock
 from tests.eventually import wait_for

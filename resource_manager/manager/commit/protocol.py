@@ -31,8 +31,8 @@ from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.storage import Store
+from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
-from resource_manager.storage.redis.lock import Lock
 
 logger = logging.getLogger(__name__)
 

@@ -34,9 +34,10 @@ from resource_manager.errors import (
 )
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.airflow_variable.document import Document
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
-from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
-from resource_manager.storage.redis.lock import Lock, RedisLock
+from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
 
 if TYPE_CHECKING:

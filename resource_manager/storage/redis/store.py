@@ -29,13 +29,14 @@ from resource_manager.errors import (
     StoreFullError,
     StoreMovedError,
 )
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format, check_kinds
+from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis import gpu_layout, layout
 from resource_manager.storage.redis.client import MEMORY_FULL, RedisClient, load_script
-from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
-from resource_manager.storage.redis.lock import Lock, RedisLock
+from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
 
 PARTS = (

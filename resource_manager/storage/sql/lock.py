@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import closing, suppress
 
 from sqlalchemy import Connection
 
-from resource_manager.errors import LockError, ResourceManagerError, StoreUnavailableError
-from resource_manager.storage.redis.lock import LOCK_TTL_S, renewals
+from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.storage.locks import LOCK_TTL_S, TimedLock
 from resource_manager.storage.sql.database import Database
 
 HEARTBEAT_S = 5.0
@@ -33,75 +32,38 @@ FROM {lock} l JOIN {state} s ON s.namespace = l.namespace WHERE l.token = :token
 """
 
 
-class SqlLock:
-    """A claim on the lock of a namespace; see `RedisLock` for what such a lock is worth.
+class SqlLock(TimedLock):
+    """A first come, first served lock between all processes that reach one database.
 
     The holder's token is in the row that each commit compares. Waiters stand in a table, send heartbeats, and
-    the first of them that is alive takes a free lock. A lock held for more than a third of its time to live
-    is renewed by a thread of this process.
+    the first of them that is alive takes a free lock.
     """
 
     def __init__(self, database: Database, *, life_s: float = LOCK_TTL_S) -> None:
+        super().__init__(life_s)
         self._database = database
-        self._life_s = life_s
-        self._token: str | None = None
-        self._alive_since = 0.0
 
-    @property
-    def token(self) -> str:
-        return self._token or ""
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds for which the lock is certainly held, by this process's steady clock; 0 if it is not."""
-        if self._token is None:
-            return 0.0
-        return max(self._alive_since + self._life_s - time.monotonic(), 0.0)
-
-    def acquire(self, timeout_s: float) -> bool:
-        if self._token is not None:
-            raise LockError("this lock object is in use already; create one for each acquirer")
-        deadline = time.monotonic() + timeout_s
-        token = os.urandom(12).hex()
+    def _claim(self, token: str, deadline: float) -> float | None:
         since = time.monotonic()
         try:
-            if not self._take(token, BEFORE_ALL):
-                if timeout_s <= 0:
-                    return False
-                since = self._wait(token, deadline)
+            if self._take(token, BEFORE_ALL):
+                return since
+            if deadline <= since:
+                return None
+            return self._wait(token, deadline)
         except BaseException as error:
             with suppress(StoreUnavailableError):
                 self._leave(token)
                 if not isinstance(error, StoreUnavailableError):
-                    self._free(token)
+                    self._hand_on(token)
             raise
-        if not since:
-            return False
-        self._token, self._alive_since = token, since
-        renewals.watch(self)
-        return True
 
-    def renew(self) -> None:
-        """Restart the lock's time to live; raises `LockError` if the lock was lost."""
-        token = self._token
-        if token is None:
-            raise LockError("renewed a lock that is not held")
-        since = time.monotonic()
-        if not self._change(
+    def _extend(self, token: str) -> bool:
+        return self._change(
             "UPDATE {state} SET lock_expires_at = {now} + :life_s "
             "WHERE namespace = :namespace AND lock_token = :token",
             token,
-        ):
-            raise LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
-        self._alive_since = since
-
-    def release(self) -> None:
-        token, self._token = self._token, None
-        if token is None:
-            raise LockError("released a lock that is not held")
-        renewals.forget(self)
-        if not self._free(token):
-            raise LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
+        )
 
     def _take(self, token: str, position: int) -> bool:
         if self._change(_TAKE, token, position=position):
@@ -111,8 +73,8 @@ class SqlLock:
             return self._change(_TAKE, token, position=position)
         return False
 
-    def _wait(self, token: str, deadline: float) -> float:
-        """Stand in line; return when the lock was taken, by the steady clock, 0 if the deadline passed."""
+    def _wait(self, token: str, deadline: float) -> float | None:
+        """Stand in line; return when the lock was taken, by the steady clock, None if the deadline passed."""
         position: int | None = None
         beat_at = 0.0
         with closing(self._database.waiter(token)) as waiter:
@@ -141,13 +103,13 @@ class SqlLock:
                 wait_s = deadline - time.monotonic()
                 if wait_s <= 0:
                     self._leave(token)
-                    return 0.0
+                    return None
                 waiter.wait(max(min(wait_s, held_for_s if ahead == 0 else wait_s), 0.002), ahead)
 
     def _leave(self, token: str) -> None:
         self._change("DELETE FROM {lock} WHERE token = :token", token)
 
-    def _free(self, token: str) -> bool:
+    def _hand_on(self, token: str) -> bool:
         freed = self._change(
             "UPDATE {state} SET lock_token = '', lock_expires_at = 0 "
             "WHERE namespace = :namespace AND lock_token = :token",

@@ -32,6 +32,7 @@ from resource_manager.errors import (
     StoreError,
     StoreMovedError,
 )
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.codec import (
     FORMAT_VERSION,
     change_from_json,
@@ -40,9 +41,8 @@ from resource_manager.storage.codec import (
     snapshot_from_dict,
     snapshot_to_dict,
 )
+from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
-from resource_manager.storage.redis.clock import CLOCK_TOLERANCE_S, ServerClock
-from resource_manager.storage.redis.lock import Lock
 from resource_manager.storage.sql.database import Database, split_time
 from resource_manager.storage.sql.dialect import Commit
 from resource_manager.storage.sql.lock import SqlLock, make_room

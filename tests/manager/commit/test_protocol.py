@@ -28,7 +28,7 @@ from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
-from resource_manager.storage.redis.lock import Lock
+from resource_manager.storage.locks import Lock
 
 GPUS = 8
 

@@ -13,9 +13,10 @@ from contextlib import closing
 import pytest
 
 from resource_manager.errors import LockError, StoreUnavailableError
+from resource_manager.storage.locks import LOCK_TTL_S, _Renewals
 from resource_manager.storage.redis import lock as locks
 from resource_manager.storage.redis.client import RedisClient
-from resource_manager.storage.redis.lock import HANDOFF_S, HEARTBEAT_S, LOCK_TTL_S, RedisLock, _Renewals
+from resource_manager.storage.redis.lock import HANDOFF_S, HEARTBEAT_S, RedisLock
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
 

@@ -1,0 +1,234 @@
+"""Locks that order the commits of several managers; safety comes from the version, not from the lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import suppress
+from typing import Protocol
+
+from resource_manager.errors import LockError, StoreUnavailableError
+
+LOCK_TTL_S = 10.0
+"""Time to live of a lock without renewal."""
+
+
+class Lock(Protocol):
+    """One claim on a lock, for one acquirer and one thread at a time.
+
+    `token` identifies this claim; it is valid only between `acquire` and `release`.
+    """
+
+    @property
+    def token(self) -> str: ...
+
+    def acquire(self, timeout_s: float) -> bool:
+        """Wait in order of arrival; return False if the lock was not acquired within `timeout_s` seconds."""
+
+    def release(self) -> None:
+        """Hand the lock to the next waiter; raises `LockError` if it was not held, or was lost."""
+
+
+class ThreadMutex:
+    """The holder and the waiters that the `ThreadLock`s of one process share."""
+
+    __slots__ = ("acquisitions", "guard", "holder", "waiters")
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.holder: ThreadLock | None = None
+        self.waiters: deque[ThreadLock] = deque()
+        self.acquisitions = 0
+
+    def give_to(self, lock: ThreadLock | None) -> None:
+        """Make `lock` the holder; call with the guard held."""
+        self.holder = lock
+        if lock is not None:
+            self.acquisitions += 1
+            lock._acquisition = self.acquisitions
+
+
+class ThreadLock:
+    """A first come, first served lock between the threads of one process."""
+
+    __slots__ = ("_acquisition", "_handoff", "_mutex")
+
+    def __init__(self, mutex: ThreadMutex) -> None:
+        self._mutex = mutex
+        self._acquisition = 0
+        self._handoff = threading.Semaphore(0)
+
+    @property
+    def token(self) -> str:
+        return f"thread-{self._acquisition}"
+
+    def acquire(self, timeout_s: float) -> bool:
+        mutex = self._mutex
+        with mutex.guard:
+            if mutex.holder is self or self in mutex.waiters:
+                raise LockError("this lock object is in use already; create one for each acquirer")
+            if mutex.holder is None:
+                mutex.give_to(self)
+                return True
+            mutex.waiters.append(self)
+        try:
+            came = self._handoff.acquire(timeout=max(timeout_s, 0.0))
+        except BaseException:
+            if not self._give_up():
+                self.release()
+            raise
+        return came or not self._give_up()
+
+    def _give_up(self) -> bool:
+        """Leave the waiters; return False if the lock was handed over in the meantime."""
+        with self._mutex.guard:
+            if self._mutex.holder is not self:
+                self._mutex.waiters.remove(self)
+                return True
+        self._handoff.acquire(blocking=False)
+        return False
+
+    def release(self) -> None:
+        mutex = self._mutex
+        with mutex.guard:
+            if mutex.holder is not self:
+                raise LockError("released a lock that is not held")
+            following = mutex.waiters.popleft() if mutex.waiters else None
+            mutex.give_to(following)
+            # Still under the guard: a waiter that gives up finds itself either queued or holding the lock.
+            if following is not None:
+                following._handoff.release()
+
+
+class TimedLock(ABC):
+    """A claim on a lock that a server keeps, with a time to live of `life_s` seconds.
+
+    A lock held for more than a third of its time to live is renewed by a thread of this process until it is
+    released.
+
+    Such a lock orders work but cannot protect data, because a holder may sleep through its own expiry:
+
+        0.0 s   A acquires the lock (time to live 10 s) and reads version 7
+        0.1 s   A stops: swapped out, suspended, a long garbage collection
+       10.1 s   the lock expires; B acquires it, reads version 7 and commits version 8
+       12.0 s   A continues as if it held the lock, and writes its decision from version 7
+
+    That write is refused: a commit names the version it started from and the token it holds, and the store
+    compares both. A learns of the loss by `StaleStateError`, or by `LockError` when it renews or releases.
+    """
+
+    def __init__(self, life_s: float) -> None:
+        self._life_s = life_s
+        self._token: str | None = None
+        self._alive_since = 0.0
+
+    @property
+    def token(self) -> str:
+        return self._token or ""
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which the lock is certainly held, by this process's steady clock; 0 if it is not."""
+        if self._token is None:
+            return 0.0
+        return max(self._alive_since + self._life_s - time.monotonic(), 0.0)
+
+    def acquire(self, timeout_s: float) -> bool:
+        if self._token is not None:
+            raise LockError("this lock object is in use already; create one for each acquirer")
+        deadline = time.monotonic() + timeout_s
+        token = os.urandom(12).hex()
+        since = self._claim(token, deadline)
+        if since is None:
+            return False
+        self._token, self._alive_since = token, since
+        renewals.watch(self)
+        return True
+
+    def renew(self) -> None:
+        """Restart the lock's time to live; raises `LockError` if the lock was lost."""
+        token = self._token
+        if token is None:
+            raise LockError("renewed a lock that is not held")
+        since = time.monotonic()
+        if not self._extend(token):
+            raise self._lost()
+        self._alive_since = since
+
+    def release(self) -> None:
+        token, self._token = self._token, None
+        if token is None:
+            raise LockError("released a lock that is not held")
+        renewals.forget(self)
+        if not self._hand_on(token):
+            raise self._lost()
+
+    def let_expire(self) -> None:
+        """Let the lock expire by itself, because a write made under it may still arrive."""
+        self._token = None
+        renewals.forget(self)
+
+    def _lost(self) -> LockError:
+        return LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
+
+    @abstractmethod
+    def _claim(self, token: str, deadline: float) -> float | None:
+        """Wait for the lock; return when its life began, by the steady clock, None if it was not acquired."""
+
+    @abstractmethod
+    def _extend(self, token: str) -> bool:
+        """Restart the lock's time to live on the server; return False if another holds it or nobody."""
+
+    @abstractmethod
+    def _hand_on(self, token: str) -> bool:
+        """Free the lock on the server for the next waiter; return False if another holds it or nobody."""
+
+
+class _Renewals:
+    """A thread that renews the locks this process holds for long; it ends when idle."""
+
+    IDLE_ROUNDS = 50
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: set[TimedLock] = set()
+        self._thread: threading.Thread | None = None
+        self._round_s = LOCK_TTL_S / 10
+
+    def watch(self, lock: TimedLock) -> None:
+        with self._changed:
+            self._held.add(lock)
+            if lock._life_s / 10 < self._round_s:
+                self._round_s = lock._life_s / 10
+                self._changed.notify()
+            # A forked child inherits the object but not the thread; is_alive() detects that.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="gpu-manager-renewals", daemon=True)
+                self._thread.start()
+
+    def forget(self, lock: TimedLock) -> None:
+        with self._changed:
+            self._held.discard(lock)
+
+    def _run(self) -> None:
+        idle_rounds = 0
+        while True:
+            with self._changed:
+                self._changed.wait(self._round_s)
+                held = list(self._held)
+                idle_rounds = 0 if held else idle_rounds + 1
+                if idle_rounds > self.IDLE_ROUNDS:
+                    self._thread = None
+                    self._round_s = LOCK_TTL_S / 10
+                    return
+            for lock in held:
+                if lock.remaining_s < lock._life_s * 2 / 3:
+                    # The holder discovers a lost lock itself; the next round retries after an outage.
+                    with suppress(LockError, StoreUnavailableError):
+                        lock.renew()
+
+
+renewals = _Renewals()
