@@ -181,6 +181,25 @@ def test_a_task_whose_lease_another_process_queued_again_goes_on(manager, gpu_la
     waits_again(operator, lambda: operator.execute_ended(context_of(), ended))
 
 
+@pytest.mark.parametrize(("exit_code", "outcome"), [(0, Outcome.SUCCESS), (7, Outcome.FAILED)])
+def test_a_job_that_had_ended_when_its_lease_was_taken_ends_its_task(
+    manager, gpu_launcher, preempted, exit_code, outcome
+):
+    gpu_launcher.ends("train", exit_code=exit_code, output='{"loss": 0.5}\n')
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    preempted()
+    if exit_code:
+        with pytest.raises(AirflowException, match="the job ended with exit code 7"):
+            operator.execute(context_of())
+    else:
+        assert operator.execute(context_of()) == {"loss": 0.5}
+    [ended] = [change for change in manager.history() if change["change"] == "released"]
+    assert ended["outcome"] == outcome
+    assert manager.status_of("stronger")["state"] == "RUNNING"
+
+
 def test_a_job_that_fails_while_nobody_takes_its_lease_fails_the_task(manager, gpu_launcher, preempted):
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
     with pytest.raises(TaskDeferred):

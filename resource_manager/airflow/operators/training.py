@@ -17,6 +17,7 @@ from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.triggers import (
     LOG_PLACE,
+    TAIL_LINES,
     JobTrigger,
     PauseTrigger,
     TriggerState,
@@ -46,9 +47,10 @@ ATTEMPT_LABEL = "start_attempt"
 """Label of a gang's lease with the number of the attempt to start it, from the second on."""
 
 START_PAUSE_S = 10.0
-UNREACHABLE_PAUSE_S = 30.0
-TAIL_LINES = 20
 """Pause before the second attempt to start a gang; it doubles before each further one."""
+
+UNREACHABLE_PAUSE_S = 30.0
+"""Pause before another attempt to end a preempted job whose server did not answer."""
 
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
 
@@ -283,7 +285,7 @@ class GPUTrainingOperator(GPUOperator):
             for line in lines:
                 self.log.info("[rank %s] %s", rank, line)
         self._end(self.manager, identity, Outcome.SUCCESS if succeeded else Outcome.FAILED)
-        if event.get("state") == TriggerState.TIMED_OUT:
+        if event["state"] == TriggerState.TIMED_OUT:
             raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
         if event["state"] == TriggerState.GPU_FAILED:
             raise AirflowException(f"the job was stopped, as one of its GPUs failed: {event['detail']}")
@@ -326,12 +328,12 @@ class GPUTrainingOperator(GPUOperator):
             done = end_jobs(manager, allocation, gang)
             if done.left:
                 raise next(iter(done.left.values()))
-            last_line = self._copy_end(gang) if done.has_succeeded or done.has_failed else ""
+            last_line = self._copy_end(gang)
             if done.has_succeeded or done.has_failed:
                 exit_codes = [status.exit_code for status in done.statuses.values()]
                 exit_code = next((code for code in exit_codes if code != 0), 0)
-                return self._finish(context, {"exit_code": exit_code, "last_line": last_line})
-            self._copy_end(gang)
+                state = TriggerState.JOB_ENDED.value
+                return self._finish(context, {"state": state, "exit_code": exit_code, "last_line": last_line})
             queue_again(manager, allocation, gang)
         except LauncherError as error:
             self.log.error("the job may still run: %s; %s", error, GPUS_STAY_ALLOCATED)
