@@ -153,6 +153,8 @@ def condition_of(change: GpuClosed) -> str:
 
 def withheld_milli(state: NodeState) -> dict[int, int]:
     """Return by GPU id the thousandths that are neither leased nor free: closed, or being cleaned."""
+    if not state.closed_gpus and not state.cleaning:
+        return {}
     gpu_ids = state.closed_gpus.keys() | {present_id(state, entry) for entry in state.cleaning.values()}
     return {
         gpu_id: MILLI_PER_GPU - leased_milli(state, gpu_id) - state.gpu_free[gpu_id]

@@ -128,7 +128,9 @@ def _never(allowed: list[NodeState], request: Request) -> str:
 def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     """Return the refusal of a request that fits no open server now but could fit an empty one."""
     usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
-    is_open = [state for state in usable if state.is_open and state.could_fit(request)]
+    is_open = [
+        state for state in usable if state.is_open and (not state.closed_gpus or state.could_fit(request))
+    ]
     if not is_open:
         return Refusal(RefusalKind.MAINTENANCE, closed_servers(usable, request))
     detail = _among_labelled(request) + _nearest(is_open, request)
@@ -137,8 +139,9 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
     if free_but_closed:
         detail = f"{detail}; {closed_servers(free_but_closed, request)}"
-    for state in is_open:
-        if request.gpus and (reasons := withheld(state, accepted_gpu_ids(state.node, request))):
+    marked = [state for state in is_open if request.gpus and (state.closed_gpus or state.cleaning)]
+    for state in marked:
+        if reasons := withheld(state, accepted_gpu_ids(state.node, request)):
             detail = f"{detail}; on {short(state.name)} {'; '.join(map(short, reasons))}"
             break
     return Refusal(RefusalKind.NO_CAPACITY, detail)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager.cli.bench.console import WATCH
 from tests.e2e import browser as b
 
 pytestmark = pytest.mark.e2e
@@ -253,3 +254,25 @@ def test_the_console_shows_a_thousand_servers(page: Any, tmp_path: Path) -> None
         b.expect(page.locator("#server-999").get_by_text("4 free, 4 used, 0 closed of 8")).to_be_visible()
         assert paint < 10_000  # the figure itself is measured by gpu-manager bench --http
         page.close()  # before its service ends, which a live page would report as an error
+
+
+@pytest.mark.parametrize("width", [390, 820, 1440])
+def test_nothing_moves_while_pages_load_and_change(chromium: Any, service: b.Service, width: int) -> None:
+    allocate(service, "olga", "t")
+    context = chromium.new_context(viewport={"width": width, "height": 800})
+    context.add_init_script(WATCH)
+    page = context.new_page()
+    b.log_in(page, service, "olga")
+    moved = {}
+    for path in PAGES:
+        page.goto(service.url + path)
+        if path in ("/", "/leases"):
+            b.expect(page.get_by_text("Live", exact=True)).to_be_visible()
+            name = f"more_{PAGES.index(path)}"
+            allocate(service, "olga", name)
+            b.expect(page.get_by_text(name).first).to_be_visible()
+        elif path == "/charts":
+            b.expect(page.locator("canvas")).to_have_count(3)
+        moved[path] = round(page.evaluate("window.shift"), 3)
+    context.close()
+    assert {path: shift for path, shift in moved.items() if shift} == {}

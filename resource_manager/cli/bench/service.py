@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from resource_manager.cli.bench.console import in_chromium
 from resource_manager.cli.bench.store import NAMESPACE, redis_server
 from resource_manager.errors import ResourceManagerError
 
@@ -43,8 +42,8 @@ class BenchError(ResourceManagerError):
 def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]:
     """Measure latency and throughput of the service at 4 servers, and its slowest pages at 1,000.
 
-    Latencies are those of a client on this machine, in milliseconds, its own work included. The first paint
-    of the console is measured if Chromium and Playwright are installed.
+    Latencies are those of a client on this machine, in milliseconds, its own work included. The console
+    is measured in a browser if Chromium and Playwright are installed.
     """
     results: dict[str, Any] = {}
     with redis_server(redis_url) as redis:
@@ -113,10 +112,11 @@ def many_clients(url: str, tokens: list[str], seconds: float) -> dict[str, Any]:
 def many_servers(url: str, token: str) -> dict[str, Any]:
     """Measure the summary and the console with all GPUs of `MANY_SERVERS` servers allocated."""
     with caller(url, token) as call:
-        return _many_servers(call, first_paint=lambda: first_paint_ms(url, token))
+        figures = _many_servers(call)
+        return {**figures, **in_chromium(url, token, lambda task_id: _release(call, task_id))}
 
 
-def _many_servers(call: Call, first_paint: Callable[[], float | None]) -> dict[str, Any]:
+def _many_servers(call: Call) -> dict[str, Any]:
     for start in range(0, 2 * MANY_SERVERS, 500):
         requests = [
             {"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 8} for i in range(start, start + 500)
@@ -136,34 +136,7 @@ def _many_servers(call: Call, first_paint: Callable[[], float | None]) -> dict[s
         "queue_ms": timed("/api/queue"),
         "metrics_ms": timed("/metrics"),
         "console_ms": timed("/"),
-        "console_first_paint_ms": first_paint(),
     }
-
-
-# The page itself waits: Playwright's own waiting evaluates text, which the pages' content policy forbids.
-FIRST_PAINT = """() => new Promise(done => new PerformanceObserver(list => {
-    for (const entry of list.getEntriesByName('first-contentful-paint')) done(entry.startTime);
-}).observe({type: 'paint', buffered: true}))"""
-
-
-def first_paint_ms(url: str, token: str) -> float | None:
-    """Return the first paint of the servers' page, the median of five visits; None without Chromium."""
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        return None
-    if chromium is None:
-        return None
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(extra_http_headers={"Authorization": f"Bearer {token}"})
-        paints = []
-        for _ in range(5):
-            page.goto(f"{url}/")
-            paints.append(page.evaluate(FIRST_PAINT))
-        browser.close()
-    return float(round(statistics.median(paints)))
 
 
 @contextmanager
@@ -238,8 +211,12 @@ def _pair(call: Call, task_id: str) -> float:
     """Return the seconds of one allocation; the release after it is not counted."""
     payload = {"task_id": task_id, "required_gpus": 4, "required_cpus": 32}
     seconds = _timed(lambda: call("POST", "/api/allocate", payload))
-    call("POST", "/api/release", {"task_id": task_id})
+    _release(call, task_id)
     return seconds
+
+
+def _release(call: Call, task_id: str) -> None:
+    call("POST", "/api/release", {"task_id": task_id})
 
 
 def _timed(action: Callable[[], object]) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from resource_manager.agent.reports import GpuReport
 from resource_manager.agent.transitions import ROGUE
@@ -21,6 +23,8 @@ from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.colours import Colour, Holder
 from resource_manager.rest.service import Service
+
+T = TypeVar("T")
 
 LEVELS = 8
 CELLS_PER_LINE = 8
@@ -99,10 +103,31 @@ class LeaseRow:
     may_release: bool
 
 
+def once_a_version(derive: Callable[[ClusterState], T]) -> Callable[[ClusterState], T]:
+    """Return the function with its last result kept for each state: all open pages ask after each change."""
+    kept: WeakKeyDictionary[ClusterState, tuple[int, T]] = WeakKeyDictionary()
+
+    @wraps(derive)
+    def look(cluster: ClusterState) -> T:
+        found = kept.get(cluster)
+        if found is None or found[0] != cluster.version:
+            found = kept[cluster] = cluster.version, derive(cluster)
+        return found[1]
+
+    return look
+
+
 def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
     """Return the colours of leases, unique among all leases, or among `shown` if there are too many."""
-    few = len(cluster.leases) <= 2 * colours.HALF
-    everything = (*cluster.leases.values(), *cluster.remainders.values())
+    return _colours_of_all(cluster) if len(cluster.leases) <= 2 * colours.HALF else _colours(cluster, shown)
+
+
+@once_a_version
+def _colours_of_all(cluster: ClusterState) -> dict[str, Colour]:
+    return _colours(cluster, (*cluster.leases.values(), *cluster.remainders.values()))
+
+
+def _colours(cluster: ClusterState, leases: Iterable[Lease]) -> dict[str, Colour]:
     return colours.assign(
         Holder(
             lease.key,
@@ -111,7 +136,7 @@ def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colou
             lease.request.gpu_milli,
             lease.fencing_token,
         )
-        for lease in (everything if few else shown)
+        for lease in leases
     )
 
 
@@ -235,6 +260,7 @@ class Alert:
     server_id: int
 
 
+@once_a_version
 def alerts(cluster: ClusterState) -> list[Alert]:
     """Return what an operator should look at: failed servers, closed GPUs, quarantined leases."""
     found = []
@@ -343,6 +369,7 @@ def task_link(request: Request, service: Service) -> str | None:
     return service.airflow_url.rstrip("/") + path
 
 
+@once_a_version
 def totals(cluster: ClusterState) -> dict[str, Any]:
     """Return the figures at the top of the page."""
     return {

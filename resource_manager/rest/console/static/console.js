@@ -11,6 +11,7 @@
   let everything = false;
   let timer = null;
   let busy = false;
+  let refreshed = -Infinity;
 
   function inUse(element) {
     return element.contains(document.activeElement) && document.activeElement !== document.body
@@ -29,6 +30,7 @@
 
   async function refresh() {
     timer = null;
+    refreshed = performance.now();
     if (busy) return later();
     busy = true;
     const ids = pending, all = everything;
@@ -69,7 +71,8 @@
   }
 
   function later() {
-    if (timer === null) timer = setTimeout(refresh, THROTTLE_MS);
+    // A change after a quiet second shows at once.
+    if (timer === null) timer = setTimeout(refresh, Math.max(0, refreshed + THROTTLE_MS - performance.now()));
   }
 
   function show(state) {
