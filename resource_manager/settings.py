@@ -106,6 +106,13 @@ class Settings(BaseModel):
         "owners renew their leases or learn that they are gone; longer than the time between two renewals.",
     )
 
+    maintenance_guard_s: float = Field(
+        default=28_800.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Runtime that a task without a known one is assumed to have before a maintenance window.",
+    )
+
     health: Path | None = Field(
         default=None,
         description="TOML file with other actions for conditions of GPUs; see docs/gpus.md.",

@@ -13,7 +13,7 @@ from resource_manager.airflow.hook import GPUManagerHook, Manager
 from resource_manager.airflow.version_compat import in_thread
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.results import Allocation, ExpectedStart, Submission
+from resource_manager.manager.results import Allocation, ExpectedStart, Submission, WindowView
 
 T = TypeVar("T")
 
@@ -24,6 +24,9 @@ EXPIRE_EVERY_S = 5.0
 """Interval of expiring leases and scheduling pending requests, which the service does if there is one."""
 
 ESTIMATE_EVERY_S = 30.0
+
+WINDOWS_EVERY_S = 10.0
+"""Interval of reading the maintenance windows."""
 
 
 class SharedManager:
@@ -41,7 +44,8 @@ class SharedManager:
         self._tasks: dict[str, Submission] = {}
         self._starts: dict[str, ExpectedStart] = {}
         self._preempting: set[tuple[str, int]] = set()
-        self._estimated_at = self._expired_at = self._preempting_at = float("-inf")
+        self._windows: dict[str, WindowView] = {}
+        self._estimated_at = self._expired_at = self._preempting_at = self._windows_at = float("-inf")
 
     @classmethod
     def of(cls, gpu_conn_id: str) -> SharedManager:
@@ -74,6 +78,18 @@ class SharedManager:
                 self._preempting = {(entry["task_id"], entry["fencing_token"]) for entry in found}
                 self._preempting_at = clock()
         return self._preempting
+
+    async def under_maintenance(self) -> dict[str, WindowView]:
+        """Return the open maintenance window of each lease that runs in one, read every `WINDOWS_EVERY_S`."""
+        async with self._reading:
+            clock = asyncio.get_running_loop().time
+            if clock() - self._windows_at > WINDOWS_EVERY_S:
+                found = await self.call(lambda manager: manager.maintenance())
+                self._windows = {
+                    lease: each for each in found if each["is_open"] for lease in each["running"]
+                }
+                self._windows_at = clock()
+        return self._windows
 
     def _read(self, manager: Manager) -> list[Submission]:
         """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant.

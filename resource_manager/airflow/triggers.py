@@ -268,6 +268,7 @@ class JobTrigger(_Trigger):
         self._measured_at = 0.0
         self._use = UseMeter()
         self._is_idle = False
+        self._warned_of = ""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         clock = asyncio.get_running_loop().time
@@ -296,6 +297,7 @@ class JobTrigger(_Trigger):
                 )
                 return
             await self._measure_if_due()
+            await self._warn_of_maintenance()
             await asyncio.sleep(POLL_S)
 
     async def _measure_if_due(self) -> None:
@@ -320,6 +322,24 @@ class JobTrigger(_Trigger):
                     idle_s,
                 )
             self._is_idle = idle_s is not None
+
+    async def _warn_of_maintenance(self) -> None:
+        """Say in the task's log, once a window, that the job still runs in it."""
+        try:
+            windows = await SharedManager.of(self.gpu_conn_id).under_maintenance()
+        except (ResourceManagerError, AirflowException) as error:
+            self.log.debug("the maintenance windows are not known: %s", error)
+            return
+        window = windows.get(self.jobs[0].task_id)
+        if window is not None and self._warned_of != window["from"]:
+            why = f": {window['reason']}" if window["reason"] else ""
+            self.log.warning(
+                "the job still runs, but its servers are under maintenance from %s until %s%s",
+                window["from"],
+                window["until"],
+                why,
+            )
+            self._warned_of = window["from"]
 
     def _over_time(self) -> dict[str, Any] | None:
         if self.timeout_s is None or time.time() - self.started_at <= self.timeout_s:

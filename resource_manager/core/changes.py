@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_init
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.teams import Teams
 
@@ -164,6 +165,14 @@ class TeamsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class MaintenanceChanged:
+    """The maintenance windows are replaced; without any, no server is kept from taking leases."""
+
+    windows: tuple[Window, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSeen:
     """A node is watched from now on: what a lease held there is freed only once it is seen to be clean."""
 
@@ -235,6 +244,7 @@ Change = (
     | Drained
     | Restored
     | TeamsChanged
+    | MaintenanceChanged
     | AgentSeen
     | AgentLost
     | GpuClosed

@@ -23,6 +23,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Preempting,
     Quarantined,
@@ -34,6 +35,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.expiry_heap import ExpiryHeap
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import (
     KEY_SEPARATOR,
     Lease,
@@ -73,6 +75,7 @@ class Snapshot:
     cleaning: tuple[Cleaning, ...] = ()
     remainders: tuple[Lease, ...] = ()
     last_ports: Mapping[str, int] = field(default_factory=dict)
+    windows: tuple[Window, ...] = ()
 
 
 class ClusterState(NodeIndex):
@@ -94,6 +97,8 @@ class ClusterState(NodeIndex):
         self.pending: dict[str, PendingRequest] = {}
         self.ledger: TeamLedger | None = None
         """What each team holds; None without rules of teams, so that it then costs nothing."""
+        self.windows: tuple[Window, ...] = ()
+        """The maintenance windows; none on most clusters, so that they then cost nothing."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -143,6 +148,7 @@ class ClusterState(NodeIndex):
             cleaning=tuple(each for state in self.nodes for _, each in sorted(state.cleaning.items())),
             remainders=tuple(self.remainders.values()),
             last_ports={state.name: state.last_port for state in self.nodes if state.last_port},
+            windows=self.windows,
         )
 
     @classmethod
@@ -166,6 +172,7 @@ class ClusterState(NodeIndex):
         for name in snapshot.retired:
             cluster.by_name[name].retired = True
         cluster._set_teams(snapshot.teams, snapshot.use)
+        cluster.windows = snapshot.windows
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -231,6 +238,13 @@ class ClusterState(NodeIndex):
         self._deallocate(lease)
         assert self._undo is not None, "only a trial can suppose something"
         self._undo.append(partial(self._restore_lease, lease))
+
+    def suppose_closed(self, why: Drained) -> None:
+        """Close an open node in a trial for a maintenance window; else do nothing."""
+        state = self.by_name.get(why.node)
+        if state is not None and state.is_open:
+            assert self._undo is not None, "only a trial can suppose something"
+            self._change_drained(state, why)
 
     # ---- one method for each kind of change ----
 
@@ -460,6 +474,11 @@ class ClusterState(NodeIndex):
             ledger.take_over(use)
         self.ledger = ledger
 
+    def _maintenance_changed(self, change: MaintenanceChanged) -> None:
+        if self._undo is not None:
+            self._undo.append(partial(setattr, self, "windows", self.windows))
+        self.windows = change.windows
+
     def _gpus_changed(self, change: GpuChange) -> None:
         state = self.node(change.node)
         self._change_gpus(state, partial(change_gpus, state, change))
@@ -603,6 +622,7 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Drained: ClusterState._drained,
     Restored: ClusterState._restored,
     TeamsChanged: ClusterState._teams_changed,
+    MaintenanceChanged: ClusterState._maintenance_changed,
     AgentSeen: ClusterState._gpus_changed,
     AgentLost: ClusterState._gpus_changed,
     GpuClosed: ClusterState._gpus_changed,

@@ -37,6 +37,11 @@ class Cleaning:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedByWindow(Drained):
+    """A node is closed, in a trial, to a request that would cross a maintenance window there."""
+
+
 class NodeState:
     """Free capacity of one node, derived from its leases; read it, never write it.
 

@@ -18,7 +18,7 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.core.node_state import NodeState
+from resource_manager.core.node_state import ClosedByWindow, NodeState
 from resource_manager.errors import LockTimeoutError
 
 MAX_SHOWN = 120
@@ -26,6 +26,9 @@ MAX_SHOWN = 120
 
 MAX_DETAIL = 480
 """Maximum length of a sentence, so that no interface has to shorten it and all show the same."""
+
+MAX_REASON = 240
+"""Maximum length of a maintenance window with its reason."""
 
 MAX_TYPES = 3
 
@@ -306,6 +309,11 @@ def closed_servers(states: list[NodeState], request: Request) -> str:
             parts.append(f"{short(state.name)} {has} but {'; '.join(map(short, reasons))}")
             continue
         drained = state.drained
+        if isinstance(drained, ClosedByWindow):
+            parts.append(
+                f"{short(state.name)} {has} but is closed to it: {short(drained.reason, MAX_REASON)}"
+            )
+            continue
         closed = "marked as failed" if drained is not None and drained.failed else "drained"
         why = f": {short(drained.reason)}" if drained is not None and drained.reason else ""
         parts.append(f"{short(state.name)} {has} but is {closed}{why}")

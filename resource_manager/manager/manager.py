@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, Lease, Node, Request
 from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
 from resource_manager.core.teams import Teams
@@ -31,13 +32,14 @@ from resource_manager.errors import (
     StateLostError,
     StateUnconfirmedError,
 )
-from resource_manager.manager import repeats, serializers, teams
+from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable
 from resource_manager.manager.commit.group import Reader, Step
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.inventory_edit import gpus_replaced
 from resource_manager.manager.inventory_file import default_inventory, load_inventory
+from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.requests import (
     build_request,
     checked,
@@ -58,6 +60,7 @@ from resource_manager.manager.results import (
     Summary,
     TeamsChange,
     TeamsView,
+    WindowView,
 )
 from resource_manager.manager.server_gpus import adoption, server_detail
 from resource_manager.scheduling import allocator
@@ -124,6 +127,7 @@ class GPUResourceManager:
             replace(
                 get_order(self.settings.order),
                 admission=price_admission(self.settings),
+                maintenance_guard_s=self.settings.maintenance_guard_s,
             ),
             lambda: ClusterState(self.inventory).snapshot(),
             self.settings.lock_timeout_s,
@@ -563,6 +567,56 @@ class GPUResourceManager:
 
         self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
         return made
+
+    # ---- maintenance ----
+
+    def maintenance(self) -> list[WindowView]:
+        """Return the maintenance windows, with what still runs on their servers."""
+        return self._commits.read(maintenance.view)
+
+    def add_maintenance(
+        self, asked: WindowForm, *, dry_run: bool = False, once: Once | None = None
+    ) -> WindowView:
+        """Keep servers free in a window of time; return it, with `dry_run` without adding it.
+
+        Raises `InvalidRequestError` for an unknown server, or a window that ends before it begins or is over.
+        """
+
+        def plan(cluster: ClusterState, now: float) -> Window:
+            return maintenance.window_of(cluster, asked, now)
+
+        if dry_run:
+            return self._commits.read(
+                lambda cluster, now: maintenance.as_view(cluster, plan(cluster, now), now)
+            )
+        made: list[Window] = []
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            made[:] = [plan(cluster, now)]
+            return [maintenance.replaced(cluster, [*cluster.windows, *made], now)]
+
+        def added(cluster: ClusterState, now: float) -> WindowView:
+            return maintenance.as_view(cluster, made[0], now)
+
+        return self._commits.run(step, added, once=repeats.of_window(once))
+
+    def remove_maintenance(
+        self, window_id: int, *, dry_run: bool = False, once: Once | None = None
+    ) -> WindowView | None:
+        """Remove a maintenance window, and grant the pending requests that now fit; return what it was.
+
+        None if there is none of that number, as after a removal before.
+        """
+        removed = self._commits.read(lambda cluster, now: maintenance.numbered(cluster, window_id, now))
+        if dry_run or removed is None:
+            return removed
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            rest = [window for window in cluster.windows if window.window_id != window_id]
+            return self._commits.with_dispatch(cluster, [maintenance.replaced(cluster, rest, now)], now)
+
+        self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
+        return removed
 
     # ---- servers ----
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from resource_manager.core.changes import Change, Granted, Queued, Renewed
+from resource_manager.core.changes import Change, Granted, MaintenanceChanged, Queued, Renewed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.errors import AlreadyDoneError
 from resource_manager.manager.commit.group import Reader, Repeatable
+from resource_manager.manager.maintenance import numbered
+from resource_manager.manager.results import WindowView
 from resource_manager.storage.once import Once
 
 T = TypeVar("T")
@@ -83,6 +85,25 @@ def of_reading(once: Once | None, reader: Reader[T]) -> Repeatable[T] | None:
         return reader(cluster, now)
 
     return Repeatable(once, lambda changes: None, answer) if once else None
+
+
+def of_window(once: Once | None) -> Repeatable[WindowView] | None:
+    """Repeat with the maintenance window that was added, as it is now.
+
+    Raises `AlreadyDoneError` if it has been removed since.
+    """
+
+    def answer(cluster: ClusterState, now: float, reference: object) -> WindowView:
+        if (found := numbered(cluster, int(str(reference)), now)) is None:
+            raise AlreadyDoneError(f"maintenance window {reference} was added, and is removed or over")
+        return found
+
+    def number(changes: Sequence[Change]) -> int:
+        (change,) = changes
+        assert isinstance(change, MaintenanceChanged)
+        return change.windows[-1].window_id
+
+    return Repeatable(once, number, answer) if once else None
 
 
 def _live(cluster: ClusterState, lease_id: str, fencing_token: int) -> Lease:

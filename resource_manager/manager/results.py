@@ -225,6 +225,23 @@ class TeamsChange(TypedDict):
     differences: list[dict[str, Any]]
 
 
+WindowView = TypedDict(
+    "WindowView",
+    {
+        "id": int,
+        "servers": list[str],
+        "from": str,
+        "until": str,
+        "every": str | None,
+        "reason": str,
+        "preempt": bool,
+        "is_open": bool,
+        "running": list[str],
+    },
+)
+"""One maintenance window: when it is open now or next; `running` are the leases on its servers."""
+
+
 class ServerVerdict(TypedDict):
     """One server's answer to a request; `score` is the policy's, higher is better."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Placement, Request
+from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Amount, Lease, Placement, Request
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind, short
 from resource_manager.manager.results import (
@@ -29,6 +29,7 @@ from resource_manager.manager.results import (
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
 from resource_manager.scheduling.gangs import Members, select_members
+from resource_manager.scheduling.maintenance import closed_for
 from resource_manager.scheduling.policies import Policy, scores_of
 from resource_manager.scheduling.preemption import would_preempt
 from resource_manager.scheduling.price_admission import PriceAdmission
@@ -69,7 +70,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "queued_at": lease.queued_at,
         "state": "ERROR" if lease.quarantined else "PREEMPTING" if lease.preempted_by else "RUNNING",
         "quarantined": lease.quarantined,
-        "preempted_by": lease.preempted_by or None,
+        "preempted_by": lease.preempted_by.lstrip(KEY_SEPARATOR) or None,
         "until": None if lease.preempt_until == math.inf else lease.preempt_until,
         "checkpoint_at": lease.checkpoint_at,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
@@ -318,9 +319,10 @@ def explanation(
     window: RecoveryWindow | None = None,
 ) -> Explanation:
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
-    verdicts = explain(cluster, request)
-    scores = scores_of(policy, cluster, request)
-    members = select_members(cluster, request, policy)
+    with closed_for(cluster, request, order, now):
+        verdicts = explain(cluster, request)
+        scores = scores_of(policy, cluster, request)
+        members = select_members(cluster, request, policy)
     granted, kind, reason = False, None, ""
     if request.lease_id in cluster.leases:
         reason = "the task has a lease already"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from resource_manager.core.models import Gpu
     from resource_manager.core.teams import Teams
     from resource_manager.manager.demand import Demand
+    from resource_manager.manager.maintenance import WindowForm
     from resource_manager.manager.report import Report
     from resource_manager.manager.results import (
         Allocation,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         Summary,
         TeamsChange,
         TeamsView,
+        WindowView,
     )
 
 TIMEOUT_S = 70.0
@@ -234,6 +236,17 @@ class ServiceClient:
 
     def apply_teams(self, rules: Teams, *, dry_run: bool = False) -> TeamsChange:
         return cast("TeamsChange", self._post("/api/teams", {**stated(rules), "dry_run": dry_run}))
+
+    def maintenance(self) -> list[WindowView]:
+        return cast("list[WindowView]", self._get("/api/maintenance")["windows"])
+
+    def add_maintenance(self, asked: WindowForm, *, dry_run: bool = False) -> WindowView:
+        body = {**asked.model_dump(mode="json", by_alias=True), "dry_run": dry_run}
+        return cast("WindowView", self._post("/api/maintenance", body))
+
+    def remove_maintenance(self, window_id: int, *, dry_run: bool = False) -> WindowView | None:
+        body = {"id": window_id, "dry_run": dry_run}
+        return cast("WindowView | None", self._post("/api/maintenance/remove", body)["window"])
 
     def get_resource_summary(self) -> Summary:
         return cast("Summary", self._get("/api/status"))

@@ -44,6 +44,10 @@ from resource_manager.rest.schemas import (
     GpusQuery,
     Health,
     HoursReport,
+    MaintenanceAnswer,
+    MaintenanceBody,
+    MaintenanceRemoveAnswer,
+    MaintenanceRemoveBody,
     NoBody,
     OpenGpuBody,
     Page,
@@ -63,6 +67,7 @@ from resource_manager.rest.schemas import (
     TeamsChangeAnswer,
     Trend,
     UsageHistoryQuery,
+    WindowAnswer,
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -320,6 +325,48 @@ def teams(service: Service, caller: Identity) -> Any:
 )
 def apply_teams(service: Service, caller: Identity, body: TeamsBody, once: Once | None = None) -> Any:
     return service.manager.apply_teams(body.rules(), dry_run=body.dry_run, once=once)
+
+
+@routes.add(
+    "GET",
+    "/api/maintenance",
+    Role.READER,
+    "Maintenance windows, the next first",
+    answer=MaintenanceAnswer,
+    tags=("servers",),
+)
+def maintenance(service: Service, caller: Identity) -> Any:
+    return {"windows": service.manager.maintenance()}
+
+
+@routes.add(
+    "POST",
+    "/api/maintenance",
+    Role.OPERATOR,
+    "Add a maintenance window",
+    body=MaintenanceBody,
+    answer=WindowAnswer,
+    tags=("servers",),
+)
+def add_maintenance(
+    service: Service, caller: Identity, body: MaintenanceBody, once: Once | None = None
+) -> Any:
+    return service.manager.add_maintenance(body, dry_run=body.dry_run, once=once)
+
+
+@routes.add(
+    "POST",
+    "/api/maintenance/remove",
+    Role.OPERATOR,
+    "Remove a maintenance window",
+    body=MaintenanceRemoveBody,
+    answer=MaintenanceRemoveAnswer,
+    tags=("servers",),
+)
+def remove_maintenance(
+    service: Service, caller: Identity, body: MaintenanceRemoveBody, once: Once | None = None
+) -> Any:
+    return {"window": service.manager.remove_maintenance(body.id, dry_run=body.dry_run, once=once)}
 
 
 @routes.add(

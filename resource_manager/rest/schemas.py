@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, Uuid, Vendor
+from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.teams_file import TeamsTable
 
 MAX_BATCH = 1000
@@ -138,6 +139,30 @@ class TeamsBody(TeamsTable):
     )
 
     dry_run: bool = Field(default=False, description="Answer what would change, and change nothing.")
+
+
+class MaintenanceBody(WindowForm):
+    """`POST /api/maintenance`: a window to add."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "servers": ["server-1"],
+                "from": "2126-12-01T08:00+01:00",
+                "until": "2126-12-01T12:00+01:00",
+                "reason": "new fans",
+            }
+        }
+    )
+
+    dry_run: bool = Field(default=False, description="Answer what would be added, and change nothing.")
+
+
+class MaintenanceRemoveBody(Body):
+    """`POST /api/maintenance/remove`: the window to remove."""
+
+    id: Annotated[int, Field(strict=True, ge=1, le=2**53)] = Field(description="Number of the window.")
+    dry_run: bool = Field(default=False, description="Answer what would be removed, and change nothing.")
 
 
 class PageQuery(Body):
@@ -341,6 +366,32 @@ class TeamsAnswer(Answer):
 
     preemption: bool
     teams: list[dict[str, Any]]
+
+
+class WindowAnswer(Answer):
+    """One maintenance window: when it is open now or next, and the leases on its servers."""
+
+    id: int
+    servers: list[str]
+    begin: str = Field(alias="from")
+    until: str
+    every: str | None
+    reason: str
+    preempt: bool
+    is_open: bool
+    running: list[str]
+
+
+class MaintenanceAnswer(Answer):
+    """The maintenance windows that are open or to come, the next first."""
+
+    windows: list[WindowAnswer]
+
+
+class MaintenanceRemoveAnswer(Answer):
+    """The maintenance window that was removed; null if there was none of that number, as after a removal."""
+
+    window: WindowAnswer | None
 
 
 class TeamsChangeAnswer(Answer):

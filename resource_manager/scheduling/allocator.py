@@ -31,7 +31,8 @@ from resource_manager.errors import (
 )
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import never_fits
-from resource_manager.scheduling.gangs import Members, Prospects, could_start, select_members
+from resource_manager.scheduling.gangs import Members, Prospects, could_start
+from resource_manager.scheduling.maintenance import closed_for, ending, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
     arrival_of,
@@ -55,7 +56,7 @@ def allocate(
     """
     if cluster.ledger is not None and stop_of(cluster.ledger, request) is not None:
         return []
-    members = select_members(cluster, request, policy)
+    members = place_now(cluster, request, policy, order, now)
     if members is None or not (order is None or order.admits(cluster, request, members, now, now)):
         return []
     return [grant(cluster, request, members, now)]
@@ -213,16 +214,23 @@ def _require_lease(
     return lease
 
 
-def expire(cluster: ClusterState, now: float) -> list[Expired | Quarantined]:
+def expire(cluster: ClusterState, now: float) -> list[Change]:
     """Return the expiry, or the quarantine, of every lease whose TTL has passed.
 
-    A lease that is still held after the end of its preemption is quarantined.
+    A lease that is still held after the end of its preemption is quarantined. What still runs in a
+    maintenance window that preempts is preempted.
     """
     due = cluster.expired(now)
     late = overdue(cluster, now, {lease.lease_id for lease in due}) if cluster.preempting else []
-    return late + [
-        (Quarantined if lease.request.quarantine else Expired)(lease.lease_id, lease.fencing_token, now)
-        for lease in due
+    windows = ending(cluster, now) if cluster.windows else []
+    gone = {lease.lease_id for lease in due}
+    return [
+        *late,
+        *(change for change in windows if change.lease_id not in gone),
+        *(
+            (Quarantined if lease.request.quarantine else Expired)(lease.lease_id, lease.fencing_token, now)
+            for lease in due
+        ),
     ]
 
 
@@ -329,23 +337,25 @@ def _dispatch(
         if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
             continue
         is_too_large = bool(too_large) and request.shape in too_large
-        members = None if is_too_large else select_members(cluster, request, policy)
+        members = None if is_too_large else place_now(cluster, request, policy, order, now)
         if members is not None and not order.admits(cluster, request, members, pending.queued_at, now):
             continue
         if members is not None and (reservations is not None or without_place):
             if reservations is None:
-                reservations = Reservations(cluster, now, order.runtime_of)
+                reservations = Reservations(cluster, now, order.runtime_of, order.maintenance_guard_s)
             if not all(map(reservations.reserve, without_place)):
                 return
             without_place.clear()
             members = reservations.without_delay(request, members)
-        elif members is None and request.nodes != 1:
+        elif members is None and request.nodes != 1 and not cluster.windows:
             too_large.add(request.shape)
         if members is not None:
             yield pending, members
             if reservations is not None:
                 reservations.started(request, members)
-        elif prospects.could_start(request):  # else it blocks nobody, as in `blocks_queue`
+        elif (
+            blocks_queue(cluster, request, order, now) if cluster.windows else prospects.could_start(request)
+        ):  # else it blocks nobody
             if not order.backfill:
                 if cluster.ledger is None:
                     return
@@ -354,13 +364,17 @@ def _dispatch(
             without_place.append(request)
 
 
-def blocks_queue(cluster: ClusterState, request: Request) -> bool:
+def blocks_queue(cluster: ClusterState, request: Request, order: QueueDiscipline, now: float) -> bool:
     """Return True if a pending request that does not fit now blocks the queue behind it.
 
     It does not if no open node could ever fit it with its open GPUs: a request that only a drained server or
-    a closed GPU could satisfy would otherwise stop the whole queue.
+    a closed GPU could satisfy would otherwise stop the whole queue. Nor does one that only maintenance
+    windows keep from starting, unless the queue backfills: then it has a reservation after them.
     """
-    return could_start(cluster, request)
+    if not cluster.windows or order.backfill:
+        return could_start(cluster, request)
+    with closed_for(cluster, request, order, now):
+        return could_start(cluster, request)
 
 
 def require_new_task(cluster: ClusterState, request: Request) -> None:

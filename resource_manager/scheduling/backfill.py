@@ -16,7 +16,12 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.models import Placement, Request
 from resource_manager.scheduling.gangs import Members, Part, plan, positions, ranked, slots
+from resource_manager.scheduling.maintenance import MAX_OCCURRENCES, horizon_s, opens_at
+from resource_manager.scheduling.queue_order import MAINTENANCE_GUARD_S
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
+
+Span = tuple[float, float, bool, int]
+"""Starts of members of a gang: begin, end, True if the end is one too, and the most members."""
 
 MAX_RESERVATIONS = 32
 """Maximum number of requests with a reservation; once it is reached, no later request may overtake."""
@@ -25,13 +30,21 @@ MAX_RESERVATIONS = 32
 class Reservations:
     """Free capacity of each node from now on, by the runtimes of leases and of reserved requests.
 
-    An unknown runtime is infinite. A lease past its expected end is assumed to end at any moment.
+    An unknown runtime is infinite, and `guard_s` before a maintenance window: none of those that start cross
+    one. A lease past its expected end is assumed to end at any moment.
     """
 
-    def __init__(self, cluster: ClusterState, now: float, runtime_of: RuntimeOf = stated_runtime) -> None:
+    def __init__(
+        self,
+        cluster: ClusterState,
+        now: float,
+        runtime_of: RuntimeOf = stated_runtime,
+        guard_s: float = MAINTENANCE_GUARD_S,
+    ) -> None:
         self._cluster = cluster
         self._now = now
         self._runtime_of = runtime_of
+        self._guard_s = guard_s
         self._count = 0
         self._timelines: dict[str, _Timeline] = {}
 
@@ -49,7 +62,7 @@ class Reservations:
         for node in self._cluster.nodes:
             if not node.is_open or request.required_node not in (None, node.name):
                 continue
-            at = self._timeline(node).earliest(request, runtime_s, start)
+            at = self._timeline(node).earliest(request, runtime_s, start, self._opening(node, request))
             if at < start:
                 start, best = at, node
                 if start == self._now:
@@ -68,7 +81,13 @@ class Reservations:
         runtime_s = self._runtime_s(request)
         for start in self._gang_starts(request, runtime_s):
             free = partial(self._free, start, start + runtime_s)
-            parts = plan(self._cluster, request, slots_of=lambda node: slots(node.node, request, free(node)))  # noqa: B023
+
+            def slots_of(
+                node: NodeState, start: float = start, free: Callable[[NodeState], FreeCapacity] = free
+            ) -> int:
+                return self._is_open_at(node, request, start) and slots(node.node, request, free(node))
+
+            parts = plan(self._cluster, request, slots_of=slots_of)
             if parts:
                 for member in self._fill(request, parts, free):
                     timeline = self._timeline(self._cluster.by_name[member.node])
@@ -79,6 +98,16 @@ class Reservations:
 
     def _free(self, start: float, end: float, node: NodeState) -> FreeCapacity:
         return self._timeline(node).least_free(start, end)
+
+    def _opening(self, node: NodeState, request: Request) -> Callable[[float], float] | None:
+        """Return the function (time) -> when the node's windows first let the request start; None without."""
+        if not any(node.name in window.servers for window in self._cluster.windows):
+            return None
+        return lambda at: opens_at(self._cluster, node.name, request, at, self._runtime_of, self._guard_s)
+
+    def _is_open_at(self, node: NodeState, request: Request, at: float) -> bool:
+        opening = self._opening(node, request)
+        return opening is None or opening(at) == at
 
     def _gang_starts(self, request: Request, runtime_s: float) -> Iterator[float]:
         """Yield the times, ascending, at which enough nodes of one domain may be free for the runtime.
@@ -93,7 +122,10 @@ class Reservations:
             domain = node.node.labels.get(request.same) if request.same else ""
             if domain is None:
                 continue
-            for begin, end, is_at_end, count in self._timeline(node).gang_starts(request, runtime_s):
+            spans = self._timeline(node).gang_starts(request, runtime_s)
+            if self._cluster.windows:
+                spans = self._outside_of_windows(node, request, spans)
+            for begin, end, is_at_end, count in spans:
                 events.append((begin, 0, domain, count))
                 if end < math.inf:
                     events.append((end, int(is_at_end), domain, -count))
@@ -106,6 +138,29 @@ class Reservations:
             following = events[place + 1][:2] if place + 1 < len(events) else None
             if enough and phase == 0 and following != (at, 0):
                 yield at
+
+    def _outside_of_windows(self, node: NodeState, request: Request, spans: Iterator[Span]) -> Iterator[Span]:
+        """Yield the parts of spans of starts in which no window of the node holds the request."""
+        held = [
+            (window, horizon_s(self._cluster, request, window, self._runtime_of, self._guard_s))
+            for window in self._cluster.windows
+            if node.name in window.servers
+        ]
+        for begin, end, is_at_end, count in spans:
+            for _ in range(MAX_OCCURRENCES):
+                begin = opens_at(self._cluster, node.name, request, begin, self._runtime_of, self._guard_s)
+                if begin > end or begin == math.inf or (begin == end and not is_at_end):
+                    break
+                comes = (window.occurrence(begin) for window, _ in held)
+                lasts = [
+                    found[0] - length_s for found, (_, length_s) in zip(comes, held, strict=True) if found
+                ]
+                last = min(lasts, default=math.inf)
+                if last >= end:
+                    yield begin, end, is_at_end, count
+                    break
+                yield begin, last, True, count
+                begin = math.nextafter(last, math.inf)
 
     def _fill(
         self, request: Request, parts: Iterable[Part], free_of: Callable[[NodeState], FreeCapacity]
@@ -145,6 +200,8 @@ class Reservations:
         placement = members[0]
         wanted = self._cluster.by_name[placement.node]
         for node in (wanted, *self._cluster.candidates(request)):
+            if not self._is_open_at(node, request, self._now):
+                continue
             free = free_of(node)
             gpu_ids = self._timeline(node).pick_gpus(request, free)
             if gpu_ids is None:
@@ -163,7 +220,11 @@ class Reservations:
             left[member.node] = free.minus(request, member.gpu_ids)
         if all(min((*free.gpus.values(), *free.amounts.values()), default=0) >= 0 for free in left.values()):
             return members
-        parts = plan(self._cluster, request, slots_of=lambda node: slots(node.node, request, free_of(node)))
+
+        def slots_of(node: NodeState) -> int:
+            return self._is_open_at(node, request, self._now) and slots(node.node, request, free_of(node))
+
+        parts = plan(self._cluster, request, slots_of=slots_of)
         return ranked(self._cluster, request, self._fill(request, parts, free_of)) if parts else None
 
     def _timeline(self, node: NodeState) -> _Timeline:
@@ -217,11 +278,22 @@ class _Timeline:
         for place in range(self._cut(start), self._cut(end) if end < math.inf else len(self._times)):
             self._free[place] = self._free[place].minus(request, gpu_ids)
 
-    def earliest(self, request: Request, runtime_s: float, before: float) -> float:
-        """Return the first time before `before` from which the request fits for its runtime, or infinity."""
+    def earliest(
+        self,
+        request: Request,
+        runtime_s: float,
+        before: float,
+        opening: Callable[[float], float] | None = None,
+    ) -> float:
+        """Return the first time before `before` from which the request fits for its runtime, or infinity.
+
+        `opening` maps a time to the first one from then on at which it may start.
+        """
         if self._accepted_gpus(request) is None:
             return math.inf
         for start in self._times:
+            if opening is not None:
+                start = opening(start)
             if start >= before:
                 break
             least: FreeCapacity | None = None

@@ -17,6 +17,7 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
+from resource_manager.core.node_state import ClosedByWindow
 from resource_manager.core.refusal import (
     ONE_MIG_DEVICE,
     RecoveryWindow,
@@ -31,7 +32,8 @@ from resource_manager.core.refusal import (
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.gang_refusals import free_now, never_fits, no_capacity
-from resource_manager.scheduling.gangs import fitting_node, select_members
+from resource_manager.scheduling.gangs import fitting_node
+from resource_manager.scheduling.maintenance import closed_for, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import awaiting_release, ending_for, held_back
 from resource_manager.scheduling.queue_order import QueueDiscipline
@@ -138,12 +140,14 @@ class _Reasons:
         ):
             return
         if self._ahead is None:
-            if self._node(request) is None and allocator.blocks_queue(self._cluster, request):
+            if self._node(request) is None and allocator.blocks_queue(
+                self._cluster, request, self._order, self._now
+            ):
                 self._ahead = (position, request)
         elif not self._order.backfill or len(self._without_place) > MAX_RESERVATIONS:
             return
         elif self._node(request) is None:
-            if not allocator.blocks_queue(self._cluster, request):
+            if not allocator.blocks_queue(self._cluster, request, self._order, self._now):
                 return
         elif self._by_price(entry):
             return
@@ -164,22 +168,33 @@ class _Reasons:
         if node is None:
             if stopped := quota_refusal(self._cluster, request):
                 return stopped
-            if request.shape not in self._no_capacity:
-                self._no_capacity[request.shape] = no_capacity(self._cluster, request)
-            return self._no_capacity[request.shape]
+            key = self._key(request)
+            if key not in self._no_capacity:
+                with closed_for(self._cluster, request, self._order, self._now):
+                    self._no_capacity[key] = no_capacity(self._cluster, request)
+            return self._no_capacity[key]
         return quota_refusal(self._cluster, request) or self._by_price(entry) or self._behind(request, node)
 
     def _node(self, request: Request) -> NodeState | None:
         """Return a node that the request fits now, or None."""
-        if request.shape not in self._nodes:
-            self._nodes[request.shape] = fitting_node(self._cluster, request)
-        return self._nodes[request.shape]
+        key = self._key(request)
+        if key not in self._nodes:
+            with closed_for(self._cluster, request, self._order, self._now):
+                self._nodes[key] = fitting_node(self._cluster, request)
+        return self._nodes[key]
+
+    def _key(self, request: Request) -> tuple[object, ...]:
+        """Return what decides where the request fits now: its shape, and how far it reaches into windows."""
+        if not self._cluster.windows:
+            return request.shape
+        runtime = self._order.runtime_of(request)
+        return (*request.shape, None if runtime is None else runtime.seconds, request.preemptible)
 
     def _by_price(self, entry: PendingRequest) -> Refusal | None:
         admission, request = self._order.admission, entry.request
         if admission is None or request.utility is None:
             return None
-        members = select_members(self._cluster, request, self._policy)
+        members = place_now(self._cluster, request, self._policy, self._order, self._now)
         if members is None:
             return None
         quote = admission.quote(self._cluster, request, members, entry.queued_at, self._now)
@@ -212,7 +227,9 @@ class _Reasons:
     def _delay(self, request: Request) -> str:
         """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
         if self._reservations is None:
-            self._reservations = Reservations(self._cluster, self._now, self._order.runtime_of)
+            self._reservations = Reservations(
+                self._cluster, self._now, self._order.runtime_of, self._order.maintenance_guard_s
+            )
         while self._without_place:
             position, ahead = self._without_place[0]
             if not self._reservations.reserve(ahead):
@@ -228,7 +245,7 @@ class _Reasons:
     def _fits_a_gap(self, request: Request) -> bool:
         """Return True if the request could start now if it were short enough."""
         assert self._reservations is not None
-        members = select_members(self._cluster, request, self._policy)
+        members = place_now(self._cluster, request, self._policy, self._order, self._now)
         brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
         return members is not None and self._reservations.without_delay(brief, members) is not None
 
@@ -282,8 +299,11 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
     if state.retired:
         reasons.append("left the inventory")
     if state.drained is not None:
-        why = f": {state.drained.reason}" if state.drained.reason else ""
-        reasons.append(("failed" if state.drained.failed else "drained") + why)
+        if isinstance(state.drained, ClosedByWindow):
+            reasons.append(state.drained.reason)
+        else:
+            why = f": {state.drained.reason}" if state.drained.reason else ""
+            reasons.append(("failed" if state.drained.failed else "drained") + why)
     never = {(shortage.kind, shortage.name): shortage for shortage in shortages(state.node, request)}
     # Unused capacity of a closed server does not count as free: only what it never has is said of it.
     found = list(shortages(state.node, request, state.capacity)) if state.is_open else never.values()

@@ -40,6 +40,9 @@ FIRST_QUEUE_GPU_S = 57_600.0
 UNKNOWN_RUNTIME_S = 86_400.0
 """Assumed runtime of a request that states none."""
 
+MAINTENANCE_GUARD_S = 28_800.0
+"""Assumed runtime of a request that states none, before a maintenance window."""
+
 BACKFILL_SUFFIX = "+backfill"
 """Suffix of a queue order's name: requests may overtake if they delay none before them."""
 
@@ -52,6 +55,7 @@ class QueueDiscipline:
     start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
     2001), estimated by `runtime_of`. With `admission`, a request whose utility does not exceed its price
     stays pending although it fits, and blocks no other. `rule` describes the order in words.
+    `maintenance_guard_s` is what an unknown runtime counts as before a maintenance window.
 
     Where teams have rules, those inside their guarantee come first, and the order applies inside a team. An
     order that `compares_teams` itself decides between the others too.
@@ -64,6 +68,7 @@ class QueueDiscipline:
     runtime_of: RuntimeOf = stated_runtime
     compares_teams: bool = False
     uses_attained: bool = False
+    maintenance_guard_s: float = MAINTENANCE_GUARD_S
 
     @property
     def learns(self) -> bool:

@@ -78,6 +78,9 @@ def estimate_starts(
 
         for lease in cluster.leases.values():
             expect_end(lease, now)
+        for window in cluster.windows:
+            if opening := window.occurrence(now):
+                heapq.heappush(ends, (opening[1], next(ticket), Confidence.GOOD, "", 0))
         at, confidence = now, Confidence.GOOD
         dirty = any(state.cleaning for state in cluster.nodes)
         for _ in range(MAX_STEPS):
@@ -92,7 +95,8 @@ def estimate_starts(
                 break
             at, _, sure, lease_id, fencing_token = heapq.heappop(ends)
             confidence = min(confidence, sure)
-            _apply_end(cluster, lease_id, fencing_token, at)
+            if lease_id:  # else the end of a maintenance window
+                _apply_end(cluster, lease_id, fencing_token, at)
         else:
             too_far = True
         why = list(_why_unknown(cluster, policy, order, at, endless, too_far=too_far))
@@ -152,7 +156,7 @@ def _why_unknown(
             case RefusalKind.NEVER_FITS:
                 detail = standing.refusal.detail
             case RefusalKind.MAINTENANCE:
-                detail = None
+                detail = standing.refusal.detail if cluster.windows else None
             case RefusalKind.PRICE:
                 detail = NOT_WORTH_IT
             case _ if too_far:

@@ -16,7 +16,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Lease, PendingRequest, Request
 from resource_manager.core.team_ledger import Account, TeamLedger, gpu_types_of, milli_of
 from resource_manager.errors import CapacityError
-from resource_manager.scheduling.gangs import Members, select_members
+from resource_manager.scheduling.gangs import Members
+from resource_manager.scheduling.maintenance import place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import gpus, stays_inside, stop_of, team_words
@@ -102,7 +103,7 @@ def place_of(
     request = pending.request
     if cluster.ledger is not None and stop_of(cluster.ledger, request) is not None:
         return None
-    members = select_members(cluster, request, policy)
+    members = place_now(cluster, request, policy, order, now)
     if members is None or not order.admits(cluster, request, members, pending.queued_at, now):
         return None
     return members

@@ -20,6 +20,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Preempting,
     Quarantined,
@@ -132,6 +133,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         drained=_drained_before(now, changes) if version else (),
         # Those before the first recorded rules are unknown, and taken to be none.
         teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
+        windows=() if any(isinstance(c, MaintenanceChanged) for c in changes) else now.windows,
         watched=_watched_before(now, changes),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),

@@ -18,6 +18,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Queued,
     Released,
@@ -124,6 +125,7 @@ def workload_of(history: History, name: str) -> Workload:
             | Drained
             | Restored
             | TeamsChanged
+            | MaintenanceChanged
             | GpuClosed
             | GpuOpened
             | InventoryChanged

@@ -13,6 +13,7 @@ from resource_manager.core.changes import (
     GpuClosed,
     GpuOpened,
     InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Restored,
     TeamsChanged,
@@ -56,6 +57,7 @@ ExternalEvent = (
     Drained
     | Restored
     | TeamsChanged
+    | MaintenanceChanged
     | GpuClosed
     | GpuOpened
     | InventoryChanged

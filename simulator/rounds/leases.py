@@ -8,7 +8,8 @@ from typing import Protocol
 from resource_manager.core.changes import Change, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Placement, Request
-from resource_manager.scheduling.allocator import allocate, blocks_queue, grant
+from resource_manager.scheduling.allocator import allocate, grant
+from resource_manager.scheduling.gangs import could_start
 from resource_manager.scheduling.policies import Policy
 from simulator.rounds.job import Job
 
@@ -95,7 +96,7 @@ class RequestLeases:
     def could_fit(self, job: Job) -> bool:
         request = self._requests[job.name]
         if request.shape not in self._fits:
-            self._fits[request.shape] = blocks_queue(self.cluster, request)
+            self._fits[request.shape] = could_start(self.cluster, request)
         return self._fits[request.shape]
 
     def grant(self, job: Job, gpus: float, now: float) -> bool:

@@ -19,9 +19,11 @@ with warnings.catch_warnings():
 from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.agent.reports import read_report
 from resource_manager.core.changes import GpuClosed
+from resource_manager.core.maintenance import as_text as utc
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.running_job import RunningJob
+from resource_manager.manager.maintenance import WindowForm
 from tests.agent.reporting import as_text, gpu, report, server
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, fire
@@ -125,6 +127,30 @@ def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
     report_of(manager, utilization_percent=0)
     fire(job)
     assert capsys.readouterr().out.count("the GPUs of this task have computed nothing for 0 s") == 1
+
+
+def test_a_job_that_runs_on_under_maintenance_is_told_so_once(
+    trained, manager, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr("resource_manager.airflow.shared_manager.WINDOWS_EVERY_S", 0.0)
+    read, seen = manager.maintenance, []
+
+    def counted():
+        seen.append(1)
+        if len(seen) > 3:
+            (tmp_path / "seen").touch()
+        return read()
+
+    monkeypatch.setattr(type(manager), "maintenance", lambda self: counted())
+    job = trained(f"until [ -e {tmp_path / 'seen'} ]; do sleep 0.05; done")
+    begin = manager.store.now() - 60.0
+    server = manager.leases()[0]["server_name"]
+    window = {"from": utc(begin), "until": utc(begin + 3600.0), "reason": "new fans"}
+    manager.add_maintenance(WindowForm.of(**window, servers=[server]))
+    fire(job)
+    output = capsys.readouterr().out
+    assert output.count("its servers are under maintenance") == 1
+    assert "new fans" in output
 
 
 def test_without_reports_nothing_is_said_of_the_use(trained, monkeypatch):

@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Outcome,
     Preempting,
@@ -30,6 +31,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from tests.builders import nodes
@@ -54,6 +56,7 @@ STEPS: list[Change] = [
     GpuOpened("a", 1, 97.3),
     GpuCleaned("a", 1, 2, 97.4),
     AgentLost("a", 97.5),
+    MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0),), 98.0),
     TeamsChanged(Teams((Team("vision", 1),)), 98.0),
     InventoryChanged(nodes("abc"), 99.0),
     Granted(Lease(Request("g", 1, nodes=2), GANG, 3, 99.0), 99.0),

@@ -29,6 +29,8 @@ CHANGES = (
     "/api/servers/0/open-gpu",
     "/api/reset",
     "/api/teams",
+    "/api/maintenance",
+    "/api/maintenance/remove",
 )
 
 values = st.recursive(

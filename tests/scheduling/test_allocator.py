@@ -344,9 +344,9 @@ def test_a_request_for_a_closed_node_does_not_block_the_queue(
         Queued(Request("u", 1), 2.0, 2, 2.0),
     )
     assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "u")]
-    assert not allocator.blocks_queue(cluster, Request("t", 1, required_node="b"))
-    assert allocator.blocks_queue(cluster, Request("t", 1, required_node="a"))
-    assert not allocator.blocks_queue(cluster, Request("t", 5))
+    assert not allocator.blocks_queue(cluster, Request("t", 1, required_node="b"), order, 3.0)
+    assert allocator.blocks_queue(cluster, Request("t", 1, required_node="a"), order, 3.0)
+    assert not allocator.blocks_queue(cluster, Request("t", 5), order, 3.0)
 
 
 def test_backfill_starts_requests_that_delay_no_reservation(cluster: Untouched) -> None:

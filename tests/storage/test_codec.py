@@ -15,6 +15,7 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Preempting,
     Quarantined,
@@ -25,6 +26,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, NewerFormatError
@@ -54,6 +56,7 @@ CHANGES: list[Change] = [
     Cancelled("t", 1.0, "gave up"),
     Drained("a", 1.0, "maintenance", failed=True),
     Restored("a", 2.0),
+    MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0, 604800.0, "fans", True),), 3.0),
     TeamsChanged(Teams((Team("v", 3, {"A100": 3}, 4, parent="r", max_runtime_s=9.5),), True), 3.0),
     InventoryChanged((NODE,), 3.0),
 ]

@@ -14,12 +14,14 @@ from resource_manager.core.changes import (
     GpuClosed,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     Outcome,
     Preempting,
     Restored,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
@@ -158,7 +160,7 @@ class Walk:
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]
-        kind = self.rng.randrange(5)
+        kind = self.rng.randrange(6)
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
@@ -169,4 +171,7 @@ class Walk:
         if kind == 3:
             team = Team("vision", self.rng.randint(0, 8), limit=self.rng.choice((None, 9)))
             return [TeamsChanged(self.rng.choice((Teams(), Teams((team,)))), now)]
+        if kind == 4:
+            window = Window(1, (cluster.nodes[0].name,), now + 9.5, now + 20.0, 604800.0, "fans", True)
+            return [MaintenanceChanged(self.rng.choice(((), (window,))), now)]
         return []

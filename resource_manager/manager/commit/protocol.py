@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol, TypeVar
 
-from resource_manager.core.changes import Change
+from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
     InvalidRequestError,
@@ -217,7 +217,7 @@ class Transactions:
         is_fresh = lock_token is not None or cluster is None
         if cluster is None:
             cluster = self._replica.refresh()
-        if self.order.learns and cluster.pending:
+        if cluster.windows or (self.order.learns and cluster.pending):
             self.learner.catch_up(cluster)
         decided = self._decide(cluster, group)
         if not is_fresh and any(not operation.changes for operation in group):
@@ -269,7 +269,7 @@ class Transactions:
         due = allocator.expire(cluster, now)
         own = [operation for operation in group if isinstance(operation, _Expirations)]
         if due:
-            logger.warning("not renewed in time: %s", ", ".join(f"{change.lease_id!r}" for change in due))
+            _log(due)
             own = own or [_Expirations(self)]
         if not own:
             return group
@@ -295,6 +295,15 @@ class Transactions:
     def _measured(self, name: str, value: float) -> None:
         if self.observer is not None:
             self.observer.measured(name, value)
+
+
+def _log(due: Sequence[Change]) -> None:
+    for change in due:
+        if isinstance(change, Preempting):
+            logger.warning("preempted for %s: %r", change.by, change.lease_id)
+    late = [change.lease_id for change in due if isinstance(change, Expired | Quarantined)]
+    if late:
+        logger.warning("not renewed in time: %s", ", ".join(map(repr, late)))
 
 
 def _answer(operation: Operation[T]) -> T:

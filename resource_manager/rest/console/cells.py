@@ -23,6 +23,7 @@ from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.colours import Colour, Holder
 from resource_manager.rest.service import Service
+from resource_manager.scheduling.maintenance import running
 
 T = TypeVar("T")
 
@@ -70,6 +71,7 @@ class ServerRow:
     name: str
     state: str
     reason: str
+    maintenance: str
     cells: list[Cell]
     gpus: Usage
     cpus: Usage
@@ -98,6 +100,7 @@ class LeaseRow:
     expires_at: float | None
     fencing_token: int
     quarantined: bool
+    preempting: bool
     colour: str
     link: str | None
     may_release: bool
@@ -145,18 +148,31 @@ def css_classes(colour: Colour) -> str:
     return f"held h{colour.hue} v{colour.level}" + (" pale" if colour.pale else "")
 
 
-def server_rows(cluster: ClusterState, states: Iterable[NodeState]) -> list[ServerRow]:
+def server_rows(cluster: ClusterState, states: Iterable[NodeState], now: float) -> list[ServerRow]:
     states = list(states)
     found = colours_of(cluster, [lease for state in states for lease in state.leases.values()])
-    return [_server_row(state, found) for state in states]
+    windows = _windows_by_server(cluster, now)
+    return [_server_row(state, found, windows.get(state.name, "")) for state in states]
 
 
-def _server_row(state: NodeState, found: dict[str, Colour]) -> ServerRow:
+def _windows_by_server(cluster: ClusterState, now: float) -> dict[str, str]:
+    """Return the maintenance that is on or comes next on each server, as a phrase."""
+    found: dict[str, tuple[float, str]] = {}
+    for window in cluster.windows:
+        if opening := window.occurrence(now):
+            for name in window.servers:
+                text = window.in_words(*opening)
+                found[name] = min(found.get(name, (math.inf, "")), (opening[0], text))
+    return {name: text for name, (_, text) in found.items()}
+
+
+def _server_row(state: NodeState, found: dict[str, Colour], maintenance: str) -> ServerRow:
     return ServerRow(
         state.node.server_id,
         state.name,
         server_state(state),
         "" if state.drained is None else state.drained.reason,
+        maintenance,
         _cells(state, found),
         gpu_usage(state),
         cpu_usage(state),
@@ -226,6 +242,9 @@ def _cell(
         classes += " quarantined"
         text = f"⚠ {text}"
         who += "; quarantined"
+    elif any(lease.preempted_by for lease in leases):
+        text = f"⇤ {text}"
+        who += "; being preempted"
     if closed is not None:
         classes += " fault"
         text = f"{icon} {text}"
@@ -271,12 +290,24 @@ def alerts(cluster: ClusterState) -> list[Alert]:
         for gpu_id, closed in state.closed_gpus.items():
             icon, word = mark_of(closed)
             found.append(Alert(f"{icon} {state.name} GPU {gpu_id} {word}: {closed.reason}", at))
-    for lease in (*cluster.leases.values(), *cluster.remainders.values()):
-        if lease.quarantined:
-            names = ", ".join(dict.fromkeys(member.node for member in lease.members))
-            text = f"⚠ {short_name(lease.lease_id)} on {names} is quarantined"
-            found.append(Alert(text, cluster.by_name[lease.placement.node].node.server_id))
-    return found
+    leases = (*cluster.leases.values(), *cluster.remainders.values())
+    return found + [_alert(cluster, lease, "is quarantined") for lease in leases if lease.quarantined]
+
+
+def under_maintenance(cluster: ClusterState, now: float) -> list[Alert]:
+    """Return the leases on servers whose maintenance has begun, as alerts."""
+    return [
+        _alert(cluster, lease, "still runs under maintenance")
+        for window in cluster.windows
+        if window.is_open(now)
+        for lease in running(cluster, window)
+    ]
+
+
+def _alert(cluster: ClusterState, lease: Lease, what: str) -> Alert:
+    names = ", ".join(dict.fromkeys(member.node for member in lease.members))
+    at = cluster.by_name[lease.placement.node].node.server_id
+    return Alert(f"⚠ {short_name(lease.lease_id)} on {names} {what}", at)
 
 
 def mark_of(closed: GpuClosed | None) -> tuple[str, str]:
@@ -349,6 +380,7 @@ def lease_row(
         None if lease.expires_at == math.inf else lease.expires_at,
         lease.fencing_token,
         lease.quarantined,
+        bool(lease.preempted_by),
         css_classes(colour),
         task_link(request, service),
         caller.is_operator or request.owner == caller.name,

@@ -122,7 +122,7 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
         return {
             "now": now,
             **_side(service, cluster, now),
-            "rows": cells.server_rows(cluster, shown),
+            "rows": cells.server_rows(cluster, shown, now),
             "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(mapped)],
             "totals": cells.totals(cluster),
             **paging,
@@ -137,7 +137,7 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
 def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
     def look(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
-        return cells.server_rows(cluster, [state for state in known if state is not None]), now
+        return cells.server_rows(cluster, [state for state in known if state is not None], now), now
 
     rows, now = service.watch.look(look)
     cells.show_use(rows, _kept(service, [row.name for row in rows]))
@@ -153,7 +153,7 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
         leases = sorted(state.leases.values(), key=lambda lease: lease.fencing_token)
         colours = cells.colours_of(cluster, leases)
         return {
-            "row": cells.server_rows(cluster, [state])[0],
+            "row": cells.server_rows(cluster, [state], now)[0],
             "leases": [
                 cells.lease_row(cluster, lease, colours[lease.key], caller, service) for lease in leases
             ],
@@ -375,7 +375,11 @@ def _side(service: Service, cluster: ClusterState, now: float) -> dict[str, Any]
         for entry in entries[:FIRST]
     ]
     oldest = min((entry.queued_at for entry in cluster.pending.values()), default=None)
-    return {"alerts": cells.alerts(cluster), "waiting": first, "oldest": oldest}
+    return {
+        "alerts": cells.alerts(cluster) + cells.under_maintenance(cluster, now),
+        "waiting": first,
+        "oldest": oldest,
+    }
 
 
 def _page(template: str, service: Service, caller: Identity, **values: Any) -> str:

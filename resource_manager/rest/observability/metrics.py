@@ -22,10 +22,11 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
-from resource_manager.core.models import MILLI_PER_GPU, Lease
+from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.serializers import cpu_usage
 from resource_manager.rest.state_follower import StateFollower
+from resource_manager.scheduling.maintenance import running
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 WAIT_BUCKETS_S = (0, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400)
@@ -114,11 +115,11 @@ class Metrics:
         )
         self._preemptions = Counter(
             "gpu_manager_preemptions",
-            "Leases preempted, for their team's guarantee or a higher priority in it.",
+            "Leases preempted: for another team's guarantee, a higher priority in their own, or maintenance.",
             ("reason",),
             registry=registry,
         )
-        for reason in ("guarantee", "priority"):
+        for reason in ("guarantee", "priority", "maintenance"):
             self._preemptions.labels(reason)
         self.leases: dict[str, Lease] = {}
         self._teams: dict[str, str] = {}
@@ -166,7 +167,8 @@ class Metrics:
             case Preempting(lease_id=lease_id, by=by):
                 victim = self.leases.get(lease_id)
                 is_own = victim is not None and victim.request.team == self._teams.get(by)
-                self._preemptions.labels("priority" if is_own else "guarantee").inc()
+                reason = "priority" if is_own else "guarantee"
+                self._preemptions.labels("maintenance" if by.startswith(KEY_SEPARATOR) else reason).inc()
 
     def _forget(self, cluster: ClusterState) -> None:
         """Forget leases that a reset ended, which the history does not record."""
@@ -240,6 +242,20 @@ class _State:
                 ("borrowed", max(account.held - account.guaranteed, 0)),
             ):
                 of_team.add_metric((account.name, kind), milli / MILLI_PER_GPU)
+        busy = {
+            lease.key
+            for window in cluster.windows
+            if window.is_open(now)
+            for lease in running(cluster, window)
+        }
+        preempting = [cluster.leases[lease_id].quarantined for lease_id in cluster.preempting]
+        ending = GaugeMetricFamily(
+            "gpu_manager_leases_preempting",
+            "Leases that are being preempted; stuck: still held after their grace.",
+            labels=("stuck",),
+        )
+        for stuck in (True, False):
+            ending.add_metric((str(stuck).lower(),), preempting.count(stuck))
         oldest = min((entry.queued_at for entry in cluster.pending.values()), default=now)
         return [
             free,
@@ -250,6 +266,12 @@ class _State:
             cpus_closed,
             is_open,
             of_team,
+            ending,
+            GaugeMetricFamily(
+                "gpu_manager_leases_under_maintenance",
+                "Leases on servers that are in a maintenance window.",
+                len(busy),
+            ),
             GaugeMetricFamily(
                 "gpu_manager_leases", "Live leases.", len(cluster.leases) + len(cluster.remainders)
             ),

@@ -23,6 +23,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Preempting,
     Quarantined,
@@ -33,6 +34,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
 from resource_manager.core.team_ledger import Use
 from resource_manager.core.teams import Teams
@@ -58,6 +60,7 @@ OPERATIONS: dict[type, str] = {
     Drained: "drain",
     Restored: "restore",
     TeamsChanged: "rule",
+    MaintenanceChanged: "rule",
     AgentSeen: "set gpu",
     AgentLost: "unset gpu",
     GpuClosed: "set gpu",
@@ -70,6 +73,9 @@ OPERATIONS: dict[type, str] = {
 
 TEAMS = "teams"
 """Field of the rules with the change that made those of the teams."""
+
+MAINTENANCE = "maintenance"
+"""Field of the rules with the change that made the maintenance windows."""
 
 LAST_PORT = "last_port:"
 """Prefix of the names of servers in `meta`, where the last port of a gang on them is kept."""
@@ -114,6 +120,8 @@ def _field(change: Change) -> str:
         return ""
     if isinstance(change, TeamsChanged):
         return TEAMS
+    if isinstance(change, MaintenanceChanged):
+        return MAINTENANCE
     if isinstance(change, AgentSeen | AgentLost | GpuClosed | GpuOpened | GpuCleaned):
         return gpu_layout.field_of(change)
     if isinstance(change, MembersReleased):
@@ -133,6 +141,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("drained", drained.node, change_to_json(drained))
     if snapshot.teams:
         parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
+    if snapshot.windows:
+        parts += ("rule", MAINTENANCE, change_to_json(MaintenanceChanged(snapshot.windows, 0.0)))
     for team, use in snapshot.use.items():
         parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
@@ -193,6 +203,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             last_node=last_node.decode(errors="replace") or None,
             teams=_teams(rules.get(TEAMS.encode())),
             use=_uses(rules),
+            windows=_windows(rules.get(MAINTENANCE.encode())),
             watched=tuple(known_gpus.watched),
             closed_gpus=tuple(known_gpus.closed),
             opened_gpus=tuple(known_gpus.opened),
@@ -263,6 +274,15 @@ def _teams(text: bytes | None) -> Teams:
     if not isinstance(change, TeamsChanged):
         raise CorruptStateError(f"not rules of teams: {text[:120]!r}")
     return change.teams
+
+
+def _windows(text: bytes | None) -> tuple[Window, ...]:
+    if text is None:
+        return ()
+    change = change_from_json(text)
+    if not isinstance(change, MaintenanceChanged):
+        raise CorruptStateError(f"not maintenance windows: {text[:120]!r}")
+    return change.windows
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:

@@ -178,7 +178,7 @@ for i = begin, #ARGV, 3 do
   elseif operation == 'rule' then
     -- What teams used so far comes with their rules.
     for _, name in ipairs(redis.call('HKEYS', rules)) do
-      if string.sub(name, 1, 4) == 'use:' then
+      if key == 'teams' and string.sub(name, 1, 4) == 'use:' then
         redis.call('HDEL', rules, name)
       end
     end

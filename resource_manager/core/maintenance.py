@@ -1,0 +1,72 @@
+"""Maintenance windows: times in which servers take no leases, and which no lease may run into."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from resource_manager.core.models import KEY_SEPARATOR
+
+WEEK_S = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window on some servers, from `begin` until `end` in seconds of the store's clock.
+
+    With `every_s` it comes again after that time, for ever. `preempt` ends at its begin what still runs.
+    """
+
+    window_id: int
+    servers: tuple[str, ...]
+    begin: float
+    end: float
+    every_s: float | None = None
+    reason: str = ""
+    preempt: bool = False
+
+    @property
+    def preemptor(self) -> str:
+        """The id, of no request, for which the window preempts."""
+        return f"{KEY_SEPARATOR}maintenance {self.window_id}"
+
+    def is_open(self, at: float) -> bool:
+        """Return True if servers are under maintenance at that time."""
+        found = self.occurrence(at)
+        return found is not None and found[0] <= at
+
+    def occurrence(self, at: float) -> tuple[float, float] | None:
+        """Return begin and end of the window that is open at that time or comes next; None if it is over."""
+        if at < self.end:
+            return self.begin, self.end
+        if self.every_s is None:
+            return None
+        shift = (math.floor((at - self.end) / self.every_s) + 1) * self.every_s
+        return self.begin + shift, self.end + shift
+
+    def crossed(self, start: float, horizon_s: float) -> tuple[float, float] | None:
+        """Return begin and end of the window that a run from `start` for `horizon_s` crosses, or None."""
+        found = self.occurrence(start)
+        if found is None or (found[0] >= start + horizon_s and found[0] > start):
+            return None
+        return found
+
+    def in_words(self, begin: float, end: float) -> str:
+        """Return the window as a phrase: `maintenance from … until …: reason`."""
+        why = f": {self.reason}" if self.reason else ""
+        return f"maintenance from {as_text(begin)} until {as_text(end)}{why}"
+
+
+def as_text(at: float) -> str:
+    """Return a time as text in UTC, such as `2026-12-01T08:00Z`, to the minute unless it has seconds."""
+    days, second = divmod(int(at), 86_400)
+    # The calendar repeats every 400 years of 146,097 days; counted from a March, leap days come last.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5 - 1
+    month = month + 3 if month < 10 else month - 9
+    year += 400 * era + (month < 3)
+    seconds = f":{second % 60:02}" if second % 60 else ""
+    return f"{year:04}-{month:02}-{day:02}T{second // 3600:02}:{second // 60 % 60:02}{seconds}Z"

@@ -1,0 +1,134 @@
+"""Maintenance windows for callers: their form with times as text, its check, and the windows as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from resource_manager.core.changes import MaintenanceChanged
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import WEEK_S, Window, as_text
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.demand import ServerRef, Text
+from resource_manager.manager.requests import server_name
+from resource_manager.manager.results import WindowView
+from resource_manager.scheduling.maintenance import running
+
+MAX_WINDOWS = 1000
+EXAMPLE = "2026-12-01T08:00+01:00"
+
+
+def _moment(value: object) -> object:
+    """Return the time of a text as ISO 8601 has it, with its zone."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            text = "must be a time such as {example}, got {got}"
+            raise PydanticCustomError("time", text, {"got": f"{value!r:.60}", "example": EXAMPLE}) from None
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        text = "has no time zone: write it as in {example}, or with Z for UTC"
+        raise PydanticCustomError("time_zone", text, {"example": EXAMPLE})
+    return value
+
+
+def _in_range(value: datetime) -> datetime:
+    if not 1970 <= value.year < 9999:
+        raise PydanticCustomError("time", "must be in a year from 1970 to 9998")
+    return value
+
+
+Moment = Annotated[
+    datetime,
+    BeforeValidator(_moment, json_schema_input_type=str),
+    AfterValidator(_in_range),
+]
+
+
+class WindowForm(BaseModel):
+    """A maintenance window as somebody asks for it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    servers: Annotated[list[ServerRef], Field(min_length=1, max_length=10_000)] = Field(
+        description="Servers by name or id."
+    )
+    begin: Moment = Field(alias="from", description=f"Begin, with a time zone: {EXAMPLE}.")
+    until: Moment = Field(description="End, with a time zone.")
+    every: Literal["week"] | None = Field(
+        default=None, description="week: the window comes again every 7 times 24 hours."
+    )
+    reason: Text = Field(default="", description="Reason, which those who wait are shown.")
+    preempt: bool = Field(
+        default=False,
+        strict=True,
+        description="Preempt at the begin what still runs, if the teams file has preemption on.",
+    )
+
+    @classmethod
+    def of(cls, **values: Any) -> WindowForm:
+        """Return the form of a Python caller's values; raises `InvalidRequestError`, the first error."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field, message = str(first["loc"][0]), first["msg"]
+            colon = "" if message.startswith(("must ", "has ")) else ":"
+            raise InvalidRequestError(f"{field}{colon} {message}", field=field) from None
+
+
+def window_of(cluster: ClusterState, asked: WindowForm, now: float) -> Window:
+    """Return the window, numbered; raises `InvalidRequestError`."""
+    names = tuple(dict.fromkeys(server_name(cluster, ref, "servers") for ref in asked.servers))
+    begin, end = asked.begin.timestamp(), asked.until.timestamp()
+    every_s = None if asked.every is None else WEEK_S
+    if end <= begin:
+        raise InvalidRequestError(
+            f"until ({as_text(end)}) must be after its begin ({as_text(begin)})", field="until"
+        )
+    if every_s is None and end <= now:
+        raise InvalidRequestError(f"until ({as_text(end)}) is over already", field="until")
+    if every_s is not None and end - begin >= every_s:
+        raise InvalidRequestError("until: a window of every week must be shorter than a week", field="until")
+    if len(cluster.windows) >= MAX_WINDOWS:
+        raise InvalidRequestError(f"there are {MAX_WINDOWS} windows already: remove some")
+    # Never given again, so that a removal that is repeated cannot meet another window.
+    number = cluster.version + 1
+    return Window(number, names, begin, end, every_s, asked.reason, asked.preempt)
+
+
+def replaced(cluster: ClusterState, windows: Iterable[Window], now: float) -> MaintenanceChanged:
+    """Return the change to these windows, without those that are over."""
+    return MaintenanceChanged(tuple(window for window in windows if window.occurrence(now)), now)
+
+
+def view(cluster: ClusterState, now: float) -> list[WindowView]:
+    """Return the windows that are open or to come, the next to begin first."""
+    live = [window for window in cluster.windows if window.occurrence(now)]
+    return [as_view(cluster, window, now) for window in sorted(live, key=lambda w: w.occurrence(now) or ())]
+
+
+def numbered(cluster: ClusterState, number: int, now: float) -> WindowView | None:
+    """Return the window of that number, or None."""
+    found = (as_view(cluster, window, now) for window in cluster.windows if window.window_id == number)
+    return next(found, None)
+
+
+def as_view(cluster: ClusterState, window: Window, now: float) -> WindowView:
+    """Return one window as plain values, with its times in UTC."""
+    begin, end = window.occurrence(now) or (window.begin, window.end)
+    return {
+        "id": window.window_id,
+        "servers": list(window.servers),
+        "from": as_text(begin),
+        "until": as_text(end),
+        "every": None if window.every_s is None else "week",
+        "reason": window.reason,
+        "preempt": window.preempt,
+        "is_open": begin <= now < end,
+        "running": [lease.lease_id for lease in running(cluster, window)],
+    }

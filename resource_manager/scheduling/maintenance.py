@@ -1,0 +1,110 @@
+"""Maintenance windows in scheduling: the servers that a request may not start on now, and since when it may.
+
+A request crosses a window if its runtime, stated or learnt, reaches into it. An unknown runtime is taken to
+be `maintenance_guard_s`, or to end at the begin of a window that preempts it. A TTL tells nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from resource_manager.core.changes import Preempting
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import Window
+from resource_manager.core.models import Lease, Request
+from resource_manager.core.node_state import ClosedByWindow
+from resource_manager.scheduling.gangs import Members, select_members
+from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.queue_order import QueueDiscipline, fifo
+from resource_manager.scheduling.runtime_history import RuntimeOf
+
+MAX_OCCURRENCES = 100
+"""Maximum number of windows in a row after which a start is looked for."""
+
+
+def horizon_s(
+    cluster: ClusterState, request: Request, window: Window, runtime_of: RuntimeOf, guard_s: float
+) -> float:
+    """Return for how long from its start the request must not meet the window."""
+    runtime = runtime_of(request)
+    if runtime is not None:
+        return runtime.seconds
+    return 0.0 if request.preemptible and preempts(cluster, window) else guard_s
+
+
+def preempts(cluster: ClusterState, window: Window) -> bool:
+    """Return True if the window ends what runs at its begin: it says so, and the teams allow preemption."""
+    return window.preempt and cluster.teams.preemption
+
+
+def opens_at(
+    cluster: ClusterState, node: str, request: Request, at: float, runtime_of: RuntimeOf, guard_s: float
+) -> float:
+    """Return the first time from `at` on at which no window of the node keeps the request from starting."""
+    held = [
+        (window, horizon_s(cluster, request, window, runtime_of, guard_s))
+        for window in cluster.windows
+        if node in window.servers
+    ]
+    if not held:
+        return at
+    for _ in range(MAX_OCCURRENCES):
+        ends = [found[1] for window, length_s in held if (found := window.crossed(at, length_s))]
+        if not ends:
+            return at
+        at = max(ends)
+    return math.inf
+
+
+def ending(cluster: ClusterState, now: float) -> list[Preempting]:
+    """Return the preemption of every preemptible lease that still runs in a window that preempts."""
+    found: dict[str, Preempting] = {}
+    for window in cluster.windows:
+        if not (window.is_open(now) and preempts(cluster, window)):
+            continue
+        for lease in running(cluster, window):
+            if lease.request.preemptible and not (lease.preempted_by or lease.quarantined):
+                until = now + lease.request.preempt_grace_s
+                change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor, until, now)
+                found.setdefault(lease.lease_id, change)
+    return list(found.values())
+
+
+def running(cluster: ClusterState, window: Window) -> list[Lease]:
+    """Return the leases on the window's servers, by id."""
+    states = (cluster.by_name[name] for name in window.servers if name in cluster.by_name)
+    found = {lease_id: lease for state in states for lease_id, lease in state.leases.items()}
+    return [lease for _, lease in sorted(found.items())]
+
+
+@contextmanager
+def closed_for(
+    cluster: ClusterState, request: Request, order: QueueDiscipline | None, now: float
+) -> Iterator[None]:
+    """Close, inside, the servers whose windows the request would cross if it started now."""
+    order = order or fifo
+    closed: dict[str, ClosedByWindow] = {}
+    for window in cluster.windows:
+        length_s = horizon_s(cluster, request, window, order.runtime_of, order.maintenance_guard_s)
+        if found := window.crossed(now, length_s):
+            for name in window.servers:
+                closed.setdefault(name, ClosedByWindow(name, found[0], window.in_words(*found)))
+    if not closed:
+        yield
+        return
+    with cluster.trial():
+        for drained in closed.values():
+            cluster.suppose_closed(drained)
+        yield
+
+
+def place_now(
+    cluster: ClusterState, request: Request, policy: Policy, order: QueueDiscipline | None, now: float
+) -> Members | None:
+    """Return the placements of all members outside of the windows they would cross, as `select_members`."""
+    if not cluster.windows:
+        return select_members(cluster, request, policy)
+    with closed_for(cluster, request, order, now):
+        return select_members(cluster, request, policy)
