@@ -30,7 +30,7 @@ def maintenance() -> None:
 @json_option
 @click.pass_obj
 @exit_codes
-def add(target: Target, servers: tuple[str, ...], dry_run: bool, as_json: bool, **window: Any) -> None:
+def add(target: Target, /, servers: tuple[str, ...], dry_run: bool, as_json: bool, **window: Any) -> None:
     """Add a window in which the servers take no leases, and which no job runs into."""
     from resource_manager.manager.maintenance import WindowForm
 
