@@ -223,6 +223,23 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 
 @main.command()
 @click.argument("task_id")
+@click.option(
+    "--for",
+    "by",
+    default="",
+    help="Pending request that gets what it held; default: the first that waits for it.",
+)
+@json_option
+@click.pass_obj
+@exit_codes
+def preempt(target: Target, task_id: str, by: str, as_json: bool) -> None:
+    """Take a lease for a pending request: its job saves what it did, then waits again."""
+    taken = target.manager.preempt(task_id, by=by)
+    print_json(taken) if as_json else click.echo(f"{task_id} is preempted for {taken['preempted_by']}")
+
+
+@main.command()
+@click.argument("task_id")
 @click.option("--reason", default="", help="Reason for the history.")
 @json_option
 @click.pass_obj

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from resource_manager.core.changes import Change, Granted, MaintenanceChanged, Queued, Renewed
+from resource_manager.core.changes import Change, Granted, MaintenanceChanged, Preempting, Queued, Renewed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import Refusal, RefusalKind
@@ -70,7 +70,7 @@ def of_renewal(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatab
     """Repeat with the lease as it is, or `AlreadyDoneError` if it has ended."""
 
     def token(changes: Sequence[Change]) -> int:
-        return next(change.fencing_token for change in changes if isinstance(change, Renewed))
+        return next(change.fencing_token for change in changes if isinstance(change, Renewed | Preempting))
 
     def answer(cluster: ClusterState, now: float, fencing_token: int) -> T:
         return view(cluster, _live(cluster, lease_id, fencing_token))

@@ -179,6 +179,11 @@ class ServiceClient:
         body = {"task_id": lease_id, "fencing_token": fencing_token, "checkpoint_at": checkpoint_at}
         return cast("Allocation", self._post("/api/renew", body))
 
+    def preempt(self, lease_id: str, *, by: str = "", fencing_token: int | None = None) -> Allocation:
+        """Take a lease for a pending request, as an operator; see `GPUResourceManager.preempt`."""
+        body = {"task_id": lease_id, "by": by, "fencing_token": fencing_token}
+        return cast("Allocation", self._post("/api/preempt", body))
+
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
         return self._found("/api/cancel", {"task_id": lease_id, "sequence": sequence, "reason": reason})

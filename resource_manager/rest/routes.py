@@ -52,6 +52,7 @@ from resource_manager.rest.schemas import (
     OpenGpuBody,
     Page,
     PageQuery,
+    PreemptBody,
     ReleaseBody,
     RenewBody,
     ReportAnswer,
@@ -182,6 +183,20 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
         checkpoint_at=body.checkpoint_at,
         once=once,
     )
+
+
+@routes.add(
+    "POST",
+    "/api/preempt",
+    Role.OPERATOR,
+    "Preempt a lease for a pending request: its job has its grace to save what it did, then waits again",
+    body=PreemptBody,
+    answer=Allocation,
+    failures=(404,),
+    tags=("leases",),
+)
+def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Any:
+    return service.manager.preempt(body.task_id, by=body.by, fencing_token=body.fencing_token, once=once)
 
 
 @routes.add(

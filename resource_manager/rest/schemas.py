@@ -66,6 +66,15 @@ class RenewBody(LeaseBody):
     )
 
 
+class PreemptBody(LeaseBody):
+    """`POST /api/preempt`."""
+
+    by: Annotated[str, Field(max_length=1000)] = Field(
+        default="",
+        description="Pending request that gets what becomes free; omitted: the first that waits for it.",
+    )
+
+
 class ReleaseBody(LeaseBody):
     """`POST /api/release`."""
 

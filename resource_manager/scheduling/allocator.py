@@ -38,6 +38,7 @@ from resource_manager.scheduling.preemption import (
     arrival_of,
     held_back,
     overdue,
+    preemption_of,
     preemptions,
     preemptors_of,
     requeued,
@@ -198,6 +199,21 @@ def renew(
         ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now)
     saved = [at for at in (lease.checkpoint_at, checkpoint_at) if at is not None]
     return [Renewed(lease_id, lease.fencing_token, now, ends_at, max(saved, default=None))]
+
+
+def preempt(
+    cluster: ClusterState,
+    lease_id: str,
+    policy: Policy,
+    order: QueueDiscipline,
+    now: float,
+    *,
+    fencing_token: int | None = None,
+    by: str = "",
+) -> list[Change]:
+    """Return the preemption of a lease for a pending request; raises as `preemption_of` and `release`."""
+    lease = _require_lease(cluster, lease_id, fencing_token, None)
+    return [preemption_of(cluster, lease, policy, order, now, by)]
 
 
 def _require_lease(

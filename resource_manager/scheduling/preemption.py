@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.refusal import Refusal, RefusalKind, short
+from resource_manager.errors import InvalidRequestError
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.victims import arrived_at, find_victims, place_of
@@ -74,6 +75,40 @@ def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusa
 
 
 # ---- the changes that it takes ----
+
+
+def preemption_of(
+    cluster: ClusterState, lease: Lease, policy: Policy, order: QueueDiscipline, now: float, by: str = ""
+) -> Preempting:
+    """Return the preemption of one lease that a person decides on, for the pending request `by`.
+
+    Without `by` it is for the first in the queue that waits for what this lease holds. Rules of teams do not
+    matter, but `preemptible` does. Raises `InvalidRequestError` if it must not, or need not, be preempted.
+    """
+    lease_id = lease.lease_id
+    if lease.preempted_by:
+        raise InvalidRequestError(f"{lease_id} is being preempted for {lease.preempted_by} already")
+    if not lease.request.preemptible:
+        raise InvalidRequestError(f"{lease_id} is not preemptible, as it asked: stop its job instead")
+    if by and by not in cluster.pending:
+        raise InvalidRequestError(f"by must be a pending request, got {by!r}", field="by")
+    with cluster.trial():
+        served = _plan(cluster, policy, order, now)
+        queue = [cluster.pending[by]] if by else order.starting(cluster, now)
+        stuck = [
+            pending
+            for pending in queue
+            if pending.request.lease_id not in served
+            and place_of(cluster, pending, policy, order, now) is None
+        ]
+        cluster.suppose_ended(lease)
+        for pending in stuck[:MAX_SEARCHES]:
+            if place_of(cluster, pending, policy, order, now) is not None:
+                until = now + lease.request.preempt_grace_s
+                return Preempting(lease_id, lease.fencing_token, pending.request.lease_id, until, now)
+    if by:
+        raise InvalidRequestError(f"{by} would not start if {lease_id} ended, or need not wait for it")
+    raise InvalidRequestError(f"nobody waits for what {lease_id} holds: stop its job instead")
 
 
 def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> list[Change]:

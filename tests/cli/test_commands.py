@@ -55,6 +55,15 @@ def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
     assert run("release", "t1").exit_code == 1
 
 
+def test_a_lease_is_preempted_for_a_pending_request(run: Run) -> None:
+    assert run("submit", "held", "--gpus", "8", "--server", "0").exit_code == 0
+    refused = run("preempt", "held")
+    assert (refused.exit_code, "nobody waits for what held holds" in refused.stderr) == (2, True)
+    run("submit", "waits", "--gpus", "8", "--server", "0")
+    assert run("preempt", "held", "--for", "waits").stdout == "held is preempted for waits\n"
+    assert parsed(run("leases", "--json"))[0]["preempted_by"] == "waits"
+
+
 def test_a_pending_request_is_shown_explained_and_cancelled(run: Run) -> None:
     for i in range(4):
         assert parsed(run("submit", f"t{i}", "--gpus", "8", "--cpus", "8", "--json"))["state"] == "RUNNING"

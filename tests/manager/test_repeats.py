@@ -54,10 +54,11 @@ def manager(store: Mortal) -> GPUResourceManager:
         (lambda m, key: m.release("held", once=key), ReleaseResult.RELEASED),
         (lambda m, key: m.cancel("waits", once=key), True),
         (lambda m, key: m.renew("held", once=key)["task_id"], "held"),
+        (lambda m, key: m.preempt("held", once=key)["preempted_by"], "waits"),
         (lambda m, key: m.drain(1, once=key)["drained"], True),
         (lambda m, key: m.try_allocate_batch([{"task_id": "x", "gpus": 2}], once=key)[0]["task_id"], "x"),
     ],
-    ids=["allocate", "submit", "queue", "release", "cancel", "renew", "drain", "batch"],
+    ids=["allocate", "submit", "queue", "release", "cancel", "renew", "preempt", "drain", "batch"],
 )
 def test_killed_between_commit_and_answer_it_acts_once(
     manager: GPUResourceManager,
@@ -67,7 +68,7 @@ def test_killed_between_commit_and_answer_it_acts_once(
     answer: object,
 ) -> None:
     manager.allocate("held", 2, server=0)
-    if answer is True:  # it would stand before the others
+    if answer in (True, "waits"):  # it would stand before the others
         manager.submit("waits", 8, server=0)
     before = len(store.history())
     store.deaths = 1

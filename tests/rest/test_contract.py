@@ -23,6 +23,7 @@ CHANGES = (
     "/api/submit",
     "/api/release",
     "/api/renew",
+    "/api/preempt",
     "/api/cancel",
     "/api/servers/0/drain",
     "/api/servers/0/adopt",

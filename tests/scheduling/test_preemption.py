@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
 from resource_manager.core.teams import Team, Teams
+from resource_manager.errors import InvalidRequestError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption import restarts_of, would_preempt
@@ -317,3 +318,53 @@ def test_a_placement_in_the_trial_is_not_left_behind() -> None:
     (victim,) = shared.preempting()
     assert shared.state.by_name["a"].leases.keys() | shared.state.by_name["b"].leases.keys() == {"x", "y"}
     assert shared.state.leases[victim].members == (Placement("ab"["xy".index(victim)], (0, 1)),)
+
+
+def by_hand(shared: Shared, lease_id: str, by: str = "") -> str:
+    """Preempt a lease and return the request for which it ends."""
+    [change] = shared.do(allocator.preempt(shared.state, lease_id, first_fit, fifo, shared.now, by=by))
+    assert isinstance(change, Preempting)
+    return change.by
+
+
+def test_by_hand_a_lease_ends_for_the_first_that_waits_for_it() -> None:
+    shared = Shared(Team("nlp", 4))
+    shared.submit("x", 2, team="nlp")
+    shared.submit("y", 2, team="nlp")
+    shared.submit("large", 4, team="nlp")  # one lease's end is not enough
+    for name in ("first", "second"):
+        shared.submit(name, 2, team="nlp")
+    assert by_hand(shared, "x") == "first"
+    assert by_hand(shared, "y", "second") == "second"
+    ended = shared.release("x")
+    assert [type(change) for change in ended] == [Released, Queued, Granted]
+    assert set(shared.state.leases) == {"y", "first"}
+
+
+@pytest.mark.parametrize(
+    ("lease_id", "by", "why"),
+    [
+        ("x", "", "nobody waits for what x holds: stop its job instead"),
+        ("x", "large", "large would not start if x ended, or need not wait for it"),
+        ("x", "gone", "by must be a pending request, got 'gone'"),
+        ("fixed", "", "fixed is not preemptible, as it asked: stop its job instead"),
+    ],
+)
+def test_by_hand_nobody_is_taken_in_vain(lease_id: str, by: str, why: str) -> None:
+    shared = Shared(Team("nlp", 4))
+    shared.submit("x", 2, team="nlp")
+    shared.submit("fixed", 2, team="nlp", preemptible=False)
+    shared.submit("large", 4, team="nlp")
+    before = dict(shared.state.leases), dict(shared.state.pending), shared.state.version
+    with pytest.raises(InvalidRequestError, match=why):
+        by_hand(shared, lease_id, by)
+    assert (shared.state.leases, shared.state.pending, shared.state.version) == before
+
+
+def test_by_hand_a_lease_is_taken_once() -> None:
+    shared = Shared(Team("nlp", 4))
+    shared.submit("x", 4, team="nlp")
+    shared.submit("next", 4, team="nlp")
+    by_hand(shared, "x")
+    with pytest.raises(InvalidRequestError, match="x is being preempted for next already"):
+        by_hand(shared, "x")

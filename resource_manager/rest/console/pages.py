@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from resource_manager.agent.use import KeptReport, kept_reports, use_of
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError, StoreError
+from resource_manager.manager import serializers
 from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.manager.report import ReportQuery
 from resource_manager.rest import auth
@@ -31,6 +32,7 @@ from resource_manager.rest.schemas import (
     ExplainQuery,
     NoBody,
     OpenGpuBody,
+    PreemptBody,
     ReleaseBody,
 )
 from resource_manager.rest.service import Service
@@ -314,6 +316,16 @@ def act_stop(service: Service, caller: Identity) -> Any:
     if form.fencing_token is None:
         raise ProblemError(400, "fencing_token is missing")
     flask.flash(lease_page.stop_job(service, caller, form.task_id, form.fencing_token))
+    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
+
+
+@routes.add("POST", "/act/preempt", Role.OPERATOR, "Preempt a lease for who waits for it", page=True)
+def act_preempt(service: Service, caller: Identity) -> Any:
+    form = _form(TaskForm)
+    done = rest.preempt(service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token))
+    grace = serializers.duration(done["preempt_grace_s"])
+    by = done["preempted_by"]
+    flask.flash(f"{form.task_id} is preempted for {by}: its job has {grace} to save what it did.")
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 

@@ -100,3 +100,21 @@ def test_the_overview_names_what_is_wrong_and_who_waits(manager: GPUResourceMana
     assert "failed: <fan>" in text
     assert re.search(r"vision / fill-\d+</a> · 8 GPUs", text)
     assert manager.queue()[0]["reason"] in text
+
+
+def test_an_operator_preempts_a_lease_for_who_waits_for_it(
+    granted: int, manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    assert "Preempt" not in page(as_role(Role.USER, "ursula"))
+    fields = {"task_id": NAME, "fencing_token": granted}
+    olga = as_role(Role.OPERATOR, "olga")
+    status, text = form(olga, page(olga), "/act/preempt", **fields)
+    assert (status, "nobody waits for what" in text) == (400, True)
+    while manager.submit(f"late-{len(manager.leases())}", 8, 1)["state"] == "RUNNING":
+        pass
+    [waiting] = manager.queue()
+    status, text = form(olga, page(olga), "/act/preempt", **fields)
+    assert f"{NAME} is preempted for {waiting['task_id']}: its job has 60 s to save what it did." in text
+    assert ">PREEMPTING<" in text
+    assert manager.status_of(NAME)["preempted_by"] == waiting["task_id"]  # type: ignore[index,typeddict-item]
+    assert "Preempt…" not in page(olga)
