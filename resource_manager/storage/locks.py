@@ -19,8 +19,11 @@ LOCK_TTL_S = 10.0
 class Lock(Protocol):
     """One claim on a lock, for one acquirer and one thread at a time.
 
-    `token` identifies this claim; it is valid only between `acquire` and `release`.
+    `token` identifies this claim; it is valid only between `acquire` and `release`. `waited` tells whether
+    another held the lock when it was asked for.
     """
+
+    waited: bool
 
     @property
     def token(self) -> str: ...
@@ -54,9 +57,10 @@ class ThreadMutex:
 class ThreadLock:
     """A first come, first served lock between the threads of one process."""
 
-    __slots__ = ("_acquisition", "_handoff", "_mutex")
+    __slots__ = ("_acquisition", "_handoff", "_mutex", "waited")
 
     def __init__(self, mutex: ThreadMutex) -> None:
+        self.waited = False
         self._mutex = mutex
         self._acquisition = 0
         self._handoff = threading.Semaphore(0)
@@ -70,7 +74,8 @@ class ThreadLock:
         with mutex.guard:
             if mutex.holder is self or self in mutex.waiters:
                 raise LockError("this lock object is in use already; create one for each acquirer")
-            if mutex.holder is None:
+            self.waited = mutex.holder is not None
+            if not self.waited:
                 mutex.give_to(self)
                 return True
             mutex.waiters.append(self)
@@ -121,6 +126,7 @@ class TimedLock(ABC):
     """
 
     def __init__(self, life_s: float) -> None:
+        self.waited = False
         self._life_s = life_s
         self._token: str | None = None
         self._alive_since = 0.0

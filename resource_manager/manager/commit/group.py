@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -39,10 +38,11 @@ class Repeatable(Generic[T]):
 class Operation(Generic[T]):
     """One caller's step, its changes, and the answer that its reader gave on the state right after them.
 
-    `stored` is what the store had under its idempotency key, if the change had been made before.
+    `stored` is what the store had under its idempotency key, if the change had been made before. `turn` wakes
+    the caller, who sleeps on it; `gone` tells that the caller is not there any more.
     """
 
-    __slots__ = ("answer", "changes", "done", "error", "once", "reader", "step", "stored")
+    __slots__ = ("answer", "changes", "done", "error", "gone", "once", "reader", "step", "stored", "turn")
 
     def __init__(self, step: Step, reader: Reader[T], once: Repeatable[T] | None = None) -> None:
         self.step = step
@@ -53,6 +53,8 @@ class Operation(Generic[T]):
         self.answer: T | None = None
         self.error: Exception | None = None
         self.done = False
+        self.gone = False
+        self.turn: threading.Lock | None = None
 
     def decide(self, cluster: ClusterState, now: float) -> None:
         """Call the step; its error is the caller's, not the group's."""
@@ -81,15 +83,20 @@ class Operation(Generic[T]):
 
 
 class Groups:
-    """The operations that arrived, and the mutex that makes one thread the leader of all of them.
+    """The operations that arrived, and the mutex of the thread that leads: it carries out all of them.
 
-    `lead` carries a group out: it marks each operation done, with its answer or error.
+    `lead` carries a group out: it marks each operation done, with its answer or error. The first to arrive
+    leads; the others sleep until their operation is done, or until it is their turn to lead.
     """
 
     def __init__(self, lead: Callable[[list[Operation[Any]], float], None]) -> None:
         self.mutex = threading.Lock()
         self._lead = lead
+        self._guard = threading.Lock()
         self._arrived: deque[Operation[Any]] = deque()
+        self._leader: Operation[Any] | None = None
+        self._group: list[Operation[Any]] = []
+        self._is_open = False
 
     def carry_out(self, operation: Operation[T], timeout_s: float, *, exclusive: bool = False) -> None:
         """Return when the operation is done, by this thread or another; raises `LockTimeoutError`.
@@ -99,40 +106,75 @@ class Groups:
         deadline = time.monotonic() + timeout_s
         try:
             if not exclusive:
-                self._arrived.append(operation)
-            if not self.mutex.acquire(timeout=timeout_s):
-                try:
-                    self._arrived.remove(operation)
-                except ValueError:
-                    self.mutex.acquire()  # another thread is deciding this operation: its answer counts
-                else:
-                    raise LockTimeoutError(timeout_s)
+                self._arrive(operation)
+                if operation.turn and not operation.turn.acquire(timeout=timeout_s):
+                    if self._leave(operation):
+                        raise LockTimeoutError(timeout_s)
+                    operation.turn.acquire()  # another thread is deciding this operation: its answer counts
+                if operation.done:
+                    return
+            if not self.mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+                raise LockTimeoutError(timeout_s)
             try:
-                if not operation.done:
-                    self._carry_out_group(operation, [operation] if exclusive else self._take(), deadline)
+                self._carry_out_group(operation, exclusive, deadline)
             finally:
                 self.mutex.release()
-        except BaseException:
-            # This thread is being stopped: without a caller, no other thread may carry out its operation.
-            with suppress(ValueError):
+        finally:
+            # Also if this thread is being stopped: without a caller, nobody may carry out its operation.
+            operation.gone = True
+            self._leave(operation)
+
+    def newcomers(self) -> list[Operation[Any]]:
+        """Take what has arrived meanwhile into the group that is carried out, unless it is exclusive.
+
+        A leader that had to wait for the store's lock decides for all who came during the wait.
+        """
+        with self._guard:
+            came = list(self._arrived) if self._is_open else []
+            self._group += came
+            if came:
+                self._arrived.clear()
+        return came
+
+    def _arrive(self, operation: Operation[Any]) -> None:
+        with self._guard:
+            self._arrived.append(operation)
+            if self._leader is None:
+                self._leader = operation
+            else:
+                operation.turn = threading.Lock()
+                operation.turn.acquire()
+
+    def _leave(self, operation: Operation[Any]) -> bool:
+        """Return whether nobody had taken the operation; if its thread leads, the next one does."""
+        with self._guard:
+            try:
                 self._arrived.remove(operation)
-            raise
+                was_waiting = True
+            except ValueError:
+                was_waiting = False
+            if self._leader is operation:
+                self._leader = self._arrived[0] if self._arrived else None
+                if self._leader is not None and self._leader.turn is not None:
+                    self._leader.turn.release()
+        return was_waiting
 
-    def _take(self) -> list[Operation[Any]]:
-        group = []
-        while self._arrived:
-            group.append(self._arrived.popleft())
-        return group
-
-    def _carry_out_group(self, mine: Operation[Any], group: list[Operation[Any]], deadline: float) -> None:
+    def _carry_out_group(self, mine: Operation[Any], exclusive: bool, deadline: float) -> None:
+        self._group, self._is_open = [mine] if exclusive else [], not exclusive
+        self.newcomers()
         try:
-            self._lead(group, deadline)
+            self._lead(list(self._group), deadline)
         except Exception as error:
-            for operation in group:
+            for operation in self._group:
                 if not operation.done:
                     operation.fail(error)
         except BaseException:
             # This thread is being stopped; the others' operations were not carried out: they come again.
-            left = [operation for operation in group if operation is not mine and not operation.done]
-            self._arrived.extendleft(reversed(left))
+            with self._guard:
+                left = [operation for operation in self._group if not operation.done and not operation.gone]
+                self._arrived.extendleft(operation for operation in reversed(left) if operation is not mine)
             raise
+        finally:
+            for operation in self._group:
+                if operation.done and operation is not mine and operation.turn is not None:
+                    operation.turn.release()

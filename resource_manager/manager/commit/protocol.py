@@ -74,6 +74,7 @@ class Transactions:
         self._recovery = Recovery(store)
         self._replica = Replica(store, first_state)
         self._groups = Groups(self._lead)
+        self._contended = False
 
     # ---- used by steps ----
 
@@ -181,13 +182,14 @@ class Transactions:
                         part[0].fail(error)
 
     def _commit_group(self, group: list[Operation[Any]], deadline: float) -> None:
-        conflicts = 0
+        conflicts = TRIES_WITHOUT_LOCK if self._contended else 0
         while True:
             try:
                 if conflicts < TRIES_WITHOUT_LOCK:
                     return self._attempt(group, None)
                 with self._locked(deadline) as lock:
                     self._replica.refresh()
+                    group += self._groups.newcomers()
                     return self._attempt(group, lock.token)
             except StateUnconfirmedError as error:
                 self._recovery.begin(error)
@@ -197,7 +199,7 @@ class Transactions:
                         operation.stored = error.stored
                         operation.changes = []
                         operation.done = True
-                group = [operation for operation in group if not operation.done]
+                group[:] = [operation for operation in group if not operation.done]
                 if not group:
                     return None
             except StaleStateError as error:
@@ -283,6 +285,7 @@ class Transactions:
         lock = self.store.lock()
         if not lock.acquire(max(deadline - started, 0.0)):
             raise LockTimeoutError(self._lock_timeout_s)
+        self._contended = lock.waited
         self._measured("lock_wait_s", time.monotonic() - started)
         try:
             yield lock

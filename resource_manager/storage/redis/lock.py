@@ -37,6 +37,7 @@ class RedisLock(TimedLock):
         try:
             since = time.monotonic()
             is_held, ttl_ms = self._step("acquire", token)
+            self.waited = not is_held
             while not is_held:
                 wait_s = min(deadline - time.monotonic(), WAIT_S)
                 if wait_s <= 0:
