@@ -300,6 +300,19 @@ BUGS += [
          "return self.usual_policy"),
         ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy",
          "return nothing_fits"),
+        ("group += self._groups.newcomers()", "self._groups.newcomers()"),
+        ("group += self._groups.newcomers()", "pass"),
+        ("self._contended = lock.waited", "pass"),
+    ),
+    *of_python(
+        "manager/commit/group",
+        ("tests/manager/commit/test_protocol.py",),
+        ("if self._is_open else []", ""),
+        ("                if operation.done:\n                    return\n", ""),
+        ("if operation.done and operation is not mine and operation.turn is not None:", "if False:"),
+        ("self._leader = self._arrived[0] if self._arrived else None", "self._leader = None"),
+        ("self._leader.turn.release()", "pass"),
+        ("self._arrived.extendleft(reversed(left))", "pass"),
     ),
 ]  # fmt: skip
 

@@ -172,7 +172,7 @@ class Groups:
             # This thread is being stopped; the others' operations were not carried out: they come again.
             with self._guard:
                 left = [operation for operation in self._group if not operation.done and not operation.gone]
-                self._arrived.extendleft(operation for operation in reversed(left) if operation is not mine)
+                self._arrived.extendleft(reversed(left))
             raise
         finally:
             for operation in self._group:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from resource_manager.errors import (
     StaleStateError,
     StateUnconfirmedError,
 )
+from resource_manager.manager.commit import group
 from resource_manager.manager.commit.group import Step
 from resource_manager.manager.commit.protocol import TRIES_WITHOUT_LOCK, Transactions
 from resource_manager.manager.inventory_file import default_inventory
@@ -233,6 +235,19 @@ class TestConflicts:
         assert notes.of("commit_conflicts") == [1]
         assert len(notes.of("lock_wait_s")) == 1
 
+    def test_who_waited_for_the_lock_begins_with_it_the_next_time(
+        self, state: Transactions, store: WatchedStore, notes: Notes
+    ) -> None:
+        grant(state, "a")
+        lock = store.lock()
+        assert lock.acquire(0)
+        with after(0.05, lock.release):
+            grant(state, "b")
+        assert grant(state, "c") == {"a", "b", "c"}
+        assert grant(state, "d") == {"a", "b", "c", "d"}
+        assert notes.of("commit_conflicts") == [1], "of b alone"
+        assert len(notes.of("lock_wait_s")) == 2, "of b and c; c found the lock free"
+
     def test_the_wait_for_the_lock_ends_at_its_timeout(self, store: WatchedStore) -> None:
         state = on(store, lock_timeout_s=0.05)
         grant(state, "a")
@@ -367,6 +382,54 @@ class TestThreadsOfOneProcess:
         assert store.commits == [["Granted"], ["Granted", "Granted"]]
         assert meanwhile.granted == {"a", "b", "c"}
 
+    def test_a_caller_returns_while_the_next_group_is_carried_out(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        second, third = Pause(), Pause()
+        with Meanwhile(state, store) as meanwhile:
+            store.before_commit = [second, third]
+            meanwhile.comes("b")
+            meanwhile.comes("c")
+            meanwhile.goes_on()
+            second.reached()
+            meanwhile.comes("d")
+            second.ends()
+            third.reached()
+            meanwhile.ended("b")
+            meanwhile.ended("c")
+            assert meanwhile.granted == {"a", "b", "c"}
+            third.ends()
+        assert meanwhile.granted == {"a", "b", "c", "d"}
+
+    def test_who_comes_during_the_wait_for_the_lock_is_in_the_commit(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        lock = store.lock()
+        assert lock.acquire(0)
+        with Meanwhile(state, store) as meanwhile:
+            waiting = meanwhile.waits_for_the_lock()
+            meanwhile.goes_on()
+            waiting.wait(10)
+            meanwhile.comes("b")
+            meanwhile.comes("c", GPUS)
+            lock.release()
+        assert store.commits == [["Granted", "Granted"]]
+        assert meanwhile.granted == {"a", "b"}
+
+    def test_nobody_joins_an_operation_that_runs_alone(
+        self, state: Transactions, store: WatchedStore
+    ) -> None:
+        lock = store.lock()
+        assert lock.acquire(0)
+        with Meanwhile(state, store, exclusive=True) as meanwhile:
+            waiting = meanwhile.waits_for_the_lock()
+            meanwhile.goes_on()
+            waiting.wait(10)
+            meanwhile.comes("b")
+            lock.release()
+        assert store.commits == [["Granted"], ["Granted"]]
+        assert meanwhile.granted == {"a", "b"}
+
     def test_later_ones_decide_on_top_of_earlier_ones(self, state: Transactions, store: WatchedStore) -> None:
         with Meanwhile(state, store) as meanwhile:
             meanwhile.comes("b", GPUS - 1)
@@ -437,6 +500,25 @@ class TestThreadsOfOneProcess:
                 grant(state, "a")
         assert grant(state, "b") == {"b"}
 
+    def test_a_caller_stopped_behind_another_has_no_effect(
+        self, state: Transactions, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Stopped:
+            def acquire(self, timeout: float = -1) -> bool:
+                if timeout >= 0:
+                    raise KeyboardInterrupt
+                return True
+
+        with Meanwhile(state, store) as meanwhile:
+            with monkeypatch.context() as patch:
+                patch.setattr(group, "threading", SimpleNamespace(Lock=Stopped))
+                meanwhile.comes("b")
+                meanwhile.ended("b")
+            meanwhile.comes("c")
+        assert meanwhile.errors["b"].args == ("stopped",)
+        assert meanwhile.granted == {"a", "c"}
+        assert grant(state, "d") == {"a", "c", "d"}
+
     def test_a_replica_interrupted_in_a_change_is_not_used_again(self, state: Transactions) -> None:
         def stop(cluster: ClusterState, now: float) -> list[Change]:
             cluster.leases.clear()
@@ -467,20 +549,55 @@ class after:
         self._timer.join()
 
 
+class Pause:
+    """A function that says when it is called, and returns when it may."""
+
+    def __init__(self) -> None:
+        self._called = threading.Event()
+        self._goes_on = threading.Event()
+
+    def __call__(self) -> None:
+        self._called.set()
+        self._goes_on.wait(30)
+
+    def reached(self) -> None:
+        assert self._called.wait(10)
+
+    def ends(self) -> None:
+        self._goes_on.set()
+
+
 class Meanwhile:
     """Callers that arrive, in that order, during the commit of the first one (task `a`)."""
 
-    def __init__(self, state: Transactions, store: WatchedStore) -> None:
+    def __init__(self, state: Transactions, store: WatchedStore, *, exclusive: bool = False) -> None:
         self._state = state
         self._store = store
+        self._exclusive = exclusive
         self._threads: dict[str, threading.Thread] = {}
-        self._goes_on = threading.Event()
+        self._first = Pause()
         self.leases: dict[str, set[str]] = {}
         self.errors: dict[str, Exception] = {}
 
     @property
     def granted(self) -> set[str]:
         return {task_id for task_id, leases in self.leases.items() if task_id in leases}
+
+    def goes_on(self) -> None:
+        """End the commit of the first caller."""
+        self._first.ends()
+
+    def waits_for_the_lock(self) -> threading.Event:
+        """Return what is set once somebody has asked for the lock."""
+        asked = threading.Event()
+        lock_of = self._store.lock
+
+        def lock() -> Lock:
+            asked.set()
+            return lock_of()
+
+        self._store.lock = lock  # type: ignore[method-assign]
+        return asked
 
     def comes(self, task_id: str, gpus: int = 1) -> None:
         self._start(task_id, granting(self._state, task_id, gpus))
@@ -493,24 +610,24 @@ class Meanwhile:
 
     def ended(self, task_id: str) -> None:
         self._threads[task_id].join(10)
+        assert not self._threads[task_id].is_alive()
 
     def __enter__(self) -> Meanwhile:
-        in_commit = threading.Event()
-        self._store.before_commit = [lambda: (in_commit.set(), self._goes_on.wait(10))]
-        self._start("a", granting(self._state, "a"), waits=False)
-        assert in_commit.wait(10)
+        self._store.before_commit = [self._first]
+        self._start("a", granting(self._state, "a"), waits=False, exclusive=self._exclusive)
+        self._first.reached()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._goes_on.set()
+        self.goes_on()
         for thread in self._threads.values():
             thread.join(10)
             assert not thread.is_alive()
 
-    def _start(self, task_id: str, step: Step, *, waits: bool = True) -> None:
+    def _start(self, task_id: str, step: Step, *, waits: bool = True, exclusive: bool = False) -> None:
         def call() -> None:
             try:
-                self.leases[task_id] = self._state.run(step, holders)
+                self.leases[task_id] = self._state.run(step, holders, exclusive=exclusive)
             except KeyboardInterrupt:
                 self.errors[task_id] = RuntimeError("stopped")
             except Exception as error:
@@ -518,7 +635,7 @@ class Meanwhile:
 
         arrived = self._state._groups._arrived
         before = len(arrived)
-        thread = threading.Thread(target=call)
+        thread = threading.Thread(target=call, daemon=True)
         self._threads[task_id] = thread
         thread.start()
         deadline = time.monotonic() + 10

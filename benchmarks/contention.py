@@ -1,0 +1,205 @@
+"""Contention: `python -m benchmarks.contention [CASE …]`, as ratios to the pairs of one redis-py lock.
+
+Every case runs on one embedded Redis, right after the lock was measured on it. A pair is an allocate and a
+release. Printed as JSON: pairs per second, their ratio, latencies in seconds over all answers, and the mean
+of the slowest client over the mean of all.
+
+- `fit`: 100 clients in 10 processes of 10 threads, which all fit at once.
+- `scarce`: the same, six times more asked for than there is, in a closed loop; granted pairs count.
+- `many`: 1,000 clients on asyncio in 10 processes, which all fit at once.
+- `pending`: one client beside 10,000 pending requests, as a ratio to one with an empty queue.
+- `handover`: 32 clients on 16 places: from a release until the next holder knows, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from resource_manager.cli.bench.store import interleaved, lock_pair, open_manager, redis_server
+from resource_manager.manager.aio import AsyncGPUResourceManager
+from resource_manager.manager.manager import GPUResourceManager
+
+PROCESSES = 10
+SERVERS = {"fit": 4, "scarce": 4, "many": 16}
+
+
+class Client:
+    """Counts and latencies of one client."""
+
+    def __init__(self) -> None:
+        self.pairs = self.refused = self.errors = 0
+        self.latencies: list[float] = []
+
+    def pair(self, manager: GPUResourceManager, name: str, gpus: int, milli: int | None) -> None:
+        """Allocate and release once, and count what came."""
+        before = time.perf_counter()
+        granted = manager.allocate_resources(name, gpus, 1, gpu_milli=milli)
+        middle = time.perf_counter()
+        self.latencies.append(middle - before)
+        if granted is None:
+            self.refused += 1
+            return
+        self.errors += not manager.release_resources(name)
+        self.latencies.append(time.perf_counter() - middle)
+        self.pairs += 1
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "pairs": self.pairs,
+            "refused": self.refused,
+            "errors": self.errors,
+            "latencies": self.latencies,
+        }
+
+
+def threads(manager: GPUResourceManager, number: int, seconds: float, scarce: bool) -> list[Client]:
+    """Run ten clients on the threads of this process, which share one manager as in a service."""
+    clients = [Client() for _ in range(10)]
+    # 100 quarters of a GPU fit on 32 GPUs; 100 pairs of GPUs are six times what there is.
+    gpus, milli = (2, None) if scarce else (1, 250)
+
+    def loop(client: Client, name: str) -> None:
+        ends = time.perf_counter() + seconds
+        while time.perf_counter() < ends:
+            client.pair(manager, name, gpus, milli)
+
+    running = [
+        threading.Thread(target=loop, args=(client, f"client-{number}-{i}"))
+        for i, client in enumerate(clients)
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return clients
+
+
+async def coroutines(manager: AsyncGPUResourceManager, number: int, seconds: float) -> list[Client]:
+    """Run a hundred clients as coroutines of this process, each with a fortieth of a GPU."""
+    clients = [Client() for _ in range(100)]
+
+    async def loop(client: Client, name: str) -> None:
+        ends = time.perf_counter() + seconds
+        while time.perf_counter() < ends:
+            before = time.perf_counter()
+            granted = await manager.allocate_resources(name, 1, 1, gpu_milli=25)
+            middle = time.perf_counter()
+            client.latencies.append(middle - before)
+            if granted is None:
+                client.refused += 1
+                continue
+            client.errors += not await manager.release_resources(name)
+            client.latencies.append(time.perf_counter() - middle)
+            client.pairs += 1
+
+    await asyncio.gather(*(loop(client, f"client-{number}-{i}") for i, client in enumerate(clients)))
+    return clients
+
+
+def child(case: str, url: str, number: int, seconds: float) -> None:
+    """Begin when the parent says so, which it does once all are ready."""
+    manager = open_manager(url, SERVERS[case])
+    manager.get_resource_summary()
+    print(flush=True)
+    sys.stdin.readline()
+    if case == "many":
+        clients = asyncio.run(coroutines(AsyncGPUResourceManager(manager), number, seconds))
+    else:
+        clients = threads(manager, number, seconds, case == "scarce")
+    print(json.dumps([client.report() for client in clients]))
+
+
+def contended(case: str, url: str, seconds: float) -> dict[str, Any]:
+    """Run a case in `PROCESSES` processes; return its figures."""
+    open_manager(url, SERVERS[case]).reset_resources()
+    command = [sys.executable, "-m", "benchmarks.contention", "child", case, url]
+    children = [
+        subprocess.Popen(
+            [*command, str(number), str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(PROCESSES)
+    ]
+    for running in children:
+        assert running.stdout is not None
+        running.stdout.readline()
+    [lock_rate] = interleaved([lock_pair(url)], 2.0)
+    for running in children:
+        assert running.stdin is not None
+        running.stdin.write("\n")
+        running.stdin.flush()
+    clients = [client for running in children for client in json.loads(running.communicate()[0])]
+    latencies = sorted(latency for client in clients for latency in client["latencies"])
+    pairs = sum(client["pairs"] for client in clients)
+    mean = statistics.fmean(latencies)
+    return {
+        "clients": len(clients),
+        "lock_pairs_per_s": round(lock_rate),
+        "pairs_per_s": round(pairs / seconds),
+        "of_lock": round(pairs / seconds / lock_rate, 3),
+        "refused": sum(client["refused"] for client in clients),
+        "errors": sum(client["errors"] for client in clients),
+        "p50_s": round(latencies[len(latencies) // 2], 4),
+        "p99_s": round(latencies[int(len(latencies) * 0.99)], 4),
+        "max_s": round(latencies[-1], 4),
+        "slowest_client_of_mean": round(
+            max(statistics.fmean(client["latencies"]) for client in clients) / mean, 2
+        ),
+    }
+
+
+def pending(url: str, seconds: float) -> dict[str, Any]:
+    """Measure one client's pairs on a cluster with 10,000 pending requests, beside one with none."""
+
+    def pair_of(servers: int, waiting: int) -> Callable[[], object]:
+        manager = open_manager(url, servers)
+        manager.reset_resources()
+        full = [
+            {"task_id": f"holder-{i}", "required_gpus": 8, "required_cpus": 1} for i in range(servers - 1)
+        ]
+        manager.allocate_batch(full)
+        for i in range(waiting):
+            manager.submit(f"waits-{i}", 8, 60)
+
+        def pair() -> None:
+            if manager.allocate_resources("bench", 1, 1) is None or not manager.release_resources("bench"):
+                raise RuntimeError("the place that is kept for the benchmark was taken")
+
+        return pair
+
+    empty, long = interleaved([pair_of(4, 0), pair_of(5, 10_000)], 2 * seconds)
+    return {
+        "pairs_per_s_empty": round(empty),
+        "pairs_per_s_10000": round(long),
+        "ratio": round(long / empty, 3),
+    }
+
+
+@click.command()
+@click.argument("cases", nargs=-1)
+@click.option("--seconds", default=5.0, show_default=True)
+def main(cases: Sequence[str], seconds: float) -> None:
+    if cases[:1] == ("child",):
+        child(cases[1], cases[2], int(cases[3]), float(cases[4]))
+        return
+    figures: dict[str, Any] = {}
+    with redis_server(None) as url:
+        for case in cases or ("fit", "scarce", "many", "pending"):
+            figures[case] = pending(url, seconds) if case == "pending" else contended(case, url, seconds)
+            print(case, figures[case], file=sys.stderr)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    main()
