@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from resource_manager.agent.health import load_health_table
 from resource_manager.agent.lease_use import GpuSample, LeaseUse, idle_after_s, sample_gpus, sample_leases
@@ -73,7 +72,7 @@ class Record:
     def from_json(cls, text: bytes | None) -> Record | None:
         """Return the record, or None for text that is none."""
         try:
-            found = cls(**(stored := json.loads(text or b"")))
+            found = cls(**(stored := from_json(text or b"")))
             found.clean = {int(key): int(count) for key, count in stored["clean"].items()}
             found.gpus = {int(key): GpuSample(**use) for key, use in stored["gpus"].items()}
             found.leases = {int(key): LeaseUse(**use) for key, use in stored["leases"].items()}
@@ -107,38 +106,37 @@ class ReportReceiver:
         before = Record.from_json(self._store.reports.records([report.server]).get(report.server))
         check_order(report, before, now)
         clean = {} if before is None else before.clean
-        counted: dict[int, int] = {}
-
-        def judge(cluster: ClusterState, now: float) -> list[Change]:
-            nonlocal counted
-            outcome = transitions(_node(cluster, report.server), report, clean, self._rules, now)
-            counted = outcome.clean
-            return outcome.changes
-
-        if self._manager.look(judge, STATE_MAX_AGE_S):
-            for change in self._manager.commit(judge):
-                _log(change)
         interval_s = report.interval_s or DEFAULT_INTERVAL_S
-        record = Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname, counted)
+        record = Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname)
         if report.error is not None and before is not None:
             record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
-        answer = self._manager.look(
-            lambda cluster, now: self._sample(cluster, report, before, record), STATE_MAX_AGE_S
-        )
-        try:
+
+        def judge(cluster: ClusterState, now: float) -> list[Change]:
+            outcome = transitions(_node(cluster, report.server), report, clean, self._rules, now)
+            record.clean = outcome.clean
+            return outcome.changes
+
+        def read(cluster: ClusterState, now: float) -> tuple[list[Change], dict[str, Any]]:
+            changes = judge(cluster, now)
+            state = _node(cluster, report.server)
+            self._sample(state, report, before, record)
+            return changes, {} if changes else self._answer(cluster, state)
+
+        changes, answer = self._manager.look(read, STATE_MAX_AGE_S)
+        try:  # before the changes: a watched server without a record is a silent one
             self._store.reports.put(report.server, text, record.to_json(), SILENT_INTERVALS * interval_s)
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
+        if changes:
+            for change in self._manager.commit(judge):
+                _log(change)
+            answer = self._manager.look(
+                lambda cluster, now: self._answer(cluster, _node(cluster, report.server)), STATE_MAX_AGE_S
+            )
         return answer
 
-    def _sample(
-        self, cluster: ClusterState, report: Report, before: Record | None, record: Record
-    ) -> dict[str, Any]:
-        """Add to the record what the report says of the use; return what the agent should know.
-
-        Warns of leases that became idle by it.
-        """
-        state = _node(cluster, report.server)
+    def _sample(self, state: NodeState, report: Report, before: Record | None, record: Record) -> None:
+        """Add to the record what the report says of the use; warn of leases that became idle by it."""
         settings = self._manager.settings
         uses = {} if before is None else before.leases
         record.gpus = sample_gpus(state, report)
@@ -152,7 +150,6 @@ class ReportReceiver:
                 logger.warning(
                     "lease %s computes nothing on %s for %.0f s", tokens[token].lease_id, state.name, limit_s
                 )
-        return self._answer(cluster, state)
 
     def _answer(self, cluster: ClusterState, state: NodeState) -> dict[str, Any]:
         answer: dict[str, Any] = {

@@ -118,6 +118,10 @@ def read_report(text: str | bytes) -> Report:
     if len(text) > MAX_REPORT_BYTES:
         raise ReportError(f"report: {len(text):,} bytes; at most {MAX_REPORT_BYTES:,}")
     try:
+        return _without_repeats(Report.model_validate_json(text))
+    except ValidationError:  # what is said of it begins with its format
+        pass
+    try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"report: not JSON: {error}") from error
@@ -141,11 +145,14 @@ def check_report(value: Any) -> Report:
     if isinstance(gpus, list) and len(gpus) > MAX_GPUS_OF_SERVER:
         raise ReportError(f"report: {len(gpus):,} GPUs; a server has at most {MAX_GPUS_OF_SERVER:,}")
     try:
-        report = Report.model_validate(value)
+        return _without_repeats(Report.model_validate(value))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ReportError(f"report: {where}: {first['msg']}") from error
+
+
+def _without_repeats(report: Report) -> Report:
     indexes = [gpu.index for gpu in report.gpus]
     uuids = [gpu.uuid for gpu in report.gpus if gpu.uuid is not None]
     if len(set(indexes)) != len(indexes) or len(set(uuids)) != len(uuids):

@@ -217,12 +217,14 @@ def rogue_processes(state: NodeState, gpu_id: int, gpu: GpuReport) -> list[Proce
     A process of which that cannot be read is none, nor is one without a mark beside a lease whose job runs in
     any tasks of its DAG run: they carry none where nobody gave them one.
     """
+    if not gpu.processes:
+        return []
     leases = list(leases_on(state, gpu_id))
     dirty = list(state.cleaning.values())
     unmarked = any(has_unmarked_job(lease) for lease in leases)
     return [
         process
-        for process in gpu.processes or ()
+        for process in gpu.processes
         if process.lease_source != "unreadable"
         and not (process.lease_source == "none" and unmarked)
         and not any(is_of(process, lease.lease_id, lease.fencing_token) for lease in leases)

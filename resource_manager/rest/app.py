@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from urllib.parse import quote
 
 import flask
+from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 
 from resource_manager.manager.serializers import duration, usage_in_words
 from resource_manager.rest import problems, routes
@@ -22,10 +23,18 @@ logger = logging.getLogger("resource_manager.rest.access")
 COOKIE = "gpu_manager_session"
 
 
+class CookieSessions(SecureCookieSessionInterface):
+    """Sessions of Flask, without the cost of one for calls that have no cookie: most are programs."""
+
+    def open_session(self, app: flask.Flask, request: flask.Request) -> SecureCookieSession | None:
+        return super().open_session(app, request) if "Cookie" in request.headers else self.session_class()
+
+
 def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask:
     """Create the WSGI app of a service; set `secure_cookies` if it is reached by HTTPS only."""
     app = flask.Flask("resource_manager.rest", static_folder=None)
     app.secret_key = service.secret
+    app.session_interface = CookieSessions()
     app.extensions[EXTENSION] = service
     app.config.update(
         MAX_CONTENT_LENGTH=MAX_BODY_BYTES,
@@ -64,7 +73,7 @@ def _observe(app: flask.Flask, service: Service) -> None:
         flask.g.scope.callback(service.metrics.in_progress.dec)
         rule = flask.request.url_rule
         name = f"{flask.request.method} {rule.rule if rule else 'unknown'}"
-        flask.g.span = flask.g.scope.enter_context(request_span(name, dict(flask.request.headers)))
+        flask.g.span = flask.g.scope.enter_context(request_span(name, flask.request.headers))
 
     @app.after_request
     def finish(response: flask.Response) -> flask.Response:

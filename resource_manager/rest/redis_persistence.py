@@ -31,11 +31,17 @@ class TokenRedis:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._key = client.key("tokens")
+        self._read: tuple[list[bytes | str], dict[str, Token]] = ([], {})
 
     def read(self) -> dict[str, Token]:
         with self._client.reporting():
-            rows = [json.loads(value) for value in self._client.driver.hvals(self._key)]
-        return {row["token_id"]: Token.from_row(row) for row in rows}
+            values = list(self._client.driver.hvals(self._key))
+        before, found = self._read
+        if values != before:  # a thousand agents have a thousand tokens
+            rows = map(json.loads, values)
+            found = {row["token_id"]: Token.from_row(row) for row in rows}
+            self._read = (values, found)
+        return dict(found)
 
     def put(self, token: Token) -> None:
         with self._client.reporting():

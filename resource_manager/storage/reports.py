@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.redis.client import RedisClient, load_script
 
 RECORD_TTL_S = 7 * 24 * 3600.0
 """Time for which the record of a silent server's reports is kept: an older report is refused that long."""
@@ -63,11 +63,9 @@ class RedisReports:
         self._client = client
 
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
-        with self._client.reporting():
-            pipeline = self._client.driver.pipeline(transaction=False)
-            pipeline.set(self._key("report", server), report, px=max(int(1000 * ttl_s), 1))
-            pipeline.set(self._key("report-record", server), record, ex=int(RECORD_TTL_S))
-            pipeline.execute()
+        keys = (self._key("report", server), self._key("report-record", server))
+        lives_ms = (max(int(1000 * ttl_s), 1), int(1000 * RECORD_TTL_S))
+        self._client.run(load_script("put_report"), keys, (report, record, *lives_ms))
 
     def reports(self, servers: Iterable[str]) -> dict[str, bytes]:
         return self._live("report", servers)

@@ -9,9 +9,11 @@ import pytest
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.agent.receiving import ReportReceiver, note_silence
 from resource_manager.agent.reports import ReportError, read_report
+from resource_manager.core.changes import Change
 from resource_manager.core.models import Node
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import UnknownNodeError
+from resource_manager.manager.commit.group import Step
 from resource_manager.settings import Settings
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
 from tests.builders import Clock
@@ -68,6 +70,24 @@ def test_a_first_report_makes_the_server_watched_and_the_next_ones_change_nothin
     assert answer == {"server": "gpu-a", "watched": True, "cleaning": []}
     assert (service.server["watched"], service.manager.get_resource_summary()["version"]) == version
     assert service.manager.store.reports.reports(["gpu-a"]).keys() == {"gpu-a"}
+
+
+def test_a_server_that_has_just_become_watched_is_not_silent(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks for silent agents in that moment finds the record of its report."""
+    silent: list[object] = []
+    commit = service.manager.commit
+
+    def commit_and_look(step: Step) -> list[Change]:
+        made = commit(step)
+        monkeypatch.undo()
+        silent.extend(note_silence(service.manager))
+        return made
+
+    monkeypatch.setattr(service.manager, "commit", commit_and_look)
+    assert service.report(gpu(0), gpu(1))["watched"]
+    assert silent == []
 
 
 def test_reports_of_a_server_without_pinned_uuids_are_only_kept() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -21,15 +21,15 @@ try:
     from opentelemetry import propagate, trace
 except ModuleNotFoundError:
 
-    def request_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
+    def request_span(name: str, headers: Iterable[tuple[str, str]]) -> AbstractContextManager[Span]:
         """Return a span that is not recorded."""
         return contextlib.nullcontext(_NoSpan())
 
 else:
 
-    def request_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
+    def request_span(name: str, headers: Iterable[tuple[str, str]]) -> AbstractContextManager[Span]:
         """Return a server span for one request, a child of the caller's span if they sent `traceparent`."""
-        carrier = {key.lower(): value for key, value in headers.items()}
+        carrier = {key.lower(): value for key, value in headers}
         return trace.get_tracer("gpu-resource-manager").start_as_current_span(
             name, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER
         )
