@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from resource_manager.agent.receiving import Record
-from resource_manager.core.cluster import ClusterState
+from resource_manager.agent.receiving import records_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, Report, ReportQuery, load_prices
-from resource_manager.scheduling.gpu_hours import Measure
+from resource_manager.scheduling.gpu_hours import Measure, measure_of
 
 
 def accounts_of(manager: GPUResourceManager) -> Accounts:
@@ -17,25 +16,17 @@ def accounts_of(manager: GPUResourceManager) -> Accounts:
 
 
 def measures_of(manager: GPUResourceManager) -> Mapping[int, Measure]:
-    """Return what the servers measured of the leases that they run, by fencing token.
+    """Return what the servers measured so far of the leases that they run, by fencing token.
 
-    A lease of several servers has the mean of theirs. What is known is since when each computes nothing.
+    What they measured of those that have ended is in the history.
     """
-
-    def look(cluster: ClusterState, now: float) -> tuple[list[str], dict[int, float], float]:
-        granted = {lease.fencing_token: lease.granted_at for lease in cluster.leases.values()}
-        return [state.name for state in cluster.nodes if state.watched], granted, now
-
-    servers, granted, now = manager.look(look)
-    busy: dict[int, list[float]] = {}
-    for text in manager.store.reports.records(servers).values() if servers else ():
-        record = Record.from_json(text)
-        for token, use in record.leases.items() if record is not None else ():
-            age_s = now - granted.get(token, now)
-            if use.samples and age_s > 0:
-                idle_s = 0.0 if use.idle_since is None else now - use.idle_since
-                busy.setdefault(token, []).append(1 - min(max(idle_s / age_s, 0.0), 1.0))
-    return {token: Measure(sum(shares) / len(shares)) for token, shares in busy.items()}
+    servers = manager.look(lambda cluster, now: [state.name for state in cluster.nodes if state.watched])
+    found: dict[int, list[tuple[float, float | None]]] = {}
+    for record in records_of(manager.store, servers).values() if servers else ():
+        for token, use in record.leases.items():
+            if use.busy is not None:
+                found.setdefault(token, []).append((use.busy, use.energy_kwh))
+    return {token: measure_of(parts) for token, parts in found.items()}
 
 
 def report_of(manager: GPUResourceManager, query: ReportQuery) -> Report:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resource_manager.agent.reports import GpuReport, Report
 from resource_manager.agent.transitions import MAX_COMMAND, MAX_LISTED, is_of, rogue_processes
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease
+from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.node_state import NodeState
 from resource_manager.settings import Settings
+
+MJ_PER_KWH, W_S_PER_KWH = 3.6e9, 3.6e6
+"""Millijoules and watt-seconds of a kilowatt-hour."""
 
 
 @dataclass(slots=True)
 class LeaseUse:
     """Use of a server's GPUs by one lease: how many utilizations were sampled, and since when all were idle.
 
-    `idle_since` is None if the last sample was not idle.
+    `idle_since` is None if the last sample was not idle. Of `measured_s` seconds between samples all were
+    idle for `idle_s`, and `energy_kwh` was taken, None if unknown.
     """
 
     samples: int = 0
     idle_since: float | None = None
+    gpus: int = 0
+    measured_s: float = 0.0
+    idle_s: float = 0.0
+    energy_kwh: float | None = None
+
+    @property
+    def busy(self) -> float | None:
+        """The part of the measured time in which it computed, None without any."""
+        return 1 - self.idle_s / self.measured_s if self.measured_s else None
 
 
 @dataclass(slots=True)
@@ -35,6 +48,7 @@ class GpuSample:
     memory_used_mib: int | None = None
     memory_mib: int | None = None
     rogue: tuple[tuple[str, str, str], ...] = ()
+    energy_mj: int | None = None
 
 
 def sample_gpus(state: NodeState, report: Report) -> dict[int, GpuSample]:
@@ -49,6 +63,7 @@ def sample_gpus(state: NodeState, report: Report) -> dict[int, GpuSample]:
                 (str(process.pid), process.user or "", (process.command or "")[:MAX_COMMAND])
                 for process in rogue_processes(state, gpu_id, gpu)[:MAX_LISTED]
             ),
+            gpu.energy_mj,
         )
         for gpu_id, uuid in state.gpu_uuids.items()
         if (gpu := reported.get(uuid)) is not None
@@ -56,32 +71,57 @@ def sample_gpus(state: NodeState, report: Report) -> dict[int, GpuSample]:
 
 
 def sample_leases(
-    state: NodeState, report: Report, before: Mapping[int, LeaseUse], settings: Settings, now: float
+    state: NodeState,
+    report: Report,
+    before: Mapping[int, LeaseUse],
+    samples: Mapping[int, GpuSample],
+    settings: Settings,
+    now: float,
+    passed_s: float,
 ) -> dict[int, LeaseUse]:
-    """Return the use by each lease on the node, by fencing token, with the report as one more sample."""
+    """Return the use by each lease on the node, by fencing token, with the report as one more sample.
+
+    `before` and `samples` are the uses and samples of the report that came `passed_s` ago. The use by a lease
+    that has ended stays until its GPUs are clean.
+    """
     reported = {gpu.uuid: gpu for gpu in report.gpus}
-    found: dict[int, LeaseUse] = {}
+    found = {
+        entry.fencing_token: before[entry.fencing_token]
+        for entry in state.cleaning.values()
+        if entry.fencing_token in before
+    }
     for lease in state.leases.values():
-        gpus = [
-            reported.get(state.gpu_uuids.get(gpu_id))
+        gpus = {
+            gpu_id: reported.get(state.gpu_uuids.get(gpu_id))
             for member in lease.members
             if member.node == state.name
             for gpu_id in state.gpu_ids_of(member)
-        ]
-        known = [gpu for gpu in gpus if gpu is not None]
-        if known and len(known) == len(gpus):
-            use = before.get(lease.fencing_token) or LeaseUse()
-            found[lease.fencing_token] = _with_sample(use, lease, known, settings, now)
+        }
+        known = {gpu_id: gpu for gpu_id, gpu in gpus.items() if gpu is not None}
+        if not known or len(known) < len(gpus):
+            continue
+        is_idle = all(_is_idle(gpu, lease, idle_below(lease, settings)) for gpu in known.values())
+        use = before.get(lease.fencing_token)
+        after = LeaseUse(gpus=len(known)) if use is None else replace(use)
+        after.samples += sum(gpu.utilization_percent is not None for gpu in known.values())
+        after.idle_since = (now if after.idle_since is None else after.idle_since) if is_idle else None
+        if use is not None and after.samples:
+            after.measured_s += passed_s
+            after.idle_s += passed_s if use.idle_since is not None else 0.0  # a sample stands until the next
+            share = lease.request.gpu_milli / MILLI_PER_GPU
+            for gpu_id, gpu in known.items():
+                if (taken := _energy_kwh(samples.get(gpu_id), gpu, passed_s)) is not None:
+                    after.energy_kwh = (after.energy_kwh or 0.0) + share * taken
+        found[lease.fencing_token] = after
     return found
 
 
-def _with_sample(
-    use: LeaseUse, lease: Lease, gpus: list[GpuReport], settings: Settings, now: float
-) -> LeaseUse:
-    is_idle = all(_is_idle(gpu, lease, idle_below(lease, settings)) for gpu in gpus)
-    since = now if use.idle_since is None else use.idle_since
-    known = sum(gpu.utilization_percent is not None for gpu in gpus)
-    return LeaseUse(use.samples + known, since if is_idle else None)
+def _energy_kwh(before: GpuSample | None, gpu: GpuReport, passed_s: float) -> float | None:
+    """Return what a GPU took since its last sample: by its counter, else by its power now."""
+    first = None if before is None else before.energy_mj
+    if first is not None and gpu.energy_mj is not None and gpu.energy_mj >= first:
+        return (gpu.energy_mj - first) / MJ_PER_KWH
+    return None if gpu.power_w is None else gpu.power_w * passed_s / W_S_PER_KWH
 
 
 def _is_idle(gpu: GpuReport, lease: Lease, below: float) -> bool:

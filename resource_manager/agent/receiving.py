@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -16,7 +16,7 @@ from resource_manager.agent.lease_use import GpuSample, LeaseUse, idle_after_s, 
 from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
 from resource_manager.agent.transitions import Rules, transitions
-from resource_manager.core.changes import AgentLost, Change, GpuClosed
+from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.errors import StoreFullError, UnknownNodeError
 from resource_manager.manager.manager import GPUResourceManager
@@ -105,7 +105,7 @@ class ReportReceiver:
         now = self._store.now()
         before = Record.from_json(self._store.reports.records([report.server]).get(report.server))
         check_order(report, before, now)
-        clean = {} if before is None else before.clean
+        clean, uses = ({}, {}) if before is None else (before.clean, before.leases)
         interval_s = report.interval_s or DEFAULT_INTERVAL_S
         record = Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname)
         if report.error is not None and before is not None:
@@ -114,7 +114,7 @@ class ReportReceiver:
         def judge(cluster: ClusterState, now: float) -> list[Change]:
             outcome = transitions(_node(cluster, report.server), report, clean, self._rules, now)
             record.clean = outcome.clean
-            return outcome.changes
+            return [_with_use(change, uses) for change in outcome.changes]
 
         def read(cluster: ClusterState, now: float) -> tuple[list[Change], dict[str, Any]]:
             changes = judge(cluster, now)
@@ -138,11 +138,16 @@ class ReportReceiver:
     def _sample(self, state: NodeState, report: Report, before: Record | None, record: Record) -> None:
         """Add to the record what the report says of the use; warn of leases that became idle by it."""
         settings = self._manager.settings
-        uses = {} if before is None else before.leases
+        uses, samples, passed_s = {}, {}, 0.0
+        if before is not None:
+            uses, samples = before.leases, before.gpus
+            passed_s = min(record.received_at - before.received_at, SILENT_INTERVALS * before.interval_s)
         record.gpus = sample_gpus(state, report)
-        record.leases = sample_leases(state, report, uses, settings, record.received_at)
+        record.leases = sample_leases(state, report, uses, samples, settings, record.received_at, passed_s)
         tokens = {lease.fencing_token: lease for lease in state.leases.values()}
         for token, use in record.leases.items():
+            if token not in tokens:
+                continue
             limit_s = idle_after_s(tokens[token], settings)
             if use.idle_since is None or record.received_at - use.idle_since < limit_s:
                 continue
@@ -235,6 +240,14 @@ def check_order(report: Report, before: Record | None, now: float) -> None:
             f"report: of {report.hostname or 'another machine'}, but {before.hostname or 'another machine'} "
             f"reports as {report.server}: one server, one agent"
         )
+
+
+def _with_use(change: Change, uses: Mapping[int, LeaseUse]) -> Change:
+    """Return the change with what was measured of the lease, if it tells that a GPU is clean after one."""
+    if not isinstance(change, GpuCleaned) or (use := uses.get(change.fencing_token)) is None:
+        return change
+    energy_kwh = None if use.energy_kwh is None else round(use.energy_kwh / use.gpus, 6)
+    return replace(change, busy=None if use.busy is None else round(use.busy, 4), energy_kwh=energy_kwh)
 
 
 def _node(cluster: ClusterState, name: str) -> NodeState:

@@ -215,12 +215,18 @@ class GpuOpened:
 
 @dataclass(frozen=True, slots=True)
 class GpuCleaned:
-    """No process of an ended lease is left on a GPU: what the lease held there is free."""
+    """No process of an ended lease is left on a GPU: what the lease held there is free.
+
+    `busy` is the part of the measured time, from 0 to 1, in which the lease computed, `energy_kwh` what it
+    took on this GPU; None if its server did not measure them.
+    """
 
     node: str
     gpu_id: int
     fencing_token: int
     at: float
+    busy: float | None = None
+    energy_kwh: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

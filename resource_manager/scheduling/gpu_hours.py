@@ -10,6 +10,7 @@ from resource_manager.core.changes import (
     Cancelled,
     Change,
     Expired,
+    GpuCleaned,
     Granted,
     InventoryChanged,
     MembersReleased,
@@ -75,6 +76,12 @@ class Measure:
     energy_kwh: float | None = None
 
 
+def measure_of(parts: Sequence[tuple[float, float | None]]) -> Measure:
+    """Return the measure of a lease whose servers or GPUs measured these: mean of busy, sum of energy."""
+    known = [energy_kwh for _, energy_kwh in parts if energy_kwh is not None]
+    return Measure(sum(busy for busy, _ in parts) / len(parts), sum(known) if known else None)
+
+
 @dataclass(slots=True)
 class Hours:
     """GPU-hours granted and in each category, hours waited, cost by the price list, and energy.
@@ -111,6 +118,7 @@ class GpuHours:
         self.segments: list[Segment] = []
         self.waits: list[Wait] = []
         self._types = _gpu_types(before.nodes)
+        self._measured: dict[int, list[tuple[float, float | None]]] = {}
         self._live = {
             lease.fencing_token: _Live(lease, lease.granted_at, lease.quarantined)
             for lease in (*before.leases, *before.remainders)
@@ -136,8 +144,14 @@ class GpuHours:
                 self._pending[request.lease_id] = (request, change.queued_at)
             case Cancelled():
                 self._end_wait(change.lease_id, change.at)
+            case GpuCleaned(fencing_token=token, busy=busy) if busy is not None:
+                self._measured.setdefault(token, []).append((busy, change.energy_kwh))
             case InventoryChanged(nodes=nodes):
                 self._types = _gpu_types(nodes)
+
+    def measures(self) -> dict[int, Measure]:
+        """Return what the servers measured of ended leases, by fencing token."""
+        return {token: measure_of(parts) for token, parts in self._measured.items()}
 
     def until(self, now: float) -> None:
         """Count the leases and waits that go on up to now."""
@@ -226,7 +240,7 @@ def hours_by(
     `measures` are by fencing token; `prices` are an hour of a GPU by type, with `default` for all others.
     """
     found: dict[tuple[str, ...], Hours] = {}
-    measures = measures or {}
+    measures = {**hours.measures(), **(measures or {})}
     whole_s: dict[int, float] = {}
     for segment in hours.segments:
         if segment.fencing_token in measures:

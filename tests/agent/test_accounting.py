@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.accounting import report_of
+from resource_manager.agent.accounting import measures_of, report_of
 from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.agent.reports import read_report
 from resource_manager.manager.report import ReportQuery
 from resource_manager.storage.memory import MemoryStore
 from tests.agent.reporting import as_text, gpu, process, report, server
+from tests.agent.test_receiving import Service
 from tests.builders import Clock
 
 
@@ -39,3 +40,37 @@ def test_a_lease_is_idle_from_when_it_computes_nothing() -> None:
         pytest.approx(1.5),
         pytest.approx(0.5),
     )
+
+
+def test_what_was_measured_outlives_the_lease_and_its_report() -> None:
+    service = Service(server(gpus=3))
+    mine = [process(7, lease_id="t", lease_source="environment", job=None)]
+
+    def sample(used: int, wh: float, **more: object) -> None:
+        both = [gpu(0, utilization_percent=used, processes=mine, energy_mj=int(wh * 3.6e6))]
+        both += [gpu(1, processes=mine, power_w=360.0), gpu(2, utilization_percent=90, power_w=100.0)]
+        service.report(*both, **more)
+
+    service.allocate("t", 2, team="vision")
+    service.allocate("goes on", 1, team="nlp")
+    for used, wh in ((90, 70), (80, 71), (0, 73), (0, 74)):
+        sample(used, wh)
+    service.manager.release("t", outcome="SUCCESS")
+    mine.clear()
+    sample(0, 74)
+    service.clock.now += 3600  # no report is left, the other lease goes on
+    rows = report_of(service.manager, ReportQuery(by=["team"], since=7200.0))["rows"]
+    vision = next(row for row in rows if row["group"]["team"] == "vision")
+    assert vision["used"] == pytest.approx(2 * vision["idle"], rel=1e-3)
+    assert vision["used"] + vision["idle"] == pytest.approx(vision["granted"])
+    assert vision["energy_kwh"] == pytest.approx(0.004 + 3 * 360 * 10 / 3.6e6)
+
+
+def test_a_share_takes_its_part_of_the_energy_and_nothing_is_said_of_what_was_not_measured() -> None:
+    service = Service(server())
+    service.allocate("half", 1, gpu_milli=500)
+    service.allocate("dark", 1)
+    for _ in range(3):
+        service.report(gpu(0, power_w=360.0), gpu(1, utilization_percent=None))
+    measures = measures_of(service.manager)
+    assert [measure.energy_kwh for measure in measures.values()] == [pytest.approx(0.001)]

@@ -40,6 +40,7 @@ def test_top_and_console_go_by_the_settings_too(service: Service) -> None:
     service.manager.release_resources("t")
     service.report(gpu(0), gpu(1))
     assert shown_idle(service) == [(False, []), (False, [])]
+    service.report(gpu(0), gpu(1))  # the report before found its GPUs clean
     assert records_of(service.manager.store, ["gpu-a"])["gpu-a"].leases == {}
 
 

@@ -156,7 +156,7 @@ class Walk:
         if kind == 2 and state.closed_gpus:
             return allocator.open_gpu(cluster, state.name, rng.choice(sorted(state.closed_gpus)), now)
         dirty = [entry for node in cluster.nodes for entry in node.cleaning.values()]
-        return [GpuCleaned(each.node, each.gpu_id, each.fencing_token, now) for each in dirty]
+        return [GpuCleaned(each.node, each.gpu_id, each.fencing_token, now, 0.25, 1.5) for each in dirty]
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]
