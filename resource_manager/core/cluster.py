@@ -297,10 +297,7 @@ class ClusterState(NodeIndex):
                 self._allocate_member(lease, member)
                 done.append(member)
         except (CapacityError, UnknownNodeError):
-            for member in done:
-                self.by_name[member.node].leases.pop(lease.key, None)
-            for member in done:
-                self._deallocate_member(request, member)
+            self._deallocate_members(request, done, lease.key)
             raise
         if port:
             if self._undo is not None:
@@ -337,10 +334,10 @@ class ClusterState(NodeIndex):
 
     def _clean_after(self, lease: Lease, at: float) -> None:
         """Begin to clean what the lease's members held on watched nodes."""
-        for name in {member.node for member in lease.members}:
-            state = self.by_name.get(name)  # a retired node has left with its last lease
+        for member in lease.members:
+            state = self.by_name.get(member.node)  # a retired node has left with its last lease
             if state is not None and state.watched:
-                self._change_gpus(state, partial(begin_cleaning, state, lease, at))
+                self._change_gpus(state, partial(begin_cleaning, state, lease, member, at))
 
     def _members_released(self, change: MembersReleased) -> None:
         lease_id, fencing_token, ranks = change.lease_id, change.fencing_token, set(change.ranks)
@@ -388,8 +385,7 @@ class ClusterState(NodeIndex):
                 self._allocate_member(new, member, force=True)
             self._expiry_heap.push(new)
         if old is not None:
-            for member in (before - after).elements():
-                self._deallocate_member(old.request, member)
+            self._deallocate_members(old.request, (before - after).elements(), "")
 
     def _renewed(self, change: Renewed) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
@@ -572,31 +568,26 @@ class ClusterState(NodeIndex):
         self._mark_preempting(lease)
 
     def _deallocate(self, lease: Lease) -> None:
-        request, members = lease.request, lease.members
-        lease_id = request.lease_id
+        lease_id = lease.request.lease_id
         del self.leases[lease_id]
         if lease.preempted_by:
             self.preempting.discard(lease_id)
         if self.ledger is not None:
             self.ledger.remove(lease, self.by_name)
-        if len(members) == 1:
-            del self.by_name[members[0].node].leases[lease_id]
-            self._deallocate_member(request, members[0])
-            return
-        for name in {member.node for member in members}:
-            del self.by_name[name].leases[lease_id]
-        for member in members:
-            self._deallocate_member(request, member)
+        self._deallocate_members(lease.request, lease.members, lease_id)
 
-    def _deallocate_member(self, request: Request, member: Placement) -> None:
-        state = self.by_name.get(member.node)
-        if state is None:
-            return  # a retired node that left with another member of the gang
-        whole_before, milli_before = state.whole_free, state.free_milli
-        deallocate(state, request, member)
-        self._reindex(state, whole_before, milli_before)
-        if state.retired and not state.leases and self._undo is None:
-            self._index([other for other in self.nodes if other is not state])
+    def _deallocate_members(self, request: Request, members: Iterable[Placement], key: str) -> None:
+        """Deallocate members of a lease, which their nodes forget; `key` is that of the lease."""
+        for member in members:
+            state = self.by_name.get(member.node)
+            if state is None:
+                continue  # a retired node that left with another member of the gang
+            state.leases.pop(key, None)
+            whole_before, milli_before = state.whole_free, state.free_milli
+            deallocate(state, request, member)
+            self._reindex(state, whole_before, milli_before)
+            if state.retired and not state.leases and self._undo is None:
+                self._index([other for other in self.nodes if other is not state])
 
 
 def _take_over(state: NodeState, before: NodeState) -> None:

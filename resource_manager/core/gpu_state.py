@@ -59,24 +59,22 @@ def _restore(state: NodeState, before: _Before, gpu_ids: Iterable[int]) -> None:
     recount(state, gpu_ids)
 
 
-def begin_cleaning(state: NodeState, lease: Lease, at: float) -> Callable[[], None]:
-    """Take what an ended lease held on the node's GPUs out of the free capacity; return the undo function."""
+def begin_cleaning(state: NodeState, lease: Lease, member: Placement, at: float) -> Callable[[], None]:
+    """Take what an ended lease's member held on the node's GPUs out of the free capacity; return its undo."""
     before = state.cleaning
     cleaning = dict(before)
-    gpu_ids: list[int] = []
-    for member in lease.on(state.name):
-        gpu_ids += state.gpu_ids_of(member)
-        for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids or repeat(""), strict=False):
-            key = (gpu_id, lease.fencing_token)
-            other = cleaning.get(key)  # another member's part of the same GPU
-            milli = lease.request.gpu_milli + (other.milli if other else 0)
-            cleaning[key] = Cleaning(state.name, gpu_id, uuid, lease.fencing_token, milli, lease.lease_id, at)
+    gpu_ids = state.gpu_ids_of(member)
+    for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids or repeat(""), strict=False):
+        key = (gpu_id, lease.fencing_token)
+        other = cleaning.get(key)  # another member's part of the same GPU
+        milli = lease.request.gpu_milli + (other.milli if other else 0)
+        cleaning[key] = Cleaning(state.name, gpu_id, uuid, lease.fencing_token, milli, lease.lease_id, at)
     state.cleaning = cleaning
     recount(state, gpu_ids)
     return partial(_end_cleaning, state, before, gpu_ids)
 
 
-def _end_cleaning(state: NodeState, before: dict[tuple[int, int], Cleaning], gpu_ids: list[int]) -> None:
+def _end_cleaning(state: NodeState, before: dict[tuple[int, int], Cleaning], gpu_ids: Iterable[int]) -> None:
     state.cleaning = before
     recount(state, gpu_ids)
 

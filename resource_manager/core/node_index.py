@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import UnknownNodeError
 
-JOURNAL_MIN_LENGTH = 4096
+MIN_JOURNAL_LENGTH = 4096
 
 
 class NodeIndex:
@@ -40,13 +41,21 @@ class NodeIndex:
             raise UnknownNodeError(name, len(self.nodes)) from None
 
     def candidates(self, request: Request, start: int = 0) -> Iterator[NodeState]:
-        """Yield the nodes the request fits now, in inventory order from position `start`, wrapping."""
+        """Return the nodes the request fits now, in inventory order from position `start`, wrapping."""
         mask = self.candidate_mask(request)
-        if start:
-            low = mask & ((1 << start) - 1)
-            yield from self.scan(mask ^ low, request)
-            mask = low
-        yield from self.scan(mask, request)
+        low = mask & ((1 << start) - 1)
+        high = self.scan(mask ^ low, request)
+        return chain(high, self.scan(low, request)) if low else high
+
+    def identified(self, members: tuple[Placement, ...]) -> tuple[Placement, ...]:
+        """Return the placements, each with the UUIDs of its GPUs if all of them are known."""
+        if not self._has_uuids:
+            return members
+        by_name = self.by_name
+        return tuple(
+            by_name[member.node].identified(member) if member.node in by_name else member
+            for member in members
+        )
 
     def candidate_mask(self, request: Request) -> int:
         """Return a mask (bit i: node i) of the open nodes with enough free GPUs, or the required node alone.
@@ -98,6 +107,7 @@ class NodeIndex:
         self.by_name = {state.name: state for state in states}
         self.by_server_id = {state.node.server_id: state for state in states}
         self.largest = _most_of_each(states)
+        self._has_uuids = any(state.gpu_uuids for state in states)
         width = max((len(state.gpu_free) for state in states), default=0)
         masks = [bytearray((len(states) + 7) // 8) for _ in range(width + 1)]
         open_bits = bytearray((len(states) + 7) // 8)
@@ -115,22 +125,23 @@ class NodeIndex:
         # Positions may have moved, so readers of the journal must take all nodes as changed.
         self.journal_start = self.mark + 1
         self.journal = []
+        self._journal_length = max(MIN_JOURNAL_LENGTH, 8 * len(states))
 
     def _swap(self, resized: list[NodeState]) -> None:
         """Replace the nodes of the same name, number and GPUs by these."""
         for state in resized:
             self.nodes[state.index] = self.by_name[state.name] = state
             self.by_server_id[state.node.server_id] = state
-            self._touch(state.index)
+            self._reindex(state, state.whole_free, state.free_milli)
         self.largest = _most_of_each(self.nodes)
 
     def _set_open(self, state: NodeState) -> None:
         bit = 1 << state.index
         self.open_mask = self.open_mask | bit if state.is_open else self.open_mask & ~bit
-        self._touch(state.index)
+        self._reindex(state, state.whole_free, state.free_milli)
 
     def _reindex(self, state: NodeState, whole_before: int, milli_before: int) -> None:
-        """Update the bitmaps and the journal after the node's free GPUs or amounts changed."""
+        """Update the bitmaps of free GPUs and the journal after the node changed."""
         index = state.index
         whole_now, milli_now = state.whole_free, state.free_milli
         if whole_now != whole_before:
@@ -140,17 +151,9 @@ class NodeIndex:
             masks[whole_now] ^= bit
         if milli_now != milli_before and (milli_now == 0 or milli_before == 0):
             self.any_milli_mask ^= 1 << index
-        self.journal.append(index)
-        if len(self.journal) > JOURNAL_MIN_LENGTH:
-            self._cut_journal()
-
-    def _touch(self, index: int) -> None:
-        self.journal.append(index)
-        self._cut_journal()
-
-    def _cut_journal(self) -> None:
         journal = self.journal
-        if len(journal) > JOURNAL_MIN_LENGTH and len(journal) > 8 * len(self.nodes):
+        journal.append(index)
+        if len(journal) > self._journal_length:
             cut = len(journal) // 2
             del journal[:cut]
             self.journal_start += cut

@@ -210,7 +210,7 @@ def allocate(state: NodeState, request: Request, placement: Placement, *, force:
     """
     if not force:
         _check_capacity(state, request, placement)
-    gpu_ids = state.gpu_ids_of(placement)
+    gpu_ids = state.gpu_ids_of(placement) if placement.gpu_uuids else placement.gpu_ids
     if gpu_ids:
         milli = request.gpu_milli
         gpu_free, closed = state.gpu_free, state.closed_gpus
@@ -265,7 +265,7 @@ def is_rounding_error(difference: Amount, total: Amount) -> bool:
 
 def deallocate(state: NodeState, request: Request, placement: Placement) -> None:
     """Deallocate one member's amounts; its lease must have been removed from `state.leases` before."""
-    gpu_ids = state.gpu_ids_of(placement)
+    gpu_ids = state.gpu_ids_of(placement) if placement.gpu_uuids else placement.gpu_ids
     if gpu_ids:
         milli = request.gpu_milli
         gpu_free, closed = state.gpu_free, state.closed_gpus

@@ -19,7 +19,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_milli, cleaning_on
-from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Request
 from resource_manager.core.node_state import is_rounding_error
 from resource_manager.errors import (
     CapacityError,
@@ -92,7 +92,7 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
     return Granted(
         Lease(
             request,
-            tuple([_identified(cluster, member) for member in members]),
+            cluster.identified(members),
             cluster.last_fencing_token + 1,
             now,
             now + request.ttl_s if cluster.ledger is None else lease_end(cluster.ledger, request, now, now),
@@ -101,11 +101,6 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
         ),
         now,
     )
-
-
-def _identified(cluster: ClusterState, member: Placement) -> Placement:
-    node = cluster.by_name.get(member.node)
-    return member if node is None else node.identified(member)
 
 
 def enqueue(cluster: ClusterState, requests: Iterable[Request], now: float) -> list[Change]:

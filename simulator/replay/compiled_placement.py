@@ -21,7 +21,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Placement,
 from resource_manager.scheduling.policies.capacity import CPU_MILLI
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.policies.gpu_clustering import FULL_NODE_MILLI
-from resource_manager.scheduling.policies.random import DRAWS
+from resource_manager.scheduling.policies.random import MAX_DRAWS, NODES_PER_DRAW
 
 FGD, WEIGHTED_FIT, DOT_PRODUCT, GPU_PACKING, GPU_CLUSTERING, RANDOM = range(6)
 POLICIES = {
@@ -344,7 +344,7 @@ def _mix(value):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _draw_node(state, pod, pods, nodes):  # type: ignore[no-untyped-def]
     """Return the node that `random` draws among all, -1 if none of its draws fits, and the generator."""
-    for _ in range(DRAWS):
+    for _ in range(min(MAX_DRAWS, len(nodes) // NODES_PER_DRAW)):
         state = _mix(state)
         drawn = np.int64(state % np.uint64(len(nodes)))
         if _fits(pod, drawn, pods, nodes):

@@ -18,30 +18,25 @@ def data_local(env: RawEnv) -> Policy:
     The server comes first because the network is far slower than the bus of a server.
     """
 
+    server_of, nodes_of = env.cluster.server_of, env.cluster.nodes_of
+
     def policy(cluster: ClusterState, request: Request) -> Placement | None:
-        server_of, nodes_of = env.cluster.server_of, env.cluster.nodes_of
         on_node: dict[int, int] = {}
         on_server: dict[int, int] = {}
         for position, size in env.data_distribution:
             if size:
+                server = server_of[position]
                 on_node[position] = on_node.get(position, 0) + size
-        for position, size in on_node.items():
-            server = server_of[position]
-            on_server[server] = on_server.get(server, 0) + size
+                on_server[server] = on_server.get(server, 0) + size
+        if not on_server:
+            return least_loaded(cluster, request)
         leases = least_loaded.measures(cluster, request)
-        for most in sorted(set(on_server.values()), reverse=True):
-            servers = [server for server, size in on_server.items() if size == most]
-            holding = [
-                (-size, leases[position], position)
-                for position, size in on_node.items()
-                if leases[position] != inf and server_of[position] in servers
-            ]
-            if holding:
-                return Placement(cluster.nodes[min(holding)[-1]].name)
-            positions = [position for server in sorted(servers) for position in nodes_of[server]]
-            fewest = min(positions, key=leases.__getitem__)
-            if leases[fewest] != inf:
-                return Placement(cluster.nodes[fewest].name)
-        return least_loaded(cluster, request)
+        fitting = [
+            (-size, -on_node.get(position, 0), leases[position], position)
+            for server, size in on_server.items()
+            for position in nodes_of[server]
+            if leases[position] != inf
+        ]
+        return Placement(cluster.nodes[min(fitting)[-1]].name) if fitting else least_loaded(cluster, request)
 
     return policy

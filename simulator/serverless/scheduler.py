@@ -80,10 +80,9 @@ class PolicyScheduler:
     def observe(self, log: EnvLog) -> None:
         """Release the leases of the functions that ended."""
         cluster = self.decided
-        for record in log.finished_function_records:
-            lease_id = f"{record.wf_id}/{record.fn_id}"
-            fencing_token = cluster.leases[lease_id].fencing_token
-            cluster.apply(Released(lease_id, fencing_token, record.completion_time))
+        for wf_id, fn_id, _, end in log.finished_function_records:
+            lease_id = f"{wf_id}/{fn_id}"
+            cluster.apply(Released(lease_id, cluster.leases[lease_id].fencing_token, end))
 
     def _shortest_queue(self, memory_mib: int) -> Placement:
         able = [state for state in self.decided.nodes if state.node.resources["memory_mib"] >= memory_mib]

@@ -399,7 +399,7 @@ def test_outdated_ends_are_removed_only_once_most_entries_are_outdated(
 
 
 def test_the_journal_returns_the_nodes_changed_since_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_index, "JOURNAL_MIN_LENGTH", 8)
+    monkeypatch.setattr(node_index, "MIN_JOURNAL_LENGTH", 8)
     state = ClusterState(nodes("abc"))
     start = mark = state.mark
     for step in range(10):

@@ -64,7 +64,7 @@ def test_a_seed_of_the_matrix_has_failing_gpus() -> None:
 
 
 def forgets_to_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "begin_cleaning", lambda state, lease, at: lambda: None)
+    monkeypatch.setattr(cluster, "begin_cleaning", lambda state, lease, member, at: lambda: None)
 
 
 def frees_closed_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

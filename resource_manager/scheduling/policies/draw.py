@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 Below = Callable[[int], int]
 """(limit) -> a random integer from 0 to limit - 1, a new one at each call."""
@@ -18,9 +19,14 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+@cache
+def _start(seed: int) -> int:
+    return mix(seed)
+
+
 def stream(seed: int, position: int) -> Below:
     """Return a function that draws one integer below its argument at each call."""
-    state = mix(mix(seed) ^ position)
+    state = mix(_start(seed) ^ position)
 
     def below(limit: int) -> int:
         nonlocal state

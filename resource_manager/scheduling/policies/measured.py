@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Placement, Request
@@ -33,23 +33,24 @@ class Measured:
 
     def measures(self, cluster: ClusterState, request: Request) -> list[float]:
         """Return the measure of each node by position, infinite where the request does not fit."""
-        by_class: dict[object, _Kept] | None = cluster.policy_cache.get(self)
-        if by_class is None or len(by_class) > MAX_CLASSES:
-            by_class = cluster.policy_cache[self] = {}
+        by_class: dict[object, _Kept] = cluster.policy_cache.setdefault(self, {})
         kept = by_class.get(request.shape)
         if kept is None:
+            if len(by_class) >= MAX_CLASSES:
+                by_class.clear()
             kept = by_class[request.shape] = _Kept()
-        mark = cluster.mark
+        measures, mark = kept.measures, cluster.mark
         if kept.mark != mark:
             nodes, measure = cluster.nodes, self._measure
-            changed = cluster.changed_since(kept.mark)
+            changed: Iterable[int] | None = cluster.changed_since(kept.mark)
             kept.mark = mark
             if changed is None:
-                kept.measures = [math.inf] * len(nodes)
-            for index in range(len(nodes)) if changed is None else changed:
+                changed = range(len(nodes))
+                measures[:] = [math.inf] * len(nodes)
+            for index in changed:
                 node = nodes[index]
-                kept.measures[index] = measure(node, request) if node.fits(request) else math.inf
-        return kept.measures
+                measures[index] = measure(node, request) if node.fits(request) else math.inf
+        return measures
 
 
 class _Kept:
@@ -60,19 +61,3 @@ class _Kept:
     def __init__(self) -> None:
         self.mark = -1
         self.measures: list[float] = []
-
-
-_fits = Measured(lambda node, request: 0.0)
-
-
-def first_fitting(cluster: ClusterState, request: Request, start: int = 0) -> NodeState | None:
-    """Return the first node from position `start` on, wrapping, that the request fits now."""
-    if request.gpus or request.required_node is not None:  # the index of whole GPUs is faster
-        return next(cluster.candidates(request, start), None)
-    measures = _fits.measures(cluster, request)
-    for first, end in ((start, len(measures)), (0, start)):
-        try:
-            return cluster.nodes[measures.index(0.0, first, end)]
-        except ValueError:
-            continue
-    return None

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
 from resource_manager.scheduling.policies import draw
-from resource_manager.scheduling.policies.node_states import ClassFit, NodeStates
+from resource_manager.scheduling.policies.fitting import Fitting
 
-DRAWS = 16
-"""Number of draws among all nodes, before the nodes that fit are listed to draw from."""
+MAX_DRAWS = 16
+
+NODES_PER_DRAW = 64
+
+
+def draws_among(nodes: int) -> int:
+    """Return the number of draws among all nodes that cost about as much as a list of those that fit."""
+    return min(MAX_DRAWS, nodes // NODES_PER_DRAW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +50,11 @@ random = Random()
 
 
 def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int | None:
-    nodes = cluster.nodes
-    for _ in range(DRAWS if nodes else 0):
-        index = pick(len(nodes))
-        if nodes[index].fits(request):
-            return index
-    fitting = NodeStates.of(cluster, Fitting).for_class(request, Fitting).positions()
-    return fitting[pick(len(fitting))] if fitting else None
-
-
-class Fitting:
-    """Nodes that one request class fits; only nodes that changed since the last call are checked again."""
-
-    def __init__(self, states: NodeStates, request: Request) -> None:
-        self._states = states
-        self._demand = ClassFit(states, request)
-        self._positions: set[int] = set()
-        self._mark = -1
-
-    def positions(self) -> list[int]:
-        """Return the positions in ascending order; the node states must be up to date."""
-        states, fits, found = self._states, self._demand.fits, self._positions
-        since, self._mark = self._mark, states.mark
-        of_node = states.of_node
-        if since < 0:
-            free, amount = self._demand.scarce
-            found.update(
-                index
-                for index, number in enumerate(of_node)
-                if free[number] >= amount and fits(number, index)
-            )
-        else:
-            for index, changed_at in reversed(states.changed.items()):
-                if changed_at <= since:
-                    break
-                if fits(of_node[index], index):
-                    found.add(index)
-                else:
-                    found.discard(index)
-        return sorted(found)
+    count = len(cluster.nodes)
+    fitting = Fitting.of(cluster, request)
+    for _ in range(draws_among(count)):
+        position = pick(count)
+        if fitting.has(position):
+            return position
+    positions = fitting.positions()
+    return positions[pick(len(positions))] if positions else None

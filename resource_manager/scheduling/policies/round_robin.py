@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
-from resource_manager.scheduling.policies.measured import first_fitting
+from resource_manager.scheduling.policies.fitting import first_fitting
 
 
 def round_robin(cluster: ClusterState, request: Request) -> Placement | None:

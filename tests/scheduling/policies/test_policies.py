@@ -18,11 +18,11 @@ from resource_manager.scheduling.policies import POLICIES, Policy, get_policy, t
 from resource_manager.scheduling.policies.capacity import CORES
 from resource_manager.scheduling.policies.dot_product import dot_product_for
 from resource_manager.scheduling.policies.fgd import Fragmentation, TaskClass, fgd, fgd_for, logistic_score
+from resource_manager.scheduling.policies.fitting import Fitting
 from resource_manager.scheduling.policies.gpu_clustering import gpu_clustering
 from resource_manager.scheduling.policies.gpu_packing import gpu_packing
 from resource_manager.scheduling.policies.measured import Measure
-from resource_manager.scheduling.policies.node_states import NodeStates
-from resource_manager.scheduling.policies.random import Fitting, random
+from resource_manager.scheduling.policies.random import random
 from resource_manager.scheduling.policies.scoring import Scored
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
 from resource_manager.scheduling.queue_order import get_order
@@ -160,7 +160,7 @@ def test_fitting_nodes_are_listed_as_by_a_scan_of_all_nodes(script: list[tuple[s
     def last_with_room(cluster: ClusterState, request: Request) -> Placement | None:
         if request.required_node is not None:
             return None
-        listed = NodeStates.of(cluster, Fitting).for_class(request, Fitting).positions()
+        listed = Fitting.of(cluster, request).positions()
         assert listed == [node.index for node in cluster.candidates(request)]
         if not listed:
             return None

@@ -1,0 +1,86 @@
+"""Nodes that fit the requests of one class, for policies that need no score of them."""
+
+from __future__ import annotations
+
+from itertools import compress
+
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.models import Request
+
+MAX_CLASSES = 256
+"""The most request classes (`Request.shape`) that are kept for one cluster."""
+
+_NO, _YES, _UNCHECKED = range(3)
+
+
+class Fitting:
+    """Nodes that one request class fits; a node is checked when asked for, and again once it changed."""
+
+    __slots__ = ("_cluster", "_known", "_mark", "_request")
+
+    def __init__(self, cluster: ClusterState, request: Request) -> None:
+        self._cluster = cluster
+        self._request = request
+        self._mark = -1
+        self._known = bytearray()
+
+    @classmethod
+    def of(cls, cluster: ClusterState, request: Request) -> Fitting:
+        """Return the nodes that fit the class of the request, up to date with the cluster."""
+        by_class: dict[object, Fitting] = cluster.policy_cache.setdefault(cls, {})
+        fitting = by_class.get(request.shape)
+        if fitting is None:
+            if len(by_class) >= MAX_CLASSES:
+                by_class.clear()
+            fitting = by_class[request.shape] = cls(cluster, request)
+        mark = cluster.mark
+        if fitting._mark != mark:
+            fitting._follow(mark)
+        return fitting
+
+    def _follow(self, mark: int) -> None:
+        changed = self._cluster.changed_since(self._mark)
+        self._mark = mark
+        if changed is None:
+            self._known = bytearray([_UNCHECKED]) * len(self._cluster.nodes)
+            return
+        known = self._known
+        for position in changed:
+            known[position] = _UNCHECKED
+
+    def has(self, position: int) -> bool:
+        """Return True if the node at that position fits."""
+        known = self._known[position]
+        if known == _UNCHECKED:
+            known = self._known[position] = self._cluster.nodes[position].fits(self._request)
+        return known == _YES
+
+    def first(self, start: int = 0) -> NodeState | None:
+        """Return the first node from position `start` on, wrapping, that fits."""
+        known = self._known
+        for begin, end in ((start, len(known)), (0, start)):
+            fits = known.find(_YES, begin, end)
+            position = known.find(_UNCHECKED, begin, end if fits < 0 else fits)
+            while position >= 0:
+                if self.has(position):
+                    return self._cluster.nodes[position]
+                position = known.find(_UNCHECKED, position, end if fits < 0 else fits)
+            if fits >= 0:
+                return self._cluster.nodes[fits]
+        return None
+
+    def positions(self) -> list[int]:
+        """Return the positions of all nodes that fit, in ascending order."""
+        known = self._known
+        changed = known.find(_UNCHECKED)
+        while changed >= 0:
+            self.has(changed)
+            changed = known.find(_UNCHECKED, changed)
+        return list(compress(range(len(known)), known))
+
+
+def first_fitting(cluster: ClusterState, request: Request, start: int = 0) -> NodeState | None:
+    """Return the first node from position `start` on, wrapping, that the request fits now."""
+    if request.gpus or request.required_node is not None:  # the index of whole GPUs is faster
+        return next(cluster.candidates(request, start), None)
+    return Fitting.of(cluster, request).first(start)
