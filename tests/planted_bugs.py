@@ -215,7 +215,7 @@ BUGS += [
     *of_python(
         "core/cluster",
         OF_GANGS,
-        ("            for member in done:\n                self._deallocate_member(request, member)\n", ""),
+        ("            self._deallocate_members(request, done, lease.key)\n", ""),
         ("member.port == port for other", "False for other"),
         ("rest = lease.without(ranks)", "rest = None"),
         ("(*snapshot.leases, *snapshot.remainders)\n        named", "snapshot.leases\n        named"),

@@ -42,8 +42,11 @@ GPU, GPU_SQUARED = CPU_MILLI.gpu_milli, CPU_MILLI.gpu_milli**2
 GPUS, MILLI, CPUS, MEMORY, ACCEPTS = range(5)
 """Columns of a request class: GPUs, milli of each, CPU milli, MiB, then one per node kind: 1 if accepted."""
 
-COUNT, KIND, FREE_CPUS, FREE_MEMORY, FREE = range(5)
-"""Columns of a node: GPUs, kind, free CPU milli and MiB, then the free milli of each GPU."""
+COUNT, KIND, FREE_CPUS, FREE_MEMORY, WHOLE, LARGEST, TOTAL, FREE = range(8)
+"""Columns of a node: GPUs, kind, free CPU milli and MiB, then the free milli of each GPU.
+
+Those of the GPUs follow from the last: how many are whole, the most free milli on one, and on all together.
+"""
 
 # GPUS, MILLI and CPUS are columns of a class of the mix too, followed by its access to each node kind.
 ACCESS = 3
@@ -69,7 +72,7 @@ def choose(
         for _, pod in classes.values()
     ]
     state = [
-        (len(node.gpus), kind_of[node.gpus[:1], node.vendor], *_amounts(node.resources))
+        (len(node.gpus), kind_of[node.gpus[:1], node.vendor], *_amounts(node.resources), 0, 0, 0)
         + (MILLI_PER_GPU,) * len(node.gpus)
         + (0,) * (width - len(node.gpus))
         for node in nodes
@@ -137,6 +140,9 @@ def _place_all(policy, seed, order, pods, nodes, hosts, mix, shares, ids):  # ty
     changed = np.empty(len(order), np.int64)
     last_change = np.full(total, -1, np.int64)
     chosen = np.full(len(order), -1, np.int64)
+    fragments = np.zeros(total)
+    for node in range(total):
+        _derive(policy, node, nodes, fragments, mix, shares)
     placed = 0
     used = 0
     for place in range(len(order)):
@@ -149,14 +155,14 @@ def _place_all(policy, seed, order, pods, nodes, hosts, mix, shares, ids):  # ty
             best, state = _draw_node(state, pod, pods, nodes)
         if best < 0:
             row = scores[pod]
-            if seen[pod] < 0:
-                for node in range(total):
-                    row[node] = _score(policy, pod, node, pods, nodes, hosts, mix, shares)[0]
-            else:
-                for k in range(seen[pod], placed):
-                    node = changed[k]
-                    if last_change[node] == k:  # else it comes again
-                        row[node] = _score(policy, pod, node, pods, nodes, hosts, mix, shares)[0]
+            since = seen[pod]
+            for k in range(total if since < 0 else placed - since):
+                node = k if since < 0 else changed[since + k]
+                if since >= 0 and last_change[node] != since + k:
+                    continue  # it comes again
+                row[node] = NOT_FITTING
+                if _fits(pod, node, pods, nodes):
+                    row[node] = _score(policy, pod, node, pods, nodes, hosts, fragments, mix, shares)[0]
             seen[pod] = placed
             best = int(np.argmax(row))
             if row[best] == NOT_FITTING:
@@ -168,7 +174,7 @@ def _place_all(policy, seed, order, pods, nodes, hosts, mix, shares, ids):  # ty
         if policy == RANDOM:
             _draw_gpus(state, best, pods[pod, MILLI], nodes, taken)
         elif gpus:
-            _pick(policy, pod, best, pods, nodes, mix, shares, taken)
+            _pick(policy, pod, best, pods, nodes, fragments, mix, shares, taken)
         for k in range(used, used + gpus):
             nodes[best, FREE + ids[k]] -= milli
         used += gpus
@@ -176,6 +182,7 @@ def _place_all(policy, seed, order, pods, nodes, hosts, mix, shares, ids):  # ty
         nodes[best, FREE_MEMORY] -= pods[pod, MEMORY]
         if gpus:
             hosts[best, gpus if milli == MILLI_PER_GPU else 0] = 1
+        _derive(policy, best, nodes, fragments, mix, shares)
         changed[placed] = best
         last_change[best] = placed
         chosen[place] = best
@@ -187,43 +194,51 @@ def _place_all(policy, seed, order, pods, nodes, hosts, mix, shares, ids):  # ty
 def _fits(pod, node, pods, nodes):  # type: ignore[no-untyped-def]
     if nodes[node, FREE_CPUS] < pods[pod, CPUS] or nodes[node, FREE_MEMORY] < pods[pod, MEMORY]:
         return False
-    lacking = pods[pod, GPUS]
-    milli = pods[pod, MILLI]
-    gpu = 0
-    while lacking and gpu < nodes[node, COUNT]:
-        lacking -= nodes[node, FREE + gpu] >= milli
-        gpu += 1
-    return lacking == 0 and pods[pod, ACCEPTS + nodes[node, KIND]]
+    gpus, milli = pods[pod, GPUS], pods[pod, MILLI]
+    if nodes[node, WHOLE] < gpus and (milli == MILLI_PER_GPU or nodes[node, LARGEST] < milli):
+        return False
+    return pods[pod, ACCEPTS + nodes[node, KIND]] == 1
 
 
 @njit(cache=True)
-def _score(policy, pod, node, pods, nodes, hosts, mix, shares):  # type: ignore[no-untyped-def]
-    """Return the score of the node, and under fgd the GPU that gives it."""
-    if not _fits(pod, node, pods, nodes):
-        return NOT_FITTING, -1
+def _derive(policy, node, nodes, fragments, mix, shares):  # type: ignore[no-untyped-def]
+    """Write the columns of a node that follow from its GPUs, and under fgd its fragmentation."""
     free = nodes[node, FREE : FREE + nodes[node, COUNT]]
-    gpus, milli = pods[pod, GPUS], pods[pod, MILLI]
+    whole = largest = 0
+    for milli in free:
+        whole += milli == MILLI_PER_GPU
+        largest = max(largest, milli)
+    nodes[node, WHOLE], nodes[node, LARGEST], nodes[node, TOTAL] = whole, largest, free.sum()
+    if policy == FGD:
+        fragments[node] = _fragmentation(free, nodes[node, FREE_CPUS], nodes[node, KIND], mix, shares)
+
+
+@njit(cache=True)
+def _score(policy, pod, node, pods, nodes, hosts, fragments, mix, shares):  # type: ignore[no-untyped-def]
+    """Return the score of a node that fits, and under fgd the GPU that gives it."""
+    gpus, milli, free = pods[pod, GPUS], pods[pod, MILLI], nodes[node, TOTAL]
     if policy == RANDOM:
         return 0, -1
     if policy == FGD:
-        return _gradient(pod, node, pods, nodes, mix, shares)
+        return _gradient(pod, node, pods, nodes, fragments, mix, shares)
     if policy == WEIGHTED_FIT:
         cpu_left = nodes[node, FREE_CPUS] - pods[pod, CPUS]
-        gpu_left = free.sum() - gpus * milli
+        gpu_left = free - gpus * milli
         return int((1 - (cpu_left / CPU * 0.5 + gpu_left / GPU * 0.5)) * 100), -1
     if policy == DOT_PRODUCT:
         cpu = nodes[node, FREE_CPUS] * pods[pod, CPUS]
-        gpu = free.sum() * gpus * milli
+        gpu = free * gpus * milli
         return int(100 * (1 - (cpu / CPU_SQUARED + gpu / GPU_SQUARED) / 2)), -1
     if gpus == 0:
         return 0, -1
     if policy == GPU_PACKING:
-        count = len(free)
-        if free.min() == MILLI_PER_GPU:
+        count = nodes[node, COUNT]
+        if nodes[node, WHOLE] == count:
             return max(33 - count, count), -1
         if milli == MILLI_PER_GPU:
             return max(50 - gpus, 33), -1
-        tightest = free[_tightest(free, milli)]
+        each = nodes[node, FREE : FREE + count]
+        tightest = each[_tightest(each, milli)]
         if tightest == MILLI_PER_GPU:
             return 49, -1
         return max(100 - tightest * 100 // MILLI_PER_GPU // 10, 50), -1
@@ -232,7 +247,7 @@ def _score(policy, pod, node, pods, nodes, hosts, mix, shares):  # type: ignore[
         company = 75 if hosted == 1 else 50
     else:
         company = 0 if hosted else 25
-    return company + 25 * (FULL_NODE_MILLI - free.sum()) // FULL_NODE_MILLI, -1
+    return company + 25 * (FULL_NODE_MILLI - free) // FULL_NODE_MILLI, -1
 
 
 @njit(cache=True)
@@ -245,13 +260,15 @@ def _tightest(free, milli):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _pick(policy, pod, node, pods, nodes, mix, shares, ids):  # type: ignore[no-untyped-def]
+def _pick(policy, pod, node, pods, nodes, fragments, mix, shares, ids):  # type: ignore[no-untyped-def]
     """Write the positions of the GPUs to take: the tightest for a fraction, else the first free ones."""
     free = nodes[node, FREE : FREE + nodes[node, COUNT]]
     milli = pods[pod, MILLI]
     if milli != MILLI_PER_GPU:
         ids[0] = (
-            _gradient(pod, node, pods, nodes, mix, shares)[1] if policy == FGD else _tightest(free, milli)
+            _gradient(pod, node, pods, nodes, fragments, mix, shares)[1]
+            if policy == FGD
+            else _tightest(free, milli)
         )
         return
     taken = 0
@@ -262,12 +279,12 @@ def _pick(policy, pod, node, pods, nodes, mix, shares, ids):  # type: ignore[no-
 
 
 @njit(cache=True)
-def _gradient(pod, node, pods, nodes, mix, shares):  # type: ignore[no-untyped-def]
+def _gradient(pod, node, pods, nodes, fragments, mix, shares):  # type: ignore[no-untyped-def]
     """Return the score of `fgd.Gradient` and the position of the GPU that gives it."""
     kind, cpu = nodes[node, KIND], nodes[node, FREE_CPUS]
     gpus, milli = pods[pod, GPUS], pods[pod, MILLI]
     after = nodes[node, FREE : FREE + nodes[node, COUNT]].copy()
-    before = _fragmentation(after, cpu, kind, mix, shares)
+    before = fragments[node]
     cpu -= pods[pod, CPUS]
     if milli == MILLI_PER_GPU:
         left = gpus
