@@ -16,6 +16,7 @@ import psutil
 
 from demo.stack import REPOSITORY, Stack, StackError
 from resource_manager import GPUResourceManager
+from tests.airflow.examples import readable_examples
 
 HERE = Path(__file__).parent
 TTL_S = 15
@@ -65,7 +66,9 @@ class Bench(Stack):
         dags = home / "dags"
         shutil.copytree(REPOSITORY / "dags", dags)
         shutil.copytree(HERE / "dags", dags / "tests")
-        shutil.copytree(REPOSITORY / "resource_manager" / "airflow" / "example_dags", dags / "provider")
+        (dags / "provider").mkdir()
+        for example in readable_examples():
+            shutil.copy(example, dags / "provider")
         (dags / ".airflowignore").write_text("jobs/\nbeat.py\n")
         self.runs = []
         self.ledger = home / "ledger" / "beats"
@@ -95,7 +98,7 @@ class Bench(Stack):
 
     @cached_property
     def manager(self):
-        return GPUResourceManager.from_url(self.redis_url, inventory=self.inventory)
+        return GPUResourceManager.from_url(self.store_url, inventory=self.inventory)
 
     @cached_property
     def instance(self):

@@ -28,15 +28,15 @@ def production(tmp_path_factory):
 def staging(tmp_path_factory, production):
     """Airflow with a configured id, on production's store, whose jobs write into the same ledger."""
     settings = {
-        "GPU_MANAGER_STORE": production.redis_url,
-        "GPU_MANAGER_REDIS_URL": production.redis_url,
+        "GPU_MANAGER_STORE": production.store_url,
+        "GPU_MANAGER_REDIS_URL": production.store_url,
         "GPU_MANAGER_INVENTORY": str(production.inventory),
         "GPU_MANAGER_INSTANCE": "staging",
         "LEDGER": str(production.ledger),
         "TEST_TTL_S": TTL_S,
     }
     with Bench(tmp_path_factory.mktemp("staging"), NO_SSH, **settings) as bench:
-        bench.ledger, bench.redis_url = production.ledger, production.redis_url
+        bench.ledger, bench.store_url = production.ledger, production.store_url
         yield bench
 
 

@@ -25,22 +25,17 @@ def test_the_plugin_serves_the_console_and_the_api_to_its_users_only(bench):
     assert (to_login.status_code, "login" in to_login.headers["Location"]) == (303, True)
 
 
-def test_a_request_waits_without_a_worker_and_then_trains(bench):
-    trains, waits = bench.one_trains_one_waits(seconds=1)
-    bench.both_end_well(trains, waits)
-
-
-def test_a_job_outlives_its_worker_and_is_not_started_twice(bench):
-    run = bench.run("lingering_job", linger="launched")
-    wait_for(run.beats, what="the start of the job")
+def test_a_job_outlives_its_worker_and_another_waits_for_it(bench):
+    trains = bench.run("lingering_job", linger="launched")
+    wait_for(trains.beats, what="the start of the job")
     noted = bench.ledger.with_name("beats-launched")
     task = psutil.Process(int(wait_for(lambda: noted.exists() and noted.read_text(), 180, "lingering")))
     for process in (task.parent(), task):
         process.kill()
-    run.wait_until_deferred(try_number=2)
-    run.finish()
-    run.wait_until("success", 300)
-    assert len(run.processes()) == 1
+    waits = bench.run("local_job", seconds=1)
+    waits.wait_until_waiting()
+    trains.wait_until_deferred(try_number=2)
+    bench.both_end_well(trains, waits)
 
 
 def test_a_task_marked_failed_stops_its_job(bench):

@@ -63,7 +63,7 @@ def test_two_hundred_waiting_tasks_cost_no_slot_and_one_connection(bench, record
     wait_for(lambda: run.count("deferred") == waiting, 600, f"{waiting} tasks deferred")
     wait_for(lambda: len(bench.manager.queue()) == waiting, 60, f"{waiting} requests in the queue")
     assert run.count("running", "queued", "scheduled") == 0
-    with redis.Redis.from_url(bench.redis_url) as server:
+    with redis.Redis.from_url(bench.store_url) as server:
         clients = {client["addr"].rpartition(":")[2] for client in server.client_list()}
     connections = clients & bench.ports_of("triggerer")
     record_property("redis_connections_of_the_triggerer", len(connections))

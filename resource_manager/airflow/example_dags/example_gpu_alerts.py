@@ -1,4 +1,4 @@
-"""A mail if a training fails, and one about a run that takes over an hour; Airflow 3.1 and later.
+"""A mail if a training fails, and one about a run that takes over an hour; Airflow 3.2 and later.
 
 The mails go by the connection `smtp_default`.
 """
