@@ -48,8 +48,9 @@ test-e2e: install
 	$(PYTEST) -m e2e
 
 # Another version of Airflow and Python in an environment of its own: make test-airflow VERSION=3.1.8 PYTHON=3.12.
-# What Airflow's own packages warn of there is not ours.
+# What Airflow's own packages warn of there is not ours. TESTS=tests/e2e/test_executors.py tries executors and databases.
 test-airflow: VERSION ?= 3.3.2
+test-airflow: TESTS ?= tests/airflow tests/e2e/test_versions.py
 test-airflow: PYTHON = 3.11
 test-airflow: OTHER = .venv-airflow-$(VERSION)-py$(PYTHON)
 test-airflow: install
@@ -57,8 +58,7 @@ test-airflow: install
 		ls "$$(python$(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null)" \
 		"$$HOME"/.pyenv/versions/$(PYTHON)*/bin/python 2>/dev/null | head -1)"
 	$(BIN)/uv pip install --quiet --python $(OTHER)/bin/python "apache-airflow==$(VERSION)" --editable ".[test-airflow]"
-	PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest -W ignore \
-		tests/airflow tests/e2e/test_versions.py
+	PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest -W ignore $(TESTS)
 
 # Which bugs in the core would no quick test notice? An hour of one core; see docs/contributing/mutation-tests.md. Its tools
 # are not part of the pinned environment.

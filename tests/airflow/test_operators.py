@@ -8,7 +8,6 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import DAG, BaseOperator, task_group
-    from airflow.sdk.exceptions import AirflowException
 
     try:  # since 3.2
         from airflow.sdk.exceptions import TaskDeferred
@@ -17,7 +16,7 @@ with warnings.catch_warnings():
 
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, training
     from resource_manager.airflow.triggers import TriggerState
-    from resource_manager.airflow.version_compat import AirflowTaskTerminated
+    from resource_manager.airflow.version_compat import AirflowException, AirflowTaskTerminated
 
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import Gpu, Node

@@ -6,6 +6,7 @@ import re
 import warnings
 from dataclasses import asdict
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +50,10 @@ def test_a_wait_is_logged_again_only_if_it_changed():
     assert describe_wait(4.0, []) == "waited 4 s for GPUs"
 
 
-def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers, capsys):
+def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers, monkeypatch):
+    lines = []
+    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(GPUTrainingOperator, "log", log)  # its way to the task's log differs between versions
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     ask(manager, TASK, 8)
@@ -61,7 +65,7 @@ def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers,
     assert event["waited_s"] == pytest.approx(lease["granted_at"] - lease["queued_at"])
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="true", max_wait=timedelta(seconds=1))
     operator.fail_if_overdue(context_of(), event)
-    assert re.search(rf"waited \d+ s for GPUs: {full}", capsys.readouterr().out)
+    assert re.fullmatch(rf"waited \d+ s for GPUs: {full}", lines[-1])
     manager.release_resources(TASK.lease_id)
     for number in range(4):
         manager.submit(f"again{number}", 8, 8)

@@ -3,12 +3,9 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import psutil
@@ -18,8 +15,6 @@ from demo.stack import answers, free_ports
 from tests.e2e.bench import wait_for
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
-POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
-"""Folder of PostgreSQL's programs, which Debian does not put on the PATH."""
 
 
 class SSHServer:
@@ -84,51 +79,6 @@ def ssh_server(tmp_path_factory):
     yield server
     if server.process.poll() is None:
         server.stop()
-
-
-class PostgreSQL:
-    """PostgreSQL server with one empty database, run as Debian's user postgres, since it refuses root.
-
-    Its files are outside pytest's temporary folders, which only root can enter.
-    """
-
-    AS_POSTGRES = MappingProxyType({"user": "postgres", "group": "postgres", "extra_groups": [], "cwd": "/"})
-
-    def __init__(self):
-        self.folder = TemporaryDirectory(prefix="postgresql-")
-        [self.port] = free_ports(1)
-        self.process = None
-        self.url = f"postgresql+psycopg2://postgres@127.0.0.1:{self.port}/airflow"
-
-    def __enter__(self):
-        data = self.folder.name
-        shutil.chown(data, "postgres")
-        self._finish("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-D", data)
-        options = ("-c", "fsync=off", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=")
-        command = [POSTGRES / "postgres", "-D", data, "-p", str(self.port), *options]
-        with (Path(data) / "log").open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log, start_new_session=True, **self.AS_POSTGRES)
-        wait_for(lambda: answers(self.port), 60.0, "PostgreSQL")
-        self._finish("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "airflow")
-        return self
-
-    def __exit__(self, *reason):
-        self.process.send_signal(signal.SIGINT)  # do not wait for clients
-        self.process.wait(timeout=30)
-        self.folder.cleanup()
-
-    def query(self, statement):
-        """Return all rows of the answer."""
-        import psycopg2
-
-        with closing(psycopg2.connect(self.url.replace("+psycopg2", ""))) as connection:
-            cursor = connection.cursor()
-            cursor.execute(statement)
-            return cursor.fetchall()
-
-    def _finish(self, program, *arguments):
-        command = [POSTGRES / program, *arguments]
-        subprocess.run(command, check=True, capture_output=True, **self.AS_POSTGRES)
 
 
 class Service:

@@ -1,5 +1,7 @@
 """The same few runs on every supported version of Airflow; `make test-airflow` runs them on one."""
 
+import re
+
 import httpx
 import psutil
 import pytest
@@ -36,6 +38,7 @@ def test_a_job_outlives_its_worker_and_another_waits_for_it(bench):
     waits.wait_until_waiting()
     trains.wait_until_deferred(try_number=2)
     bench.both_end_well(trains, waits)
+    assert re.search(r"waited \d+ (s|min) for GPUs: ", waits.log())
 
 
 def test_a_task_marked_failed_stops_its_job(bench):
