@@ -1,5 +1,5 @@
 # One virtual environment, filled by uv from the pinned lock in seconds.
-PYTHON ?= python3.11
+BASE_PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
@@ -8,12 +8,12 @@ PARALLEL := -n logical --dist loadfile --no-loadscope-reorder
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 
-.PHONY: install lock lint test quick test-e2e test-airflow mutants bench bench-peers figures demo up docs dist clean audit fuzz
+.PHONY: install lock lint test quick test-e2e test-airflow test-python mutants bench bench-peers figures demo up docs dist clean audit fuzz
 
 install: $(STAMP)
 
 $(STAMP):
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || $(BASE_PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r $(LOCK)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
@@ -47,23 +47,36 @@ quick: install
 test-e2e: install
 	$(PYTEST) -m e2e
 
-# Another version of Airflow and Python in an environment of its own: make test-airflow VERSION=3.1.8 PYTHON=3.12.
-# What Airflow's own packages warn of there is not ours. TESTS=tests/e2e/test_executors.py tries executors and databases.
-test-airflow: VERSION ?= 3.3.2
+# Other versions in environments of their own, whose names they get: an interpreter on the PATH or one of pyenv's.
+PYTHON ?= 3.11
+OTHER_VENV = test -x $(OTHER)/bin/python || $(BIN)/uv venv --quiet --no-python-downloads $(OTHER) --python "$$( \
+	ls "$$(python$(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null)" \
+	"$$HOME"/.pyenv/versions/$(PYTHON).*/bin/python 2>/dev/null | head -1)"
+OTHER_PIP = $(BIN)/uv pip install --quiet --python $(OTHER)/bin/python
+OTHER_PYTEST = PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest
+
+# make test-airflow VERSION=3.1.8 PYTHON=3.12; TESTS=tests/e2e/test_executors.py tries executors and databases. What
+# Airflow's own packages warn of there is not ours.
+VERSION ?= 3.3.2
 test-airflow: TESTS ?= tests/airflow tests/e2e/test_versions.py
-test-airflow: PYTHON = 3.11
 test-airflow: OTHER = .venv-airflow-$(VERSION)-py$(PYTHON)
 test-airflow: install
-	test -x $(OTHER)/bin/python || $(BIN)/uv venv --quiet --no-python-downloads $(OTHER) --python "$$( \
-		ls "$$(python$(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null)" \
-		"$$HOME"/.pyenv/versions/$(PYTHON)*/bin/python 2>/dev/null | head -1)"
-	$(BIN)/uv pip install --quiet --python $(OTHER)/bin/python "apache-airflow==$(VERSION)" --editable ".[test-airflow]"
-	PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest -W ignore $(TESTS)
+	$(OTHER_VENV)
+	$(OTHER_PIP) "apache-airflow==$(VERSION)" --editable ".[test-airflow]"
+	$(OTHER_PYTEST) -W ignore $(TESTS)
+
+# Core, service, command line and simulators: make test-python PYTHON=3.13. The newest packages, not the pinned ones.
+test-python: TESTS ?= tests/core tests/scheduling tests/storage tests/manager tests/jobs tests/rest tests/cli tests/simulator
+test-python: OTHER = .venv-py$(PYTHON)
+test-python: install
+	$(OTHER_VENV)
+	$(OTHER_PIP) --editable ".[all,test]"
+	$(OTHER_PYTEST) $(PARALLEL) -m "not e2e and not slow" $(TESTS)
 
 # Which bugs in the core would no quick test notice? An hour of one core; see docs/contributing/mutation-tests.md. Its tools
 # are not part of the pinned environment.
 mutants: install
-	test -x $(VENV)-mutants/bin/python || $(PYTHON) -m venv $(VENV)-mutants
+	test -x $(VENV)-mutants/bin/python || $(BIN)/python -m venv $(VENV)-mutants
 	$(BIN)/uv pip install --quiet --python $(VENV)-mutants/bin/python -r pyproject.toml --extra mutants
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut run --max-children 1
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut results
@@ -97,7 +110,7 @@ up: install
 
 # The documentation as a site in site/; its tools are not part of the pinned environment.
 docs: install
-	test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	test -x $(VENV)-docs/bin/python || $(BIN)/python -m venv $(VENV)-docs
 	$(BIN)/uv pip install --quiet --python $(VENV)-docs/bin/python --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -223,6 +224,14 @@ class AirflowApi:
         user, password = next(iter(json.loads(self._passwords.read_text()).items()))
         return user, password
 
+    @cached_property
+    def token(self) -> str:
+        """Token of that user, for one day."""
+        user, password = self.login
+        answer = self._client.post("/auth/token", json={"username": user, "password": password})
+        answer.raise_for_status()
+        return str(answer.json()["access_token"])
+
     def is_healthy(self) -> bool:
         """Return whether the API, the scheduler, the triggerer and the DAG processor all run."""
         try:
@@ -235,10 +244,7 @@ class AirflowApi:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Return the JSON answer to a call under `/api/v2`; raises `StackError`."""
         if "Authorization" not in self._client.headers:
-            user, password = self.login
-            answer = self._client.post("/auth/token", json={"username": user, "password": password})
-            answer.raise_for_status()
-            self._client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+            self._client.headers["Authorization"] = f"Bearer {self.token}"
         answer = self._client.request(method, f"/api/v2{path}", json=body)
         for _ in range(BUSY_RETRIES):
             if answer.status_code != 500:  # a locked SQLite gives 500

@@ -6,7 +6,13 @@ import socket
 from typing import Any
 from urllib.parse import quote
 
-from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
+from resource_manager.airflow.provider_info import get_provider_info
+from resource_manager.airflow.version_compat import (
+    AirflowException,
+    AirflowNotFoundException,
+    BaseHook,
+    form_widgets,
+)
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.client import ServiceClient
@@ -33,6 +39,17 @@ class GPUManagerHook(BaseHook):
     default_conn_name = DEFAULT_CONNECTION
     conn_type = "gpu_manager"
     hook_name = "GPU resource manager"
+
+    @staticmethod
+    def get_connection_form_widgets() -> dict[str, Any]:
+        """Return the fields of the connection form, for Airflow before 3.2."""
+        return form_widgets(_form()["conn-fields"])
+
+    @staticmethod
+    def get_ui_field_behaviour() -> dict[str, Any]:
+        """Return what the form shows of Airflow's own fields, for Airflow before 3.2."""
+        behaviour = _form()["ui-field-behaviour"]
+        return {name.replace("-", "_"): value for name, value in behaviour.items()}
 
     def __init__(self, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -80,6 +97,11 @@ class GPUManagerHook(BaseHook):
         total = sum(server["total_gpus"] for server in servers)
         gpus = f"{free} of {total} GPUs free" + (f", {closed} closed" if closed else "")
         return True, f"{len(servers)} servers, {gpus}, seen from {socket.gethostname()}"
+
+
+def _form() -> dict[str, Any]:
+    form: dict[str, Any] = get_provider_info()["connection-types"][0]
+    return form
 
 
 def with_password(url: str, password: str | None) -> str:

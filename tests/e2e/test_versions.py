@@ -1,6 +1,7 @@
 """The same few runs on every supported version of Airflow; `make test-airflow` runs them on one."""
 
 import re
+from importlib.util import find_spec
 
 import httpx
 import psutil
@@ -14,9 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
 def test_the_plugin_serves_the_console_and_the_api_to_its_users_only(bench):
     assert_loaded_once(bench.api)
-    user, password = bench.api.login
-    answer = httpx.post(f"{bench.url}/auth/token", json={"username": user, "password": password}, timeout=60)
-    own = {"Authorization": f"Bearer {answer.json()['access_token']}"}
+    own = {"Authorization": f"Bearer {bench.api.token}"}
     page = httpx.get(f"{bench.url}/gpu/", headers=own, follow_redirects=True, timeout=60)
     assert page.status_code == 200
     assert "by-ssh" in page.text
@@ -25,6 +24,22 @@ def test_the_plugin_serves_the_console_and_the_api_to_its_users_only(bench):
     assert httpx.get(f"{bench.url}/gpu/api/status", timeout=60).status_code == 401
     to_login = httpx.get(f"{bench.url}/gpu/", headers={"Accept": "text/html"}, timeout=60)
     assert (to_login.status_code, "login" in to_login.headers["Location"]) == (303, True)
+
+
+def test_the_connection_form_has_its_fields_and_a_working_test(bench):
+    form = {"connection_id": "tried", "conn_type": "gpu_manager", "host": bench.store_url}
+    answer = bench.api.call("POST", "/connections/test", form)
+    assert answer["status"]
+    assert answer["message"].startswith("3 servers, 24 of 24 GPUs free, seen from ")
+    answer = bench.api.call("POST", "/connections/test", {**form, "host": "redis:/nowhere"})
+    assert not answer["status"]
+    assert "its host must be the URL of a store or of the service" in answer["message"]
+    own = {"Authorization": f"Bearer {bench.api.token}"}
+    known = httpx.get(f"{bench.url}/ui/connections/hook_meta", headers=own, timeout=60).json()
+    (ours,) = (kind for kind in known if kind["connection_type"] == "gpu_manager")
+    if find_spec("wtforms") or ours["standard_fields"]:  # 3.0 has neither without wtforms
+        assert ours["standard_fields"]["host"]["title"] == "Store or service URL"
+        assert list(ours["extra_fields"]) == ["policy", "order", "inventory"]
 
 
 def test_a_job_outlives_its_worker_and_another_waits_for_it(bench):
