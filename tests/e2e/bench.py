@@ -88,7 +88,6 @@ class Bench(Stack):
                 "TEST_TTL_S": str(TTL_S),
                 "GPU_MANAGER_INVENTORY": str(inventory),
                 "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": str(TTL_S),
-                "AIRFLOW__API_AUTH__JWT_ISSUER": "tests",  # 3.0 with a new PyJWT gives no token without
                 "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
                 "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the DAGs never change
                 "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": str(5.0 * TIMEOUT_FACTOR),

@@ -80,6 +80,11 @@ def test_the_example_of_the_provider_trains_and_evaluates(bench):
     assert bench.api.xcom("example_gpu_training", run_id, "evaluate").startswith("evaluated on GPU ")
 
 
+def test_a_training_with_a_deadline_ends_before_it(bench):
+    run_id = run(bench, "example_gpu_alerts")
+    assert bench.api.xcom("example_gpu_alerts", run_id, "train") == "training on GPU 0"
+
+
 def test_a_run_over_the_usual_number_of_gpus_waits_for_a_person(bench):
     trains = bench.run("example_gpu_approval", gpus=3)
     question = f"{trains.path}/taskInstances/approve/-1/hitlDetails"
