@@ -69,12 +69,14 @@ test-airflow: install
 	$(OTHER_PYTEST) -W ignore $(TESTS)
 
 # Core, service, command line and simulators: make test-python PYTHON=3.13. The newest packages, not the pinned ones.
+# SELECT= TESTS=tests/test_distribution.py installs each extra into an environment of its own.
+test-python: SELECT ?= not e2e and not slow
 test-python: TESTS ?= tests/core tests/scheduling tests/storage tests/manager tests/jobs tests/rest tests/cli tests/simulator
 test-python: OTHER = .venv-py$(PYTHON)
 test-python: install
 	$(OTHER_VENV)
 	$(OTHER_PIP) --editable ".[all,test]"
-	$(OTHER_PYTEST) $(PARALLEL) -m "not e2e and not slow" $(TESTS)
+	$(OTHER_PYTEST) $(PARALLEL) -m "$(SELECT)" $(TESTS)
 
 # Which bugs in the core would no quick test notice? An hour of one core; see docs/contributing/mutation-tests.md. Its tools
 # are not part of the pinned environment.

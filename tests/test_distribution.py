@@ -34,10 +34,10 @@ def uv() -> str:
 
 
 def run(
-    command: list[str], code: int = 0, environment: Mapping[str, str] | None = None
+    command: list[str], code: int = 0, environment: Mapping[str, str] | None = None, folder: Path = Path("/")
 ) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd="/", env=environment or os.environ
+        command, capture_output=True, text=True, check=False, cwd=folder, env=environment or os.environ
     )
     assert result.returncode == code, result.stderr
     return result
@@ -182,6 +182,11 @@ ALONE = {
         "sys.argv[1:] = ['--store', 'memory://', 'status']; main()"
     ),
     "simulator": "import sys; from simulator.cli import main; sys.argv[1:] = ['vgpu', '--help']; main()",
+    "sql": (
+        "import sys, psycopg, pymysql; from resource_manager.cli import main;"
+        "sys.argv[1:] = ['--store', 'sqlite:///gpus.db', 'status']; main()"
+    ),
+    "ecos": "import ecos; assert ecos.solve",
     "ssh": "from resource_manager.jobs.launchers import open_launcher; open_launcher('ssh', 'host').close()",
     "docker": "import resource_manager.jobs.launchers.docker, docker",
     "dask": "import distributed, resource_manager",
@@ -198,7 +203,7 @@ ALONE = {
 @pytest.mark.parametrize("extra", sorted(ALONE))
 def test_an_extra_works_alone(wheel: Path, extra: str, tmp_path: Path) -> None:
     python = install(tmp_path / "venv", f"{wheel}[{extra}]") / "python"
-    run([str(python), "-W", "ignore", "-c", ALONE[extra]])
+    run([str(python), "-W", "ignore", "-c", ALONE[extra]], folder=tmp_path)
 
 
 class Installed(Stack):
