@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.demand import DemandCommand, demand_of
@@ -132,7 +133,7 @@ def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=completing.leases)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 @exit_codes
@@ -149,7 +150,7 @@ def attach(target: Target, task_id: str, command: tuple[str, ...]) -> NoReturn:
 
 
 @main.command()
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=completing.leases)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 @click.option("--rank", type=click.IntRange(0), default=0, help="Member of a gang.")
 @click.pass_obj
@@ -177,7 +178,7 @@ def logs(target: Target, task_id: str, follow: bool, rank: int) -> None:
 
 
 @main.command()
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=completing.tasks)
 @json_option
 @click.pass_obj
 @exit_codes

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from resource_manager import __version__
+from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import DemandCommand, demand_of
 from resource_manager.cli.target import Target, exit_codes
@@ -45,25 +46,15 @@ _SILENCE = logging.NullHandler()
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
-def main(
-    context: click.Context,
-    url: str | None,
-    token: str | None,
-    store: str | None,
-    policy: str | None,
-    order: str | None,
-    inventory: Path | None,
-) -> None:
+def main(context: click.Context, /, **given: Any) -> None:
     """Show, request and release leases on named GPUs and CPUs.
 
     Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store unreachable.
     """
     # A command's own line says what its caller must know; `serve` sets up a log of its own.
     logging.getLogger("resource_manager").addHandler(_SILENCE)
-    given = {"store": store, "policy": policy, "order": order, "inventory": inventory}
-    target = Target(url, token, {key: value for key, value in given.items() if value is not None})
-    context.obj = target
-    context.call_on_close(target.close)
+    context.obj = Target.of(given)
+    context.call_on_close(context.obj.close)
 
 
 def check_interval(option: str, interval_s: float | None) -> None:
@@ -181,7 +172,7 @@ def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> N
 
 
 @main.command()
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @click.option("--outcome", default="", help="Outcome for the history: SUCCESS, FAILED, CANCELLED or any.")
 @click.option(
@@ -210,7 +201,7 @@ def release(
 
 
 @main.command()
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @json_option
 @click.pass_obj
@@ -222,10 +213,11 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 
 
 @main.command()
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=completing.leases)
 @click.option(
     "--for",
     "by",
+    shell_complete=completing.pending,
     default="",
     help="Pending request that gets what it held; default: the first that waits for it.",
 )
@@ -239,7 +231,7 @@ def preempt(target: Target, task_id: str, by: str, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=completing.pending)
 @click.option("--reason", default="", help="Reason for the history.")
 @json_option
 @click.pass_obj
@@ -251,7 +243,7 @@ def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("server")
+@click.argument("server", shell_complete=completing.servers)
 @click.option("--reason", default="", help="Reason, shown to every user.")
 @click.option("--failed", is_flag=True, help="Mark the server as broken, not only closed.")
 @json_option
@@ -265,7 +257,7 @@ def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool)
 
 
 @main.command()
-@click.argument("server")
+@click.argument("server", shell_complete=completing.servers)
 @json_option
 @click.pass_obj
 @exit_codes
@@ -276,7 +268,7 @@ def restore(target: Target, server: str, as_json: bool) -> None:
 
 
 @main.command(name="open-gpu")
-@click.argument("server")
+@click.argument("server", shell_complete=completing.servers)
 @click.argument("gpu")
 @json_option
 @click.pass_obj
@@ -396,7 +388,8 @@ def completion(shell: str) -> None:
     """Print the completion script for a shell, used as: eval "$(gpu-manager completion bash)"."""
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(main, {}, PROGRAM, "_GPU_MANAGER_COMPLETE").source())
+    script = found(main, {}, PROGRAM, "_GPU_MANAGER_COMPLETE").source()
+    click.echo(completing.COLONS + script if shell == "bash" else script)
 
 
 def server_of(text: str) -> int | str:

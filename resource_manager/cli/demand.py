@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from resource_manager.cli import completing
+
 if TYPE_CHECKING:  # pydantic takes longer to load than most commands to run
     from resource_manager.manager.demand import Demand
 
@@ -17,6 +19,9 @@ SINGULAR = {
     "labels_required": "--require-label",
 }
 """Repeatable options by field; every other option is named after its field."""
+
+SERVERS = ("server", "prefer_server")
+"""Fields that name a server."""
 
 METAVARS = {
     **dict.fromkeys(("expected_runtime", "ttl", "target", "preempt_grace", "preemption_delay"), "SECONDS"),
@@ -48,6 +53,7 @@ class DemandCommand(click.Command):
                 help=field.description,
                 is_flag=True if field.annotation is bool else None,
                 default=None,
+                shell_complete=completing.servers if name in SERVERS else None,
             )
             for name, field in fields.items()
             if name not in self.omitted

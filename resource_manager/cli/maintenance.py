@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from resource_manager.cli import completing
 from resource_manager.cli.base import print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
@@ -20,7 +21,7 @@ def maintenance() -> None:
 
 
 @maintenance.command("add")
-@click.argument("servers", nargs=-1, required=True, metavar="SERVER...")
+@click.argument("servers", nargs=-1, required=True, metavar="SERVER...", shell_complete=completing.servers)
 @click.option("--from", required=True, help="Begin, with a time zone: 2026-12-01T08:00+01:00.")
 @click.option("--until", required=True, help="End, with a time zone.")
 @click.option("--every", type=click.Choice(["week"]), help="Again every 7 times 24 hours.")

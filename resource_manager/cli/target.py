@@ -6,7 +6,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +43,9 @@ PATIENCE_S = 10.0
 SERVICE_MODULES = {"flask", "prometheus_client", "waitress", "werkzeug"}
 """Modules that the extra `api` installs."""
 
+OVERRIDES = ("store", "policy", "order", "inventory")
+"""Options before the command that take precedence over the settings of the same name."""
+
 
 @dataclass
 class Target:
@@ -51,7 +54,14 @@ class Target:
     url: str | None
     token: str | None = field(repr=False)
     overrides: dict[str, Any]
+    patience_s: float = PATIENCE_S
     _opened: Any = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **more: Any) -> Target:
+        """Return the target that the options before the command name."""
+        overrides = {key: given[key] for key in OVERRIDES if given.get(key) is not None}
+        return cls(given.get("url"), given.get("token"), overrides, **more)
 
     def settings(self) -> Settings:
         """Return the settings of environment and file, overridden by the command line.
@@ -77,7 +87,7 @@ class Target:
             if self.url:
                 from resource_manager.rest.client import ServiceClient
 
-                self._opened = ServiceClient(self.url, self.token, connect_timeout_s=PATIENCE_S)
+                self._opened = ServiceClient(self.url, self.token, connect_timeout_s=self.patience_s)
             else:
                 self._opened = _open(self.settings())
         return self._opened

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import check_interval, json_option, main
 from resource_manager.cli.target import Target, exit_codes
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("servers", nargs=-1, metavar="[SERVER]...")
+@click.argument("servers", nargs=-1, metavar="[SERVER]...", shell_complete=completing.servers)
 @click.option("--every", "interval_s", type=float, default=2.0, show_default=True, metavar="SECONDS")
 @click.option("--once", is_flag=True, help="Print once and end.")
 @json_option

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, print_json
 from resource_manager.cli.commands import json_option, known_server, main, server_of
 from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
@@ -31,7 +32,7 @@ def login_options(command: F) -> F:
 
 
 @main.command()
-@click.argument("server", required=False)
+@click.argument("server", required=False, shell_complete=completing.servers)
 @login_options
 @json_option
 @click.pass_obj
@@ -76,7 +77,7 @@ def verify(
 
 
 @main.command()
-@click.argument("server")
+@click.argument("server", shell_complete=completing.servers)
 @login_options
 @json_option
 @click.pass_obj

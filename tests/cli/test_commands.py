@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -343,6 +344,60 @@ def test_a_service_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 def test_completion_prints_a_script() -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_GPU_MANAGER_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).stdout
+
+
+NAME = "here:d/run__2026-01-05T08:00/train"
+"""Lease id with colons, at which bash would break words."""
+
+
+@pytest.fixture
+def taken_url(embedded_redis: Any) -> str:
+    """URL of a store in which NAME holds a server and `waits` waits for it."""
+    with GPUResourceManager.from_url(embedded_redis.url) as manager:
+        manager.reset_resources()
+        manager.submit(NAME, 8, server=1)
+        manager.submit("waits", 8, server=1)
+    return str(embedded_redis.url)
+
+
+@pytest.mark.slow
+def test_bash_completes_ids_with_colons(taken_url: str) -> None:
+    script = CliRunner().invoke(main, ["completion", "bash"]).stdout
+    script += f"""
+        COMP_WORDS=(gpu-manager --store {taken_url} release here:d/run__2026); COMP_CWORD=4
+        _gpu_manager_completion "$PROGRAM"; echo "${{COMPREPLY[*]}}"; [[ $COMP_WORDBREAKS != *:* ]]"""
+    known = {**os.environ, "PROGRAM": str(Path(sys.executable).with_name("gpu-manager"))}
+    done = subprocess.run(["bash", "-c", script], env=known, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{NAME}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        ("release", [NAME]),
+        ("stop", [NAME, "waits"]),
+        ("cancel", ["waits"]),
+        ("preempt x --for", ["waits"]),
+        ("drain", [f"gpu-server-{number}" for number in range(4)]),
+        ("submit x --server", [f"gpu-server-{number}" for number in range(4)]),
+    ],
+)
+def test_ids_and_names_are_completed(taken_url: str, command: str, known: list[str]) -> None:
+    assert completed(f"--store {taken_url} {command}") == known
+
+
+def test_nothing_is_completed_where_no_store_answers() -> None:
+    assert completed("--url http://127.0.0.1:9 release") == []
+
+
+def completed(line: str) -> list[str]:
+    """Return what is offered as the next word of a command line."""
+    words = ["gpu-manager", *line.split()]
+    asked = {"COMP_WORDS": f"{' '.join(words)} ", "COMP_CWORD": str(len(words))}
+    asked["_GPU_MANAGER_COMPLETE"] = "bash_complete"
+    done = CliRunner().invoke(main, prog_name="gpu-manager", env=asked)
+    assert done.exit_code == 0
+    return [line.removeprefix("plain,") for line in done.output.splitlines() if line]
 
 
 def test_every_command_has_json_and_a_help_text() -> None:
