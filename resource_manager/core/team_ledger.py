@@ -10,6 +10,8 @@ from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.teams import Team, Teams
 
+LN_2 = math.log(2.0)
+
 UNNAMED = ""
 """Account of all teams that the rules do not name: they share one remainder."""
 
@@ -17,6 +19,13 @@ UNNAMED = ""
 def milli_of(request: Request) -> int:
     """Return the thousandths of GPUs that a lease of the request holds, over all its members."""
     return request.nodes * request.gpus * request.gpu_milli
+
+
+def held_milli(lease: Lease) -> int:
+    """Return the thousandths of GPUs that a lease holds, over the members that it still has."""
+    members = lease.members
+    gpus = len(members[0].gpu_ids) if len(members) == 1 else sum(len(member.gpu_ids) for member in members)
+    return gpus * lease.request.gpu_milli
 
 
 class Use(NamedTuple):
@@ -35,9 +44,7 @@ NO_USE = Use(0.0, 0.0)
 
 def held_use(rate: float, seconds: float, half_life_s: float) -> float:
     """Return the decayed use of holding `rate` weighted GPUs for so long, as of the end of that time."""
-    return (
-        rate * (half_life_s / math.log(2.0)) * -math.expm1(-max(seconds, 0.0) * math.log(2.0) / half_life_s)
-    )
+    return rate * half_life_s / LN_2 * -math.expm1(-max(seconds, 0.0) * LN_2 / half_life_s)
 
 
 class Account:
@@ -56,6 +63,7 @@ class Account:
         "held",
         "limit",
         "parent",
+        "path",
         "team",
         "use",
     )
@@ -71,17 +79,18 @@ class Account:
         self.by_type: dict[str, int] = {}
         self.by_owner: dict[str, int] = {}
         self.use = NO_USE
+        self.path: tuple[Account, ...] = (self,)
+        """The account and those above it."""
 
     @property
     def name(self) -> str:
         return self.team.name
 
-    def upwards(self) -> Iterator[Account]:
-        """Yield the account and those above it."""
-        account: Account | None = self
-        while account is not None:
-            yield account
-            account = account.parent
+
+def _upwards(account: Account | None) -> Iterator[Account]:
+    while account is not None:
+        yield account
+        account = account.parent
 
 
 class TeamLedger:
@@ -97,6 +106,8 @@ class TeamLedger:
             if account.team.parent:
                 account.parent = self.accounts[account.team.parent]
                 account.parent.children.append(account)
+        for account in self.accounts.values():
+            account.path = tuple(_upwards(account))
         self.tops = [account for account in self.accounts.values() if account.parent is None]
         self._is_typed = any(team.guaranteed_by_type for team in rules.teams)
 
@@ -127,9 +138,7 @@ class TeamLedger:
         """Return the GPUs of a lease, each times the weight of its type."""
         weights = self.rules.gpu_weights
         if not weights:
-            return (
-                sum(len(member.gpu_ids) for member in lease.members) * lease.request.gpu_milli / MILLI_PER_GPU
-            )
+            return held_milli(lease) / MILLI_PER_GPU
         types = gpu_types_of(lease, nodes)
         return sum(weights.get(name, 1.0) * milli for name, milli in types.items()) / MILLI_PER_GPU
 
@@ -152,12 +161,12 @@ class TeamLedger:
 
     def _count(self, lease: Lease, nodes: Mapping[str, NodeState], sign: int) -> None:
         request = lease.request
-        milli = sign * sum(len(member.gpu_ids) for member in lease.members) * request.gpu_milli
+        milli = sign * held_milli(lease)
         if not milli:
             return
         own = self.of(request)
         types = gpu_types_of(lease, nodes) if self._is_typed else {}
-        for account in own.upwards():
+        for account in own.path:
             account.held += milli
             if not request.preemptible:
                 account.fixed += milli

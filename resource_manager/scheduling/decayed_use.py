@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 
 from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Released, TeamsChanged
 from resource_manager.core.cluster import ClusterState
@@ -72,25 +73,26 @@ def fair_tree_ranks(tops: Sequence[Share]) -> dict[str, int]:
     """Return the rank of each account, from 0 for the one whose turn it is; equal ones share a rank.
 
     Siblings are compared by their level fair share, the greater first; all below an account come before all
-    below its next sibling. The accounts below siblings that are equal are compared with each other.
+    below its next sibling. What is below siblings that are equal is compared together, each by its share
+    among its own siblings, and the first of it has the rank of an equal sibling that has nothing below it.
     """
     ranks: dict[str, int] = {}
-    rank = 0
+    rank = -1
 
-    def visit(accounts: Sequence[Share]) -> None:
+    def visit(levels: list[tuple[float, Share]], is_tied: bool) -> None:
         nonlocal rank
-        ordered = sorted(level_fair_shares(accounts), key=lambda found: -found[0])
-        place = 0
-        while place < len(ordered):
-            equal = [account for level, account in ordered[place:] if level == ordered[place][0]]
-            for account in equal:
-                ranks[account.name] = rank
-            rank += 1
-            if below := [child for account in equal for child in account.below]:
-                visit(below)
-            place += len(equal)
+        levels.sort(key=lambda found: -found[0])
+        for _, found in groupby(levels, key=lambda found: found[0]):
+            equal = [account for _, account in found]
+            if not is_tied:
+                rank += 1
+            ranks.update((account.name, rank) for account in equal)
+            is_tied = is_tied or not all(account.below for account in equal)
+            if below := [entry for account in equal for entry in level_fair_shares(account.below)]:
+                visit(below, is_tied)
+            is_tied = False
 
-    visit(tops)
+    visit(level_fair_shares(tops), False)
     return ranks
 
 

@@ -45,7 +45,7 @@ def stop_of(ledger: TeamLedger, request: Request, freed: Mapping[str, int] | Non
         return Stop(StopKind.RUNTIME, own)
     if not asked:
         return None
-    for account in own.upwards():
+    for account in own.path:
         held = account.held - (freed.get(account.name, 0) if freed else 0)
         if account.limit is not None and held + asked > account.limit:
             return Stop(StopKind.LIMIT, account)
@@ -53,7 +53,7 @@ def stop_of(ledger: TeamLedger, request: Request, freed: Mapping[str, int] | Non
     if most is not None and own.by_owner.get(request.owner, 0) + asked > MILLI_PER_GPU * most:
         return Stop(StopKind.OWNER, own)
     if ledger.rules.preemption and not request.preemptible:
-        for account in own.upwards():
+        for account in own.path:
             if not _has_guarantee_left(account, request, asked):
                 return Stop(StopKind.GUARANTEE, account)
     return None
@@ -113,7 +113,7 @@ def passes(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bo
     """Return True if the request goes on behind other teams' requests that do not fit."""
     if not ledger.rules.teams or request.team in blocked:
         return False
-    return all(stays_inside(account, request) for account in ledger.of(request).upwards())
+    return all(stays_inside(account, request) for account in ledger.of(request).path)
 
 
 def quota_refusal(cluster: ClusterState, request: Request) -> Refusal | None:

@@ -45,7 +45,7 @@ def between_teams(
         pending = queue.popleft()
         yield pending
         if count_all:
-            for account in ledger.accounts[team].upwards():
+            for account in ledger.accounts[team].path:
                 added[account.name] += milli_of(pending.request)
         if queue:
             heappush(heap, (_key(ledger, queue[0], added), team))
@@ -59,7 +59,7 @@ def _by_stated_priority(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -
 
 
 def _key(ledger: TeamLedger, pending: PendingRequest, added: Counter[str]) -> Key:
-    accounts = reversed(list(ledger.of(pending.request).upwards()))
+    accounts = reversed(ledger.of(pending.request).path)
     return tuple(_level(account, pending, added[account.name]) for account in accounts), pending.sequence
 
 
@@ -82,7 +82,7 @@ def guaranteed_first(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> l
     inside: list[PendingRequest] = []
     outside: list[PendingRequest] = []
     for pending in ordered:
-        accounts = list(ledger.of(pending.request).upwards())
+        accounts = ledger.of(pending.request).path
         if all(stays_inside(account, pending.request, added[account.name]) for account in accounts):
             inside.append(pending)
             for account in accounts:

@@ -242,7 +242,7 @@ class Right:
         self._ledger = ledger
         self._request = request
         self._now = now
-        self._above = list(ledger.of(request).upwards())
+        self._above = ledger.of(request).path
         self._levels: dict[str, list[Account] | None] = {}
 
     def leases(self) -> list[Lease]:
@@ -330,7 +330,7 @@ class Right:
         """
         if team not in self._levels:
             own = self._ledger.named(team)
-            below = [account for account in own.upwards() if account not in self._above]
+            below = [account for account in own.path if account not in self._above]
             common = below[-1].parent if below else own
             place = len(self._above) if common is None else self._above.index(common)
             decides = self._above[max(place - 1, 0)]
@@ -346,7 +346,7 @@ def _most_over(ledger: TeamLedger, team: str) -> Share:
             -account.held / account.guaranteed if account.guaranteed else -math.inf,
             -account.held / account.team.weight if account.team.weight else -math.inf,
         )
-        for account in reversed(list(ledger.named(team).upwards()))
+        for account in reversed(ledger.named(team).path)
     )
 
 

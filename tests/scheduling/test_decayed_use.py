@@ -65,7 +65,12 @@ def test_equal_siblings_compare_all_that_is_below_them() -> None:
     ]
     ranks = fair_tree_ranks(tops)
     assert ranks["a"] == ranks["b"]
-    assert sorted(("a1", "a2", "b1"), key=ranks.__getitem__) == ["a2", "a1", "b1"]
+    assert sorted(("a1", "a2", "b1"), key=ranks.__getitem__) == ["a2", "b1", "a1"]
+
+
+def test_the_first_below_an_account_shares_the_rank_of_an_equal_sibling_without_any() -> None:
+    tops = [Share("user", 1), Share("a", 1, 0.0, [Share("a1", 1), Share("a2", 0)]), Share("late", 1, 5.0)]
+    assert fair_tree_ranks(tops) == {"user": 0, "a": 0, "a1": 0, "a2": 1, "late": 2}
 
 
 def cluster_with(*teams: Team, weights: dict[str, float] | None = None) -> ClusterState:

@@ -92,7 +92,7 @@ def _searched(cluster: ClusterState) -> Iterator[str]:
 
         def key(request: Request) -> tuple[object, ...]:
             levels = []
-            for account in reversed(list(ledger.of(request).upwards())):
+            for account in reversed(ledger.of(request).path):
                 would = counted[account.name] + MILLI_PER_GPU * request.gpus
                 share = would / account.guaranteed if account.guaranteed else float("inf")
                 levels.append((would > account.guaranteed, share, would / account.team.weight))
@@ -101,5 +101,5 @@ def _searched(cluster: ClusterState) -> Iterator[str]:
         best = min(first.values(), key=lambda request: (key(request)[:-1], key(request)[-1]))
         yield best.lease_id
         left = [pending for pending in left if pending.lease_id != best.lease_id]
-        for account in ledger.of(best).upwards():
+        for account in ledger.of(best).path:
             counted[account.name] += MILLI_PER_GPU * best.gpus
