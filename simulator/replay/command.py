@@ -8,24 +8,25 @@ from typing import Any
 
 import click
 
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.manager.teams_file import load_teams
 from simulator.cli import BadInput, common_options, print_json, reject_given
 from simulator.io.files import write_csv, write_json
 from simulator.present.figures import Bar
+from simulator.present.tables import print_tables
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb
-from simulator.replay.comparison import Case, read, rounds_of
+from simulator.replay.comparison import Case, check, play, rounds_of
 from simulator.replay.curves import curve_data
 from simulator.replay.options import (
+    TEAM_OPTIONS,
     default_order,
     default_policies,
     reject_unused_options,
     source_of,
     workload_options,
 )
-from simulator.replay.replay import Record, Replay, compare_with_record
-from simulator.replay.report import save_figures
+from simulator.replay.replay import Record, compare_with_record
+from simulator.replay.report import save_figures, team_table
 from simulator.rounds.policies import ROUND_POLICIES, is_round_policy
 from simulator.rounds.record import JOB_COLUMNS, curves, job_rows, study_summary, summarise
 from simulator.rounds.studies import STUDIES
@@ -58,6 +59,8 @@ def command(
     workload: str,
     solver: str,
     split_large_jobs: bool,
+    teams: str,
+    checkpoint_s: float,
     policy: str | None,
     order: str | None,
     curve: Path | None,
@@ -75,7 +78,9 @@ def command(
         else:
             source = source_of(trace, data, pods, nodes, jobs, history, load, workload, split_large_jobs)
             policy = policy or default_policies(trace)[0]
-            case = Case(source, policy, order or default_order(history), seed, quotas, solver)
+            order = order or default_order(history)
+            preemption = bool(teams) and load_teams(teams).preemption
+            case = Case(source, policy, order, seed, quotas, solver, teams, preemption, checkpoint_s)
             if trace in STUDIES or is_round_policy(policy):
                 summary = _in_rounds(case, progress, output_dir)
             elif trace == "openb":
@@ -109,11 +114,9 @@ def _openb(case: Case, progress: Progress, curve: Path | None, output_dir: Path 
 
 
 def _timed(case: Case, progress: Progress, output_dir: Path | None) -> dict[str, Any]:
-    chosen = get_policy(case.policy, seed=case.seed)
-    order = get_order(case.order, dict(case.quotas))
-    workload = read(case.source)
+    check(case.source, [case.policy], [case.order], [case.seed], teams=case.teams)
     started = time.perf_counter()
-    record = Replay(workload, chosen, order).run(progress)
+    record = play(case, progress)
     wall_s = time.perf_counter() - started
     summary = {"policy": case.policy, "order": case.order, **metrics.summarise(record)}
     if case.source.kind == "history":
@@ -129,8 +132,10 @@ def _in_rounds(case: Case, progress: Progress, output_dir: Path | None) -> dict[
         raise BadInput(
             f"--trace openb has no run times: the round policy {case.policy} cannot be used with it"
         )
-    reject_given(("order",), f"has no effect with {case.policy}, which ranks all jobs in every round")
+    why = f"has no effect with {case.policy}, which ranks all jobs in every round"
+    reject_given(("order",), why)
     rounds = rounds_of(case.source, case.policy, case.solver)
+    reject_given(TEAM_OPTIONS, why)
     started = time.perf_counter()
     rounds.run(progress)
     wall_s = time.perf_counter() - started
@@ -178,6 +183,9 @@ def report(summary: dict[str, Any], as_json: bool) -> None:
         return
     width = max(map(len, summary))
     for name, value in summary.items():
+        if name == "teams" and (by_team := team_table([{"case": {"name": ""}, "summary": summary}])):
+            print_tables(by_team)
+            continue
         if isinstance(value, dict):
             if len(value) > MAX_SHOWN:
                 continue

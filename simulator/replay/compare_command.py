@@ -25,8 +25,8 @@ from simulator.replay.options import (
     source_of,
     workload_options,
 )
-from simulator.replay.report import page_of, table_of
-from simulator.replay.verdict import cautions, findings, rows, verdict
+from simulator.replay.report import page_of, table_of, team_table
+from simulator.replay.verdict import by_team, cautions, findings, rows, verdict
 
 
 def parse_names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
@@ -77,6 +77,8 @@ def command(
     workload: str,
     solver: str,
     split_large_jobs: bool,
+    teams: str,
+    checkpoint_s: float,
     policies: list[str] | None,
     orders: list[str] | None,
     seeds: list[int] | None,
@@ -99,8 +101,8 @@ def command(
     reject_unused_options(trace, history, orders)
     with history_as_file(history, output_dir) as recorded:
         source = source_of(trace, data, pods, nodes, jobs, recorded, load, workload, split_large_jobs)
-        comparison.check(source, policies, orders, seeds, solver)
-        cases = comparison.cases(source, policies, orders, seeds, quotas, solver)
+        comparison.check(source, policies, orders, seeds, solver, teams)
+        cases = comparison.cases(source, policies, orders, seeds, quotas, solver, teams, checkpoint_s)
         executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))
         with executor as pool, progress_bar("comparing") as progress:
             results = sweep.sweep(
@@ -129,6 +131,10 @@ def command(
         for line in (*summary["verdict"], *summary["cautions"]):
             click.echo(line)
         print_tables(table_of(results))
+        if teams_found := team_table(results):
+            print_tables(teams_found)
+        for line in by_team(results):
+            click.echo(line)
         for line in summary["findings"]:
             click.echo(line)
 

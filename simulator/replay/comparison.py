@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from resource_manager.core.teams import NO_TEAMS, Teams, check_teams
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.teams_file import load_teams, located
 from resource_manager.scheduling.policies import get_policy, takes_seed
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import get_order
 from simulator.errors import InputError
+from simulator.progress import Progress, no_progress
 from simulator.replay import metrics, openb
 from simulator.replay.curves import curve_data
 from simulator.replay.history import read_history, workload_of
-from simulator.replay.replay import Record, Replay
+from simulator.replay.replay import CHECKPOINT_S, Record, Replay
 from simulator.replay.workload import Workload, read_workload
 from simulator.rounds.policies import get_round_policy, is_round_policy
 from simulator.rounds.record import Rounds, curves, summarise
 from simulator.rounds.studies import STUDIES, study, study_workload
 from simulator.rounds.timed import timed_rounds
 
-FORMAT = 5
+FORMAT = 6
 """Version of a kept result; a result of another version is run again."""
 
 
@@ -66,16 +71,27 @@ class Case:
     seed: int
     quotas: tuple[tuple[str, float], ...] = ()
     solver: str = "highs"
+    teams: str = ""
+    preemption: bool = False
+    checkpoint_s: float = CHECKPOINT_S
 
     def fingerprint(self) -> str:
         """Return all that decides the result, as text."""
-        return json.dumps(
-            [FORMAT, self.source.fingerprint(), self.policy, self.order, self.seed, self.quotas, self.solver]
-        )
+        own = [self.policy, self.order, self.seed, self.quotas, self.solver, self.preemption]
+        teams = Path(self.teams).read_text() if self.teams else ""
+        return json.dumps([FORMAT, self.source.fingerprint(), *own, teams, self.checkpoint_s])
 
     @property
     def name(self) -> str:
-        return self.policy if has_no_order(self.source, self.policy) else f"{self.policy}, {self.order}"
+        if has_no_order(self.source, self.policy):
+            return self.policy
+        how = f", {'with' if self.preemption else 'without'} preemption" if self.teams else ""
+        return f"{self.policy}, {self.order}{how}"
+
+    @property
+    def rules(self) -> Teams:
+        """The rules of the teams file, with preemption on or off as this case has it."""
+        return replace(load_teams(self.teams), preemption=self.preemption) if self.teams else NO_TEAMS
 
 
 def has_no_order(source: Source, policy: str) -> bool:
@@ -90,15 +106,25 @@ def cases(
     seeds: Sequence[int],
     quotas: tuple[tuple[str, float], ...] = (),
     solver: str = "highs",
+    teams: str = "",
+    checkpoint_s: float = CHECKPOINT_S,
 ) -> list[Case]:
-    """Return every combination that can differ: not all policies heed an order, few take a seed."""
+    """Return every combination that can differ: not all policies heed an order, few take a seed.
+
+    With a teams file each comes without preemption and, if the file turns it on, with it.
+    """
     found: list[Case] = []
     for policy in policies:
         in_rounds = is_round_policy(policy)
         for order in orders[:1] if has_no_order(source, policy) else orders:
             draws = source.kind == "openb" or (not in_rounds and takes_seed(get_policy(policy)))
+            is_ruled = bool(teams) and not has_no_order(source, policy)
+            preempts = (False, True) if is_ruled and load_teams(teams).preemption else (False,)
+            own = (teams if is_ruled else "", checkpoint_s)
             found += [
-                Case(source, policy, order, seed, quotas, solver) for seed in (seeds if draws else seeds[:1])
+                Case(source, policy, order, seed, quotas, solver, own[0], preemption, own[1])
+                for preemption in preempts
+                for seed in (seeds if draws else seeds[:1])
             ]
     return found
 
@@ -115,7 +141,8 @@ def case_from_values(values: Mapping[str, Any]) -> Case:
     named = values["source"]
     source = Source(named["kind"], tuple(named["paths"]), named["split_large_jobs"])
     quotas = tuple((team, share) for team, share in values["quotas"])
-    return Case(source, values["policy"], values["order"], values["seed"], quotas, values["solver"])
+    own = {key: values[key] for key in values if key not in ("source", "quotas")}
+    return Case(source, quotas=quotas, **own)
 
 
 def check(
@@ -124,6 +151,7 @@ def check(
     orders: Sequence[str],
     seeds: Sequence[int],
     solver: str = "highs",
+    teams: str = "",
 ) -> None:
     """Raise an error about a wrong name or file before any run starts."""
     for order in orders:
@@ -140,7 +168,12 @@ def check(
             rounds_of(source, policy, solver)
         else:
             get_policy(policy)
-    read(source)
+    workload = read(source)
+    if teams:
+        types = Counter(gpu.gpu_type for node in workload.start.nodes for gpu in node.gpus)
+        for team, field, reason in check_teams(load_teams(teams), types):
+            error = InvalidRequestError(f"team {team!r}: {field}: {reason}", field=f"teams.{team}.{field}")
+            raise located(error, Path(teams))
 
 
 def read(source: Source) -> Workload:
@@ -177,7 +210,7 @@ def run_case(case: Case) -> dict[str, Any]:
         rounds = rounds_of(case.source, case.policy, case.solver)
         rounds.run()
         return {"case": {**head, "in_rounds": True}, "summary": summarise(rounds), **curves(rounds)}
-    record = play(read(case.source), case.policy, case.order, case.seed, dict(case.quotas))
+    record = play(case)
     return {"case": head, "summary": metrics.summarise(record), **curve_data(record)}
 
 
@@ -189,6 +222,7 @@ def rounds_of(source: Source, policy: str, solver: str) -> Rounds:
     return timed_rounds(read(source), chosen)
 
 
-def play(workload: Workload, policy: str, order: str, seed: int, quotas: dict[str, float]) -> Record:
+def play(case: Case, progress: Progress = no_progress) -> Record:
     """Return the record of one replay of a workload with run times."""
-    return Replay(workload, get_policy(policy, seed=seed), get_order(order, quotas)).run()
+    policy, order = get_policy(case.policy, seed=case.seed), get_order(case.order, dict(case.quotas))
+    return Replay(read(case.source), policy, order, case.rules, case.checkpoint_s).run(progress)

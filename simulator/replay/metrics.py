@@ -11,6 +11,9 @@ from simulator.replay.fairness import fairness_figures
 from simulator.replay.replay import JobRun, Record, Sample
 from simulator.stats import mean, percentile
 
+THE_REST = "the rest"
+"""Name of all teams without rules."""
+
 
 def summarise(record: Record) -> dict[str, Any]:
     """Return the figures of one replay: times in seconds, percentages of the cluster as means over time.
@@ -45,20 +48,59 @@ def summarise(record: Record) -> dict[str, Any]:
         "makespan_s": _rounded(max(ends) - first if ends else None),
         **fairness_figures(record),
         **over_time(record),
+        **_by_team(record),
         "stated_runtimes": sum(run.job.request.expected_runtime_s is not None for run in job_runs),
         "known_runtimes": sum(run.job.runtime_s < math.inf for run in job_runs),
         **({"recorded_mean_wait_s": _rounded(mean(recorded))} if recorded else {}),
     }
 
 
+def lost_gpu_s(job_run: JobRun) -> float:
+    """Return the GPU seconds that a job did over again, since it was preempted after its last checkpoint."""
+    request = job_run.job.request
+    gpus = request.nodes * request.gpus * request.gpu_milli / MILLI_PER_GPU
+    return (job_run.ran_s - job_run.saved_s) * gpus
+
+
+def _by_team(record: Record) -> dict[str, Any]:
+    """Return preemptions, lost work, and the figures of each team that has rules; nothing without rules."""
+    if not record.teams:
+        return {}
+    job_runs = list(record.job_runs.values())
+    ruled = {team.name: f"{team.guaranteed:g}" for team in record.teams.teams}
+    groups: dict[str, list[JobRun]] = {name: [] for name in ruled}
+    for job_run in job_runs:
+        team = job_run.job.request.team
+        groups.setdefault(team if team in ruled else THE_REST, []).append(job_run)
+    found = {}
+    for name, group in groups.items():
+        waits = sorted(wait_s(job_run) for job_run in group if job_run.started_at is not None)
+        found[name] = {
+            "guaranteed": ruled.get(name, "0"),
+            "jobs": len(group),
+            "mean_wait_s": _rounded(mean(waits)),
+            "p95_wait_s": _rounded(percentile(waits, 95)),
+            "preempted": sum(len(job_run.preempted) for job_run in group),
+            "lost_gpu_s": _rounded(sum(map(lost_gpu_s, group))),
+        }
+    return {
+        "preemptions": sum(len(job_run.preempted) for job_run in job_runs),
+        "lost_gpu_s": _rounded(sum(map(lost_gpu_s, job_runs))),
+        "teams": found,
+    }
+
+
 def wait_s(job_run: JobRun) -> float:
-    """Return how long a started job has waited, in seconds."""
+    """Return how long a started job has waited, in seconds: without the times in which it ran."""
     assert job_run.started_at is not None
-    return max(job_run.started_at - job_run.job.submitted_at, 0.0)
+    return max(job_run.started_at - job_run.job.submitted_at - job_run.ran_s, 0.0)
 
 
 def spans(job_run: JobRun, end: float) -> Iterator[tuple[Placement, float, float]]:
     """Yield each member of a job with its begin and end; `end` is that of a job that still runs."""
+    for lease, begin, taken_at in job_run.preempted:
+        for _, member in lease.ranked:
+            yield member, begin, taken_at
     if job_run.lease is None or job_run.started_at is None:
         return
     until = end if job_run.ended_at is None else job_run.ended_at

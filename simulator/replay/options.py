@@ -11,6 +11,7 @@ import click
 from resource_manager.settings import Settings
 from simulator.cli import BadInput, reject_given
 from simulator.replay.comparison import Source
+from simulator.replay.replay import CHECKPOINT_S
 from simulator.rounds.linear_programs import SOLVERS
 from simulator.rounds.studies import STUDIES
 
@@ -24,6 +25,20 @@ def workload_options(kinds: Sequence[str]) -> Callable[[Callable[..., Any]], Cal
                 "--split-large-jobs",
                 is_flag=True,
                 help="csv, json: split a job of more GPUs than any server has over the fewest servers.",
+            ),
+            click.option(
+                "--checkpoint-every",
+                "checkpoint_s",
+                type=click.FloatRange(min=0, min_open=True),
+                default=CHECKPOINT_S,
+                show_default=True,
+                help="--teams: seconds between a job's checkpoints; what came after is lost at a preemption.",
+            ),
+            click.option(
+                "--teams",
+                type=click.Path(),
+                default="",
+                help="Teams file: guarantees, limits, preemption.",
             ),
             click.option("--quotas", callback=_quotas, help="fair_share: shares by team, as a=0.5,b=0.25."),
             click.option("--history", help="A file of gpu-manager history --export, or redis://…"),
@@ -63,10 +78,20 @@ def _quotas(
     return shares
 
 
+TEAM_OPTIONS = ("teams", "checkpoint_s")
 ROUND_OPTIONS = ("load", "workload", "solver")
 UNUSED_OPTIONS: dict[str | None, tuple[str, ...]] = {
-    "openb": ("nodes", "jobs", "order", "orders", "quotas", "split_large_jobs", *ROUND_OPTIONS),
-    "muri": ("nodes", "pods", "policy", "quotas", "split_large_jobs", *ROUND_OPTIONS),
+    "openb": (
+        "nodes",
+        "jobs",
+        "order",
+        "orders",
+        "quotas",
+        "split_large_jobs",
+        *ROUND_OPTIONS,
+        *TEAM_OPTIONS,
+    ),
+    "muri": ("nodes", "pods", "policy", "quotas", "split_large_jobs", *ROUND_OPTIONS, *TEAM_OPTIONS),
     "csv": ("data", "pods", "load", "workload"),
     "json": ("data", "pods", "load", "workload"),
     "pollux": ("nodes", "jobs", "pods", "order", "split_large_jobs"),

@@ -6,9 +6,18 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from resource_manager.core.changes import Cancelled, Change, Granted, MembersReleased, Released
+from resource_manager.core.changes import (
+    Cancelled,
+    Change,
+    Granted,
+    MembersReleased,
+    Outcome,
+    Queued,
+    Released,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement
+from resource_manager.core.teams import NO_TEAMS, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
@@ -21,12 +30,17 @@ from simulator.replay.workload import EventBatch, ExternalEvent, Job, RecordedEn
 
 BATCHES_PER_REPORT = 64
 
+CHECKPOINT_S = 1800.0
+"""Time between two checkpoints of a job; what it did since the last is lost when its lease is taken."""
+
 
 @dataclass(slots=True)
 class JobRun:
     """One job in a replay: its start, end and lease; times in seconds.
 
     `left_at` has the members of a gang that left it before its end, by rank; it ends with the last one.
+    `preempted` has the leases that were taken from it, each with begin and end, and `saved_s` how much of its
+    runtime the last checkpoint holds.
     """
 
     job: Job
@@ -35,6 +49,13 @@ class JobRun:
     lease: Lease | None = None
     cancelled: bool = False
     left_at: dict[int, float] = field(default_factory=dict)
+    preempted: list[tuple[Lease, float, float]] = field(default_factory=list)
+    saved_s: float = 0.0
+
+    @property
+    def ran_s(self) -> float:
+        """How long leases that were taken from it ran."""
+        return sum(until - begin for _, begin, until in self.preempted)
 
     @property
     def members(self) -> tuple[Placement, ...]:
@@ -63,18 +84,30 @@ class Record:
     job_runs: dict[str, JobRun] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    teams: Teams = NO_TEAMS
 
 
 class Replay:
     """One run; the same workload, policy and order give the same record."""
 
-    def __init__(self, workload: Workload, policy: Policy, order: QueueDiscipline) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        order: QueueDiscipline,
+        teams: Teams = NO_TEAMS,
+        checkpoint_s: float = CHECKPOINT_S,
+    ) -> None:
         self._policy = policy
+        self._checkpoint_s = checkpoint_s
         self._history = RuntimeHistory()
         self._order = order.learning_from(stated_runtime, self._history.attained_gpu_s)
-        self.cluster = ClusterState.from_snapshot(workload.start)
-        self.record = Record(workload)
-        self._ends: EventQueue[str] = EventQueue()
+        self.cluster = ClusterState.from_snapshot(
+            replace(workload.start, teams=teams) if teams else workload.start
+        )
+        self.record = Record(workload, teams=teams)
+        self._ends: EventQueue[tuple[str, int] | None] = EventQueue()
+        """Ends of leases by id and fencing token; None is a time at which something may be preempted."""
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
         self._of_node: list[tuple[int, int, float, int]] = []
         """Used milli, busy flag (0 or 1), fragmented milli and total milli of each node, as last sampled."""
@@ -107,9 +140,10 @@ class Replay:
         """End the jobs due up to that time, those of one time together: capacity is freed before arrivals."""
         while self._ends and self._ends.next_time <= time:
             now = self._ends.next_time
-            ended = (self._lease(task_id) for task_id in self._ends.pop_due(now))
+            ended = [self._lease(due[0]) for due in self._ends.pop_due(now) if due and self._is_of(*due)]
             over: list[Change] = [self._released(lease, now) for lease in ended if lease is not None]
-            self._commit(allocator.with_dispatch(self.cluster, over, self._policy, self._order, now), now)
+            if over or self.cluster.pending:
+                self._commit(self._with_dispatch(over, now), now)
 
     def _play(self, batch: EventBatch) -> None:
         now = batch.at
@@ -138,7 +172,7 @@ class Replay:
             self._commit(granted or allocator.enqueue(self.cluster, [request], now), now)
         if requests:
             queued = allocator.enqueue(self.cluster, requests, now)
-            self._commit(allocator.with_dispatch(self.cluster, queued, self._policy, self._order, now), now)
+            self._commit(self._with_dispatch(queued, now), now)
 
     def _external_change(self, event: ExternalEvent, now: float) -> Change | None:
         """Return the change that a recorded event makes here; None if its job has not reached that event."""
@@ -159,6 +193,14 @@ class Replay:
             return None if lease is None else Released(event.lease_id, lease.fencing_token, now)
         return event
 
+    def _with_dispatch(self, changes: list[Change], now: float) -> list[Change]:
+        return allocator.with_dispatch(self.cluster, changes, self._policy, self._order, now)
+
+    def _is_of(self, task_id: str, fencing_token: int) -> bool:
+        """Return True unless that lease of the task was preempted."""
+        lease = self._lease(task_id)
+        return lease is not None and lease.fencing_token == fencing_token
+
     def _lease(self, task_id: str) -> Lease | None:
         key = self._remainders.get(task_id)
         return self.cluster.leases.get(task_id) if key is None else self.cluster.remainders.get(key)
@@ -172,6 +214,14 @@ class Replay:
             self.cluster.apply(change)
             self._note(change, now)
         self._sample(now)
+        if taken := sorted(self.cluster.preempting):
+            # Its job saves what it did and ends at once: how long that takes is not in the trace.
+            ended = [
+                change
+                for lease_id in taken
+                for change in allocator.release(self.cluster, lease_id, now, outcome=Outcome.PREEMPTED)
+            ]
+            self._commit(self._with_dispatch(ended, now), now)
 
     def _note(self, change: Change, now: float) -> None:
         self.record.changes.append(change)
@@ -184,7 +234,20 @@ class Replay:
             job_run.started_at, job_run.lease = now, change.lease
             if not _as_recorded(job_run):
                 # A recorded clock may have been set back.
-                self._ends.schedule(max(now + job_run.job.runtime_s, self._ends.now), task_id)
+                left_s = job_run.job.runtime_s - job_run.saved_s
+                due = (task_id, change.lease.fencing_token)
+                self._ends.schedule(max(now + left_s, self._ends.now), due)
+            self._look_again(now + self.cluster.teams.min_runtime_s)
+        elif isinstance(change, Queued):
+            self._look_again(now + self.cluster.teams.preemption_delay_s)
+        elif isinstance(change, Released) and change.outcome == Outcome.PREEMPTED:
+            job_run = job_runs[change.lease_id]
+            assert job_run.lease is not None
+            assert job_run.started_at is not None
+            job_run.preempted.append((job_run.lease, job_run.started_at, now))
+            done_s = job_run.saved_s + now - job_run.started_at
+            job_run.saved_s = max(done_s - done_s % self._checkpoint_s, job_run.saved_s)
+            job_run.started_at = job_run.lease = None
         elif isinstance(change, Released):
             job_runs[change.lease_id].ended_at = now
         elif isinstance(change, MembersReleased):
@@ -195,6 +258,11 @@ class Replay:
                 job_run.ended_at = now
         elif isinstance(change, Cancelled):
             job_runs[change.lease_id].cancelled = True
+
+    def _look_again(self, at: float) -> None:
+        """Look again at that time: what may be preempted, and by whom, changes without an event."""
+        if self.cluster.teams.preemption:
+            self._ends.schedule(max(at, self._ends.now), None)
 
     def _sample(self, now: float) -> None:
         cluster = self.cluster

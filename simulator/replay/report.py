@@ -23,7 +23,7 @@ from simulator.present.page import Page, Section, render
 from simulator.present.tables import Cell, Column, Table
 from simulator.present.units import time_unit
 from simulator.replay.metrics import BINS
-from simulator.replay.verdict import cautions, distinct, findings, rows, verdict
+from simulator.replay.verdict import by_team, cautions, distinct, findings, rows, verdict
 
 Result = dict[str, Any]
 
@@ -60,6 +60,11 @@ PLACED = (
     ("frag_ratio_percent", Column("free GPU capacity of no use", "share", 2)),
     ("pods_per_s", Column("pods/s", digits=0)),
 )
+TEAMS_TEXT = (
+    "A team inside its guarantee comes first, and with preemption takes back what others borrow. A wait is "
+    "all the time without a lease, also after a preemption; what a job did since its last checkpoint is "
+    "done again."
+)
 NO_USE = "Free GPU capacity is of no use where the usual jobs do not fit what is left of a GPU, CPU or type."
 
 
@@ -80,6 +85,32 @@ def table_of(results: Sequence[Result]) -> Table:
     return Table([Column(named, "text"), *(column for _, column in kinds)], cells, note=NO_USE)
 
 
+BY_TEAM = (
+    ("guaranteed", Column("GPUs guaranteed", "text")),
+    ("jobs", Column("jobs", digits=0)),
+    ("mean_wait_s", Column("mean wait", "time", 2)),
+    ("p95_wait_s", Column("95 % wait at most", "time", 2)),
+    ("preempted", Column("preemptions", digits=0)),
+    ("lost_gpu_s", Column("GPU time done again", "time")),
+)
+
+
+def team_table(results: Sequence[Result]) -> Table | None:
+    """Return a row for each team under each run, those of a team together; None without rules of teams."""
+    found = [result for result in results if "teams" in result["summary"]]
+    if not found:
+        return None
+    several = len(found) > 1
+    cells: list[list[Cell]] = []
+    for team in found[0]["summary"]["teams"]:
+        for place, result in enumerate(found):
+            figures = result["summary"]["teams"][team]
+            run = [result["case"]["name"]] if several else []
+            cells.append([team if place == 0 else "", *run, *(figures[key] for key, _ in BY_TEAM)])
+    run_column = [Column("run", "text")] if several else []
+    return Table([Column("team", "text"), *run_column, *(column for _, column in BY_TEAM)], cells)
+
+
 def _cell(value: float | None, column: Column) -> float | None:
     return value / 100 if value is not None and column.kind == "share" else value
 
@@ -91,6 +122,8 @@ def page_of(title: str, results: Sequence[Result]) -> str:
     maps = drawn.pop(HEAT_MAPS, None)
     pictures = [picture(name, figure) for name, figure in drawn.items()]
     sections = [Section("What was compared", tables=[table_of(results)])]
+    if teams := team_table(results):
+        sections.append(Section("By team", "\n".join([*by_team(results), TEAMS_TEXT]), tables=[teams]))
     if sentences := findings(results):
         sections.append(Section("Each compared with the first", "\n".join(sentences)))
     if maps is None and pictures:

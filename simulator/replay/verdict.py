@@ -24,6 +24,9 @@ NOTICEABLE_POINTS = 2
 Row = dict[str, Any]
 
 
+PREEMPTION = "preemption = true in the teams file"
+
+
 def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
     """Return a row for each policy and order: the mean of every figure over its seeds."""
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -87,7 +90,7 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
     ]
     return [
         *lines,
-        f"To do so, set {' and '.join(_changes(results, best['name']))} in the manager's settings.",
+        f"To do so, set {_in_words(_changes(results, best['name']))}.",
     ]
 
 
@@ -158,11 +161,11 @@ def _rounds_verdict(results: Sequence[dict[str, Any]]) -> str:
 
 def _varied(results: Sequence[dict[str, Any]]) -> str:
     names = {
-        word: len({result["case"][key] for result in results}) > 1
-        for word, key in (("order", "order"), ("policy", "policy"))
+        word: len({result["case"].get(key) for result in results}) > 1
+        for word, key in (("order", "order"), ("policy", "policy"), ("preemption", "preemption"))
     }
-    found = " and ".join(word for word, varies in names.items() if varies) or "order and policy"
-    return f"{found.capitalize()} make{'' if all(names.values()) else 's'}"
+    varied = [word for word, varies in names.items() if varies] or ["order", "policy"]
+    return f"{' and '.join(varied).capitalize()} make{'' if len(varied) > 1 else 's'}"
 
 
 def _workload(results: Sequence[dict[str, Any]]) -> str:
@@ -198,11 +201,49 @@ def _best(results: Sequence[dict[str, Any]], table: Sequence[Row]) -> Row:
 
 
 def _changes(results: Sequence[dict[str, Any]], name: str) -> list[str]:
-    """Return the settings that make a live manager, set as in the first run, work as in that one."""
+    """Return what makes a live manager, set as in the first run, work as in that one."""
     first, other = results[0]["case"], next(r["case"] for r in results if r["case"]["name"] == name)
-    return [
+    found = [
         f"GPU_MANAGER_{key.upper()}={other[key]}" for key in ("policy", "order") if other[key] != first[key]
     ]
+    return found if other.get("preemption") == first.get("preemption") else [*found, PREEMPTION]
+
+
+def _in_words(changes: Sequence[str]) -> str:
+    settings = " and ".join(change for change in changes if change != PREEMPTION)
+    parts = [f"{settings} in the manager's settings"] if settings else []
+    return " and ".join([*parts, *(change for change in changes if change == PREEMPTION)])
+
+
+def by_team(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each run with preemption: what it changed, with a guarantee and without."""
+    found = []
+    for result in results:
+        case = {**result["case"], "name": "", "preemption": False}
+        before = next((other for other in results if {**other["case"], "name": ""} == case), None)
+        if not result["case"].get("preemption") or before is None:
+            continue
+        waits = [
+            f"{who} wait {duration(now)} on average instead of {duration(then)}"
+            for who, has in (("teams with a guarantee", True), ("the others", False))
+            if (now := _mean_wait(result, has)) is not None and (then := _mean_wait(before, has)) is not None
+        ]
+        count, lost_s = (result["summary"][key] for key in ("preemptions", "lost_gpu_s"))
+        found.append(
+            f"Preemption under {before['case']['policy']}, {before['case']['order']}: {', '.join(waits)}; "
+            f"{count:,} preemptions, {duration(lost_s)} of one GPU done again."
+        )
+    return found
+
+
+def _mean_wait(result: dict[str, Any], has_guarantee: bool) -> float | None:
+    teams = [
+        team
+        for team in result["summary"]["teams"].values()
+        if (team["guaranteed"] != "0") == has_guarantee and team["mean_wait_s"] is not None
+    ]
+    jobs = sum(team["jobs"] for team in teams)
+    return sum(team["mean_wait_s"] * team["jobs"] for team in teams) / jobs if jobs else None
 
 
 def _placing(row: Row, first: Row, results: Sequence[dict[str, Any]]) -> str:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,7 @@ class Slurm:
     folder: Path
     mariadb: MariaDB
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    loading: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         (self.folder / "munge.key").write_bytes(os.urandom(1024))
@@ -96,7 +98,8 @@ class Slurm:
                     levels.append((account.name, account.below))
         path = self.folder / f"{cluster}.cfg"
         path.write_text("\n".join(lines) + "\n")
-        done = self._ask("sacctmgr", "-i", "load", str(path))
+        with self.loading:  # two at once deadlock in the database
+            done = self._ask("sacctmgr", "-i", "load", str(path))
         assert done.returncode == 0, done.stdout + done.stderr
 
     def factors(self, cluster: str, tops: Sequence[Share], *, fair_tree: bool) -> dict[str, str]:
