@@ -103,10 +103,10 @@ def team_table(results: Sequence[Result]) -> Table | None:
     several = len(found) > 1
     cells: list[list[Cell]] = []
     for team in found[0]["summary"]["teams"]:
-        for place, result in enumerate(found):
+        for result in found:
             figures = result["summary"]["teams"][team]
             run = [result["case"]["name"]] if several else []
-            cells.append([team if place == 0 else "", *run, *(figures[key] for key, _ in BY_TEAM)])
+            cells.append([team, *run, *(figures[key] for key, _ in BY_TEAM)])
     run_column = [Column("run", "text")] if several else []
     return Table([Column("team", "text"), *run_column, *(column for _, column in BY_TEAM)], cells)
 
