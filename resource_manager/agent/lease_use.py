@@ -10,6 +10,7 @@ from resource_manager.agent.transitions import MAX_COMMAND, MAX_LISTED, is_of, r
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.node_state import NodeState
+from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.settings import Settings
 
 MJ_PER_KWH, W_S_PER_KWH = 3.6e9, 3.6e6
@@ -75,7 +76,7 @@ def sample_leases(
     report: Report,
     before: Mapping[int, LeaseUse],
     samples: Mapping[int, GpuSample],
-    settings: Settings,
+    rules: IdleRules,
     now: float,
     passed_s: float,
 ) -> dict[int, LeaseUse]:
@@ -100,7 +101,7 @@ def sample_leases(
         known = {gpu_id: gpu for gpu_id, gpu in gpus.items() if gpu is not None}
         if not known or len(known) < len(gpus):
             continue
-        is_idle = all(_is_idle(gpu, lease, idle_below(lease, settings)) for gpu in known.values())
+        is_idle = all(_is_idle(gpu, lease, rules.below(lease)) for gpu in known.values())
         use = before.get(lease.fencing_token)
         after = LeaseUse(gpus=len(known)) if use is None else replace(use)
         after.samples += sum(gpu.utilization_percent is not None for gpu in known.values())
@@ -135,16 +136,26 @@ def _is_idle(gpu: GpuReport, lease: Lease, below: float) -> bool:
     )
 
 
-def idle_below(lease: Lease, settings: Settings) -> float:
-    """Return the utilization in percent below which a GPU of the lease counts as idle."""
-    asked = lease.request.idle_below
-    return settings.idle_below if asked is None else asked
+@dataclass(frozen=True, slots=True)
+class IdleRules:
+    """When a lease counts as idle: as its request says, else its team, else the settings."""
+
+    settings: Settings
+    ledger: TeamLedger | None
+
+    def below(self, lease: Lease) -> float:
+        """Return the utilization in percent below which a GPU of the lease counts as idle."""
+        team = None if self.ledger is None else self.ledger.of(lease.request).team.idle_below
+        return _first(lease.request.idle_below, team, self.settings.idle_below)
+
+    def after_s(self, lease: Lease) -> float:
+        """Return the time for which the lease may be idle without a warning."""
+        team = None if self.ledger is None else self.ledger.of(lease.request).team.idle_after_s
+        return _first(lease.request.idle_after_s, team, self.settings.idle_after_s)
 
 
-def idle_after_s(lease: Lease, settings: Settings) -> float:
-    """Return the time for which a lease may be idle without a warning."""
-    asked = lease.request.idle_after_s
-    return settings.idle_after_s if asked is None else asked
+def _first(asked: float | None, team: float | None, usual: float) -> float:
+    return asked if asked is not None else team if team is not None else usual
 
 
 def idle_leases(
@@ -159,6 +170,7 @@ def idle_leases(
 
     `uses` are those of each server, by fencing token.
     """
+    rules = IdleRules(settings, cluster.ledger)
     found: dict[str, float] = {}
     for lease_id in cluster.leases if only is None else only:
         lease = cluster.leases.get(lease_id)
@@ -166,6 +178,6 @@ def idle_leases(
             continue
         sampled = [uses.get(member.node, {}).get(lease.fencing_token) for member in lease.members]
         since = [use.idle_since for use in sampled if use is not None and use.idle_since is not None]
-        if len(since) == len(lease.members) and now - max(since) >= idle_after_s(lease, settings):
+        if len(since) == len(lease.members) and now - max(since) >= rules.after_s(lease):
             found[lease_id] = max(since)
     return found

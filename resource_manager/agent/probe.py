@@ -824,8 +824,11 @@ def read_npu_smi(text: str, find_process: FindProcess) -> tuple[str | None, list
 
 # ---- processes ----
 
-JOB_KEY = re.compile(r"gpu-[A-Za-z0-9_.-]{0,60}-[0-9a-f]{8}-\d{1,20}")
-"""Name of a lease's job, which the launchers give to its directory, its container, or its cgroup."""
+JOB_KEY = re.compile(r"gpu-[A-Za-z0-9_.-]{0,60}-[0-9a-f]{8}-\d{1,20}(?:\.\d{1,5})?")
+"""Name of a lease's job, which the launchers give to its directory, its container, or its cgroup.
+
+That of a gang's member ends in its rank.
+"""
 REGISTRATION = re.compile(rf"/memfd:({JOB_KEY.pattern}) \(deleted\)")
 """Descriptor of a process that registered itself."""
 

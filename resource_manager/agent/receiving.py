@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from resource_manager.agent.health import load_health_table
-from resource_manager.agent.lease_use import GpuSample, LeaseUse, idle_after_s, sample_gpus, sample_leases
+from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
 from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
 from resource_manager.agent.transitions import Rules, transitions
@@ -119,7 +119,7 @@ class ReportReceiver:
         def read(cluster: ClusterState, now: float) -> tuple[list[Change], dict[str, Any]]:
             changes = judge(cluster, now)
             state = _node(cluster, report.server)
-            self._sample(state, report, before, record)
+            self._sample(state, report, before, record, IdleRules(self._manager.settings, cluster.ledger))
             return changes, {} if changes else self._answer(cluster, state)
 
         changes, answer = self._manager.look(read, STATE_MAX_AGE_S)
@@ -135,20 +135,21 @@ class ReportReceiver:
             )
         return answer
 
-    def _sample(self, state: NodeState, report: Report, before: Record | None, record: Record) -> None:
+    def _sample(
+        self, state: NodeState, report: Report, before: Record | None, record: Record, rules: IdleRules
+    ) -> None:
         """Add to the record what the report says of the use; warn of leases that became idle by it."""
-        settings = self._manager.settings
         uses, samples, passed_s = {}, {}, 0.0
         if before is not None:
             uses, samples = before.leases, before.gpus
             passed_s = min(record.received_at - before.received_at, SILENT_INTERVALS * before.interval_s)
         record.gpus = sample_gpus(state, report)
-        record.leases = sample_leases(state, report, uses, samples, settings, record.received_at, passed_s)
+        record.leases = sample_leases(state, report, uses, samples, rules, record.received_at, passed_s)
         tokens = {lease.fencing_token: lease for lease in state.leases.values()}
         for token, use in record.leases.items():
             if token not in tokens:
                 continue
-            limit_s = idle_after_s(tokens[token], settings)
+            limit_s = rules.after_s(tokens[token])
             if use.idle_since is None or record.received_at - use.idle_since < limit_s:
                 continue
             if before is None or before.received_at - use.idle_since < limit_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -30,6 +31,9 @@ UNKNOWN_UUID = "unknown uuid"
 MISSING_UUID = "uuid missing"
 SERVER = -1
 """Key under which clean reports of the server are counted, beside those of GPUs."""
+
+_TOKEN = re.compile(r"-(\d+)(?:\.\d+)?$")
+"""Fencing token in the name of a lease's job, before the rank of a gang's member."""
 
 MAX_REASON = 240
 MAX_LISTED = 8
@@ -240,7 +244,8 @@ def has_unmarked_job(lease: Lease) -> bool:
 def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:
     """Return True if the process belongs to that lease, by the mark of its job or by the lease's id."""
     if process.job is not None:
-        return process.job.endswith(f"-{fencing_token}")
+        token = _TOKEN.search(process.job)
+        return token is not None and int(token[1]) == fencing_token
     return process.lease_id == lease_id
 
 

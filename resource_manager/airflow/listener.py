@@ -1,12 +1,13 @@
 """End leases when Airflow reports that their task or DAG run has ended, ahead of the reconciler.
 
-Airflow calls these hooks in workers, the API server and the scheduler. A separate thread does all the work,
+Airflow calls these hooks in workers, the API server and the scheduler. A separate thread ends the leases,
 so that none of them waits. Safety does not depend on it: the reconciler ends every lease that it misses.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +23,14 @@ from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity
 
 logger = logging.getLogger(__name__)
+
+
+@hookimpl
+def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
+    """Make the process of a task in a `gpu_lease` known by its lease; a DAG with one has the module."""
+    lease = sys.modules.get("resource_manager.airflow.operators.lease")
+    if lease is not None and isinstance(task_instance, RuntimeTaskInstance):
+        lease.join_lease(task_instance)
 
 
 @hookimpl

@@ -17,7 +17,7 @@ from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.member_watch import MemberWatch
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted, note, noted
-from resource_manager.airflow.use_meter import GPU_USAGE, UseMeter, gpus_of, idle_s_of
+from resource_manager.airflow.use_meter import GPU_USAGE, IdleWarning, UseMeter, gpus_of
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
@@ -267,7 +267,7 @@ class JobTrigger(_Trigger):
         self._threads: ThreadPoolExecutor | None = None
         self._measured_at = 0.0
         self._use = UseMeter()
-        self._is_idle = False
+        self._idle = IdleWarning(self.log)
         self._warned_of = ""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -315,13 +315,7 @@ class JobTrigger(_Trigger):
             self.log.debug("the use of the GPUs is not known: %s", error)
         else:
             self._use.add(gpus)
-            idle_s = idle_s_of(gpus, lease_id)
-            if idle_s is not None and not self._is_idle:
-                self.log.warning(
-                    "the GPUs of this task have computed nothing for %.0f s; nothing is released by itself",
-                    idle_s,
-                )
-            self._is_idle = idle_s is not None
+            self._idle.see(gpus, lease_id)
 
     async def _warn_of_maintenance(self) -> None:
         """Say in the task's log, once a window, that the job still runs in it."""

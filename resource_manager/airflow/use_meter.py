@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from resource_manager.agent.use import GpuUse, use_of
 from resource_manager.airflow.hook import Manager
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.results import Allocation
+
+LOOK_EVERY_S = 60.0
+"""Time between two looks of a task's process at whether its lease is idle."""
 
 GPU_USAGE = "gpu_usage"
 """XCom with a summary of `UseMeter`, and its key in a trigger's event."""
@@ -28,6 +33,42 @@ def idle_s_of(gpus: Iterable[GpuUse], lease_id: str) -> float | None:
     """Return the time for which the lease has computed nothing, once that is longer than it may."""
     leases = (lease for gpu in gpus for lease in gpu["leases"] if lease["task_id"] == lease_id)
     return next((lease["idle_s"] for lease in leases), None)
+
+
+class IdleWarning:
+    """Warning in a task's log that its GPUs compute nothing: once, and again after they have computed."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._is_idle = False
+
+    def see(self, gpus: Iterable[GpuUse], lease_id: str) -> None:
+        """Warn if the lease has become idle."""
+        idle_s = idle_s_of(gpus, lease_id)
+        if idle_s is not None and not self._is_idle:
+            self._log.warning(
+                "the GPUs of this task have computed nothing for %.0f s; nothing is released by itself",
+                idle_s,
+            )
+        self._is_idle = idle_s is not None
+
+
+def warn_when_idle(manager: Manager, allocation: Allocation, log: Any) -> threading.Event:
+    """Watch the lease in a thread of this process, until the returned event is set or the process ends."""
+    over = threading.Event()
+    lease_id = allocation["task_id"]
+    servers = list({member["server_name"] for member in allocation["members"]})
+
+    def watch() -> None:
+        warning = IdleWarning(log)
+        while not over.wait(LOOK_EVERY_S):
+            try:
+                warning.see(gpus_of(manager, servers, lease_id), lease_id)
+            except Exception as error:  # the task goes on without a warning
+                log.debug("the use of the GPUs is not known: %s", error)
+
+    threading.Thread(target=watch, name="gpu-idle", daemon=True).start()
+    return over
 
 
 class UseMeter:

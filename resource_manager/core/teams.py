@@ -27,7 +27,7 @@ class Team:
     `guaranteed` is the sum of `guaranteed_by_type`, if that is given. `limit` is never exceeded. `weight` is
     the team's share of what no guarantee needs. The numbers of `parent` bound all teams below it together.
     `max_runtime_s` bounds a lease's runtime, `max_gpus_per_owner` the GPUs of one owner. `min_runtime_s`
-    replaces the one of all teams.
+    replaces the one of all teams, `idle_below` (percent) and `idle_after_s` those of the settings.
     """
 
     name: str
@@ -39,6 +39,8 @@ class Team:
     max_runtime_s: float | None = None
     max_gpus_per_owner: Amount | None = None
     min_runtime_s: float | None = None
+    idle_below: float | None = None
+    idle_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +214,7 @@ TEAM_NAMES = {
     "max_runtime": "max_runtime_s",
     "max_gpus_per_owner": "max_gpus_per_owner",
     "min_runtime": "min_runtime_s",
+    "idle_below": "idle_below",
+    "idle_after": "idle_after_s",
 }
 """Key of a team's table -> field of `Team`."""

@@ -198,6 +198,8 @@ class TeamView(TypedDict):
     max_runtime_s: float | None
     max_gpus_per_owner: Amount | None
     min_runtime_s: float | None
+    idle_below: float | None
+    idle_after_s: float | None
     held: Amount
     borrowed: Amount
     held_by_type: dict[str, Amount]

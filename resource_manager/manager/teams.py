@@ -110,6 +110,8 @@ def _view(account: Account, waiting: int, asked: int) -> TeamView:
         "max_runtime_s": team.max_runtime_s,
         "max_gpus_per_owner": team.max_gpus_per_owner,
         "min_runtime_s": team.min_runtime_s,
+        "idle_below": team.idle_below,
+        "idle_after_s": team.idle_after_s,
         "held": _gpus(account.held),
         "borrowed": _gpus(max(account.held - account.guaranteed, 0)),
         "held_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},

@@ -73,6 +73,12 @@ class TeamTable(BaseModel):
     min_runtime: Duration | None = Field(
         default=None, description="Time after its start in which the team's leases are not preempted."
     )
+    idle_below: Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)] | None = Field(
+        default=None, description="Utilization in percent below which a GPU of the team's leases is idle."
+    )
+    idle_after: Annotated[Duration, Field(gt=0)] | None = Field(
+        default=None, description="Time for which the team's leases may be idle without a warning."
+    )
 
     def team(self, name: str) -> Team:
         """Return the rules of the team of that name."""

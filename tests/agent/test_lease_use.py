@@ -10,6 +10,7 @@ import pytest
 from resource_manager.agent.lease_use import idle_leases
 from resource_manager.agent.receiving import records_of
 from resource_manager.agent.use import use_of
+from resource_manager.core.teams import Team, Teams
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.agent.reporting import gpu, process, server, uuid
 from tests.agent.test_receiving import Service
@@ -74,6 +75,22 @@ def test_a_task_says_itself_when_it_is_idle_and_what_is_unknown_is_not_idle(serv
     for _ in range(8):
         service.report(gpu(0), gpu(1, utilization_percent=2))
     assert idle(service).keys() == {"modest"}, "no process of it is left"
+
+
+def test_a_team_says_when_its_leases_are_idle_and_a_task_says_otherwise(service: Service) -> None:
+    modest = Team("modest", idle_below=1.0, idle_after_s=30.0)
+    service.manager.apply_teams(Teams((modest, Team("plain"))))
+    service.allocate("own", 1, team="modest", gpu_milli=500)
+    service.allocate("asked", 1, team="modest", gpu_milli=500, idle_after=1000)
+    for _ in range(5):
+        service.report(gpu(0), gpu(1))
+    assert idle(service).keys() == {"own"}
+    service.manager.release_resources("own")
+    service.manager.release_resources("asked")
+    service.allocate("other", 1, team="plain")
+    for _ in range(5):
+        service.report(gpu(0), gpu(1))
+    assert idle(service) == {}, "as the settings say"
 
 
 def test_the_gauges_say_whose_a_gpu_is_and_what_it_does(service: Service, tmp_path: Path) -> None:

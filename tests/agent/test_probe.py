@@ -321,6 +321,8 @@ def test_a_job_is_found_in_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(probe, "read_text", texts.get)
     assert probe.owner_of(7) == (None, "gpu-train-0123abcd-42", "cgroup")
+    texts["/proc/7/cgroup"] = "0::/gpu-train-0123abcd-42.3\n"
+    assert probe.owner_of(7) == (None, "gpu-train-0123abcd-42.3", "cgroup"), "of a gang's member"
 
 
 def test_xids_are_read_from_the_kernels_log() -> None:

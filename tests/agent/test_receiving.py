@@ -113,7 +113,7 @@ def test_a_freed_gpu_is_granted_once_no_process_of_its_lease_is_left(service: Se
     assert [each["gpu_id"] for each in answer["cleaning"]] == [0]
     assert answer["next_s"] == 0.5
     assert "next" in {entry["task_id"] for entry in service.manager.queue()}
-    child = process(job=f"gpu-t-0a1b2c3d-{lease['fencing_token']}", lease_source="cgroup")
+    child = process(job=f"gpu-t-0a1b2c3d-{lease['fencing_token']}.1", lease_source="cgroup")
     service.report(gpu(0, processes=[child]), gpu(1), after_s=0.5)
     assert service.manager.queue(), "a child in the job's cgroup is of the lease, too"
     service.report(gpu(0), gpu(1), after_s=0.5)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from resource_manager.agent.receiving import ReportReceiver
+from resource_manager.agent.reports import read_report
 from resource_manager.airflow.demand import demand_of, submit
 from resource_manager.airflow.operators import GPUAllocateOperator
 from resource_manager.jobs.task_identity import TaskIdentity
+from tests.agent.reporting import as_text, gpu, report
 
 
 def ask(
@@ -23,3 +26,9 @@ def ask(
     operator = GPUAllocateOperator(task_id="t", gpus=gpus, cpus=cpus, **more)
     demand = demand_of(operator, {}, task.lease_id, quarantine=True)
     return submit(manager, demand.model_copy(update={"labels": {**task.labels, **(labels or {})}}), task)
+
+
+def report_of(manager: Any, **known: Any) -> None:
+    """Receive a report of the lease's two GPUs from the server that holds it."""
+    text = as_text(report(manager.store.now(), *(gpu(number, **known) for number in range(2))))
+    ReportReceiver(manager).receive(read_report(text), text)

@@ -20,14 +20,17 @@ with warnings.catch_warnings():
         from airflow.sdk.exceptions import AirflowSkipException
     except ImportError:
         from airflow.exceptions import AirflowSkipException
+    from resource_manager.airflow import use_meter
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
 
 from resource_manager.agent.probe import registered_job
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.launchers.base import job_key
-from tests.airflow.asking import ask
+from tests.agent.reporting import server
+from tests.airflow.asking import ask, report_of
 from tests.airflow.tasks import TASK, context_of
+from tests.eventually import wait_for
 
 
 def made(function, **arguments):
@@ -62,6 +65,19 @@ def test_the_function_and_what_it_starts_are_known_as_the_leases_job(manager):
     lease, registered, inherited = made(owners).execute(context_of())
     assert registered == job_key(lease["task_id"], lease["fencing_token"])
     assert inherited == lease["task_id"]
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_a_function_whose_gpus_compute_nothing_is_told_so_in_its_log(manager, monkeypatch, capfd):
+    monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)
+    said = []
+
+    def compute_nothing():
+        report_of(manager, utilization_percent=0)
+        wait_for(lambda: said.append(capfd.readouterr().out) or "have computed nothing for" in "".join(said))
+
+    made(compute_nothing, idle_after=1e-6).execute(context_of())
+    assert "".join(said).count("have computed nothing for") == 1
 
 
 @pytest.fixture

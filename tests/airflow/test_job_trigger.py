@@ -16,16 +16,14 @@ with warnings.catch_warnings():
     from resource_manager.airflow.triggers import JobTrigger, TriggerState
     from resource_manager.airflow.use_meter import UseMeter, usage_line
 
-from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.agent.reports import read_report
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.maintenance import as_text as utc
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.maintenance import WindowForm
-from tests.agent.reporting import as_text, gpu, report, server
-from tests.airflow.asking import ask
+from tests.agent.reporting import server
+from tests.airflow.asking import ask, report_of
 from tests.airflow.tasks import TASK, fire
 
 
@@ -80,12 +78,6 @@ def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
     before = manager.status_of(TASK.lease_id)["expires_at"]
     assert fire(trigger)["exit_code"] == 0
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
-
-
-def report_of(manager, **known):
-    """Receive a report of the lease's two GPUs from the server that holds it."""
-    text = as_text(report(manager.store.now(), *(gpu(number, **known) for number in range(2))))
-    ReportReceiver(manager).receive(read_report(text), text)
 
 
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])

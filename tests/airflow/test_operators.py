@@ -1,27 +1,36 @@
 """Operators: the job of a training, the lease of a task group, and their ends."""
 
+import os
+import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from airflow.sdk import DAG, BaseOperator, task_group
+    from airflow.sdk import DAG, BaseOperator, TaskGroup, task_group
 
     try:  # since 3.2
         from airflow.sdk.exceptions import TaskDeferred
     except ImportError:
         from airflow.exceptions import TaskDeferred
 
-    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, training
+    from resource_manager.airflow import use_meter
+    from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, lease, training
     from resource_manager.airflow.triggers import TriggerState
     from resource_manager.airflow.version_compat import AirflowException, AirflowTaskTerminated
 
+from resource_manager.agent.probe import registered_job
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.teams import Team, Teams
+from resource_manager.jobs.launchers.base import job_key
+from tests.agent.reporting import server
+from tests.airflow.asking import report_of
 from tests.airflow.tasks import TASK, context_of, fire
+from tests.eventually import wait_for
 
 
 def started(launcher, **arguments):
@@ -43,6 +52,33 @@ def test_numbers_and_none_of_native_templates_are_accepted(manager, gpu_launcher
 
 
 ONE_GPU = [Node("a", 0, {"cpus": 8}, (Gpu(0, "A100", memory_mib=81920),))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes register themselves on Linux")
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_a_task_in_a_lease_is_known_as_its_job_and_told_when_it_idles(manager, monkeypatch, capfd):
+    monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)
+    with DAG("d") as dag, gpu_lease(gpus=2, idle_after=1e-6):
+        BaseOperator(task_id="before")
+        with TaskGroup("inner"):
+            BaseOperator(task_id="work")
+    BaseOperator(task_id="outside", dag=dag)
+    allocation = dag.get_task("gpu_lease.allocate").execute(context_of(replace(TASK, task_id="allocate")))
+    pulled = []
+
+    def pull(task_ids):
+        pulled.append(task_ids)
+        return allocation
+
+    for task_id in ("outside", "gpu_lease.allocate", "gpu_lease.release"):
+        lease.join_lease(SimpleNamespace(task=dag.get_task(task_id), xcom_pull=pull))
+    assert pulled == []
+    lease.join_lease(SimpleNamespace(task=dag.get_task("gpu_lease.inner.work"), xcom_pull=pull))
+    assert pulled == ["gpu_lease.allocate"]
+    assert registered_job(os.getpid()) == job_key(allocation["task_id"], allocation["fencing_token"])
+    report_of(manager, utilization_percent=0)
+    said = []
+    wait_for(lambda: said.append(capfd.readouterr().out) or "have computed nothing for" in "".join(said))
 
 
 @pytest.mark.parametrize("gpu_inventory", [ONE_GPU])

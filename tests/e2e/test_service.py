@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from resource_manager.jobs.launchers.base import job_key
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 from tests.e2e.servers import Service
 
@@ -39,9 +40,13 @@ def test_a_sensor_and_a_lease_go_through_the_service(served):
     wait_for(lambda: run.states()["available"] == "deferred", what="a sensor that waits")
     first.finish()
     run.wait_until("success")
-    assert "on 0,1,2,3,4,5,6,7 of here" in run.log(task_id="gpu_lease.step")
-    owners = [request["owner"] for request in served.grants() if run.run_id in request["lease_id"]]
-    assert owners == [Service.USER]
+    log = run.log(task_id="gpu_lease.step")
+    grants = [change["lease"] for change in served.history("granted")]
+    [lease] = [lease for lease in grants if run.run_id in lease["request"]["lease_id"]]
+    assert "on 0,1,2,3,4,5,6,7 of here" in log
+    key = job_key(lease["request"]["lease_id"], lease["fencing_token"])
+    assert f"memfd:{key} (deleted)" in log, "the task's process is known by its lease"
+    assert lease["request"]["owner"] == Service.USER
 
 
 def test_a_job_marked_failed_is_stopped_through_the_service(served):

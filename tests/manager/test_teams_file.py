@@ -29,6 +29,8 @@ weight = 2
 parent = "research"
 max_runtime = "3d"
 max_gpus_per_owner = 8
+idle_below = 10
+idle_after = "2h"
 """
 
 
@@ -40,7 +42,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_a_file_states_the_rules(tmp_path: Path) -> None:
     rules = load_teams(written(tmp_path, GOOD))
-    vision = Team("vision", 16, {"A100": 8, "H100": 8}, 24, 2.0, "research", 259_200.0, 8)
+    vision = Team("vision", 16, {"A100": 8, "H100": 8}, 24, 2.0, "research", 259_200.0, 8, None, 10.0, 7200.0)
     assert rules == Teams((Team("research", 20), vision), True, 300.0, 10.0, gpu_weights={"A100": 2})
     assert TeamsTable.model_validate(stated(rules)).rules() == rules
 
@@ -53,6 +55,8 @@ def test_a_file_states_the_rules(tmp_path: Path) -> None:
         ("preemption = 1\n", 1, "preemption: "),
         ("# hi\n\nmin_runtime = '3 weeks'\n", 3, "must be seconds or a text such as 45s"),
         ("[teams.a]\nlimit = 3\n[teams.'b c']\nweight = 1\nlimit = 'x'\n", 5, "teams.b c.limit: "),
+        ("[teams.a]\nidle_below = 101\n", 2, "teams.a.idle_below: "),
+        ("[teams.a]\nidle_after = 0\n", 2, "teams.a.idle_after: "),
         ("[teams.a]\nlimit = \n", 2, "Invalid value"),
         ("[teams]\nx = { limit = 'a' }\n", 2, "teams.x.limit: "),
     ],

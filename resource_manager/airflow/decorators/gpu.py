@@ -18,6 +18,7 @@ from resource_manager.airflow.demand import seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
+from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
@@ -146,6 +147,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         token, outcome = allocation["fencing_token"], Outcome.FAILED
         devices |= lease_environment(*gpus) | {"GPU_LEASE_ID": allocation["task_id"]}
         register_process(allocation["task_id"], token)
+        task_over = warn_when_idle(manager, allocation, self.log)
         before = {name: os.environ.get(name) for name in devices}
         os.environ.update(devices)
         try:
@@ -154,6 +156,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             outcome = Outcome.SUCCESS
             return result
         finally:
+            task_over.set()
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)

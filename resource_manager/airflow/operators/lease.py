@@ -14,11 +14,13 @@ from resource_manager.airflow.demand import end_entry
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.triggers import identity_of
+from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
+from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation
 
@@ -123,6 +125,31 @@ def _succeeded(task_instance: Any, task_id: str) -> bool:
     )
     found = states.get(task_instance.run_id, {}).values()
     return bool(found) and all(state == "success" for state in found)
+
+
+def join_lease(task_instance: Any) -> None:
+    """Make this process a job of the `gpu_lease` around its task, if there is one; warn when that idles."""
+    allocate = _allocate_around(task_instance.task)
+    if allocate is None:
+        return
+    mapped = next(allocate.iter_mapped_task_groups(), None) is not None
+    index = {"map_indexes": task_instance.map_index} if mapped else {}
+    allocation = task_instance.xcom_pull(task_ids=allocate.task_id, **index)
+    if allocation:
+        register_process(allocation["task_id"], allocation["fencing_token"])
+        warn_when_idle(GPUManagerHook(allocate.gpu_conn_id).get_conn(), allocation, allocate.log)
+
+
+def _allocate_around(task: Any) -> Any:
+    """Return the allocation of the innermost group with one that the task is in; None for its own tasks."""
+    own = ("GPUAllocateOperator", "GPUReleaseOperator")
+    group = task.task_group
+    while task.task_type not in own and group is not None and group.parent_group is not None:
+        for child in group.children.values():
+            if getattr(child, "task_type", "") == own[0]:
+                return child
+        group = group.parent_group
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ with DAG("service_lease", schedule=None, catchup=False) as service_lease:
     with gpu_lease(**through_service) as lease:
         step = BashOperator(
             task_id="step",
-            bash_command="echo on $CUDA_VISIBLE_DEVICES of $GPU_SERVER",
+            bash_command="ls -l /proc/$PPID/fd; echo on $CUDA_VISIBLE_DEVICES of $GPU_SERVER",
             env=lease.environment(),
             append_env=True,
         )
