@@ -164,15 +164,16 @@ def pending(url: str, seconds: float) -> dict[str, Any]:
     def pair_of(servers: int, waiting: int) -> Callable[[], object]:
         manager = open_manager(url, servers)
         manager.reset_resources()
-        full = [
-            {"task_id": f"holder-{i}", "required_gpus": 8, "required_cpus": 1} for i in range(servers - 1)
-        ]
-        manager.allocate_batch(full)
+        # No pending request, which asks for a whole server, ever fits.
+        for name, gpus in [*((f"holder-{i}", 8) for i in range(servers - 1)), ("beside", 4)]:
+            manager.allocate_resources(name, gpus, 1)
         for i in range(waiting):
             manager.submit(f"waits-{i}", 8, 60)
 
         def pair() -> None:
-            if manager.allocate_resources("bench", 1, 1) is None or not manager.release_resources("bench"):
+            if manager.allocate_resources("bench", 2, 1, priority=1) is None or not manager.release_resources(
+                "bench"
+            ):
                 raise RuntimeError("the place that is kept for the benchmark was taken")
 
         return pair

@@ -47,6 +47,7 @@ from resource_manager.core.models import (
 )
 from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate
+from resource_manager.core.pending import PendingRequests
 from resource_manager.core.team_ledger import TeamLedger, Use
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
@@ -94,7 +95,7 @@ class ClusterState(NodeIndex):
         self.last_node: str | None = None
         self.leases: dict[str, Lease] = {}
         self.remainders: dict[str, Lease] = {}
-        self.pending: dict[str, PendingRequest] = {}
+        self.pending = PendingRequests()
         self.ledger: TeamLedger | None = None
         """What each team holds; None without rules of teams, so that it then costs nothing."""
         self.windows: tuple[Window, ...] = ()
@@ -178,7 +179,7 @@ class ClusterState(NodeIndex):
         for lease in held:
             cluster._restore_lease(lease)
         cluster._restore_gpus(snapshot)
-        cluster.pending = {pending.lease_id: pending for pending in snapshot.pending}
+        cluster.pending = PendingRequests(snapshot.pending)
         cluster.version = snapshot.version
         cluster.last_fencing_token = snapshot.last_fencing_token
         cluster.sequence = snapshot.sequence

@@ -47,6 +47,9 @@ from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
 from resource_manager.scheduling.victims import place_of
 
+CLOCK_JITTER_S = 1.0
+"""Seconds by which two readings of a server's clock, estimated from its answers, may be out of order."""
+
 
 def allocate(
     cluster: ClusterState, request: Request, policy: Policy, now: float, order: QueueDiscipline | None = None
@@ -104,9 +107,16 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
 
 
 def enqueue(cluster: ClusterState, requests: Iterable[Request], now: float) -> list[Change]:
-    """Return the changes that put the requests at the end of the queue, in that order."""
+    """Return the changes that put the requests at the end of the queue, in that order.
+
+    Estimates of a server's clock differ by milliseconds: within `CLOCK_JITTER_S` none is queued before those
+    ahead of it.
+    """
+    queued_at = now
+    if (last := cluster.pending.last) is not None and now < last.queued_at <= now + CLOCK_JITTER_S:
+        queued_at = last.queued_at
     return [
-        Queued(request, now, sequence, now)
+        Queued(request, queued_at, sequence, now)
         for sequence, request in enumerate(requests, start=cluster.sequence + 1)
     ]
 

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Request
+from resource_manager.core.pending import arrival
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling.decayed_use import by_fair_tree, by_fair_usage
@@ -109,7 +110,7 @@ class QueueDiscipline:
 
 def by_arrival(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests in the order of arrival."""
-    return sorted(cluster.pending.values(), key=lambda pending: pending.sequence)
+    return cluster.pending.by(arrival)
 
 
 def by_priority(cluster: ClusterState, now: float) -> list[PendingRequest]:
@@ -118,9 +119,9 @@ def by_priority(cluster: ClusterState, now: float) -> list[PendingRequest]:
     A request counts as pending for at least as long as any that arrived after it, so requests of equal
     priority keep the order of arrival even if the clock was set back in between.
     """
+    if cluster.pending.is_in_time:
+        return cluster.pending.by(_aged)
     arrived = by_arrival(cluster, now)
-    if len({pending.request.priority for pending in arrived}) < 2:
-        return arrived
     keys: list[float] = []
     queued_at = math.inf
     for pending in reversed(arrived):
@@ -128,6 +129,11 @@ def by_priority(cluster: ClusterState, now: float) -> list[PendingRequest]:
         keys.append((queued_at - now) / PRIORITY_AGEING_S - pending.request.priority)
     keys.reverse()
     return [arrived[place] for place in sorted(range(len(arrived)), key=keys.__getitem__)]
+
+
+def _aged(pending: PendingRequest) -> tuple[float, int]:
+    """Return the key of the order by priority: all age alike, so the order of two never changes."""
+    return (pending.queued_at / PRIORITY_AGEING_S - pending.request.priority, pending.sequence)
 
 
 def runtime_s(request: Request) -> float:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Queued
+from resource_manager.core.changes import Cancelled, Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Node, Request
+from resource_manager.core.models import Node, PendingRequest, Request
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
@@ -299,3 +299,38 @@ def test_backfill_delays_no_earlier_request(
         for task_id, start in starts.items():
             assert cluster.started[task_id] <= start
         starts = cluster.started
+
+
+class TestOrdersThatAreKept:
+    """The kept orders equal sorting anew, whatever came and went, also inside a trial."""
+
+    @given(st.data())
+    def test_equal_sorting_anew(self, data: st.DataObject) -> None:
+        cluster = ClusterState([node("s", 8, 64)])
+        now = 1_000.0
+        for number in range(data.draw(st.integers(1, 12))):
+            now += data.draw(st.sampled_from([0.0, 0.3, 5_000.0, -0.2, -7_000.0]))
+            pending = sorted(cluster.pending)
+            if pending and data.draw(st.booleans()):
+                with cluster.trial():
+                    cluster.apply(Cancelled(data.draw(st.sampled_from(pending)), now))
+                cluster.apply(Cancelled(data.draw(st.sampled_from(pending)), now))
+            else:
+                request = Request(f"r{number}", gpus=1, priority=data.draw(st.integers(0, 2)))
+                for change in allocator.enqueue(cluster, [request], now):
+                    cluster.apply(change)
+            arrived = sorted(cluster.pending.values(), key=lambda entry: entry.sequence)
+            assert get_order("fifo")(cluster, now) == arrived
+
+            def aged(entry: PendingRequest, arrived: list[PendingRequest] = arrived) -> float:
+                since = min(later.queued_at for later in arrived[arrived.index(entry) :])
+                return since / PRIORITY_AGEING_S - entry.request.priority
+
+            assert get_order("priority")(cluster, now) == sorted(arrived, key=aged)
+
+    def test_the_clock_of_a_server_may_be_estimated_differently(self) -> None:
+        cluster = ClusterState([node("s", 8, 64)])
+        for number, now in enumerate((10.0, 9.5, 8.0)):
+            for change in allocator.enqueue(cluster, [Request(f"r{number}", gpus=1)], now):
+                cluster.apply(change)
+        assert [entry.queued_at for entry in cluster.pending.values()] == [10.0, 10.0, 8.0]
