@@ -115,7 +115,7 @@ def test_a_window_on_a_real_store_opens_by_itself(
         assert done.exit_code == 0, done.output
         return done.output
 
-    times = ("--from", as_text(begin), "--until", datetime.fromtimestamp(time.time() + 1.5, UTC).isoformat())
+    times = ("--from", as_text(begin), "--until", as_text(begin + 3600.0))
     assert "(open): new fans" in run("maintenance", "add", "a", *times, "--reason", "new fans")
     run("submit", "long", "--gpus", "2", "--expected-runtime", "60")
     (waiting,) = json.loads(run("queue", "--json"))
@@ -123,6 +123,10 @@ def test_a_window_on_a_real_store_opens_by_itself(
     assert "new fans" in waiting["reason"]
     assert "new fans" in CliRunner().invoke(main, ["--store", url, "explain", "--gpus", "2"]).output
     with closing(GPUResourceManager(Settings(store=url))) as manager:
+        until = datetime.fromtimestamp(time.time() + 3.0, UTC).isoformat()
+        manager.add_maintenance(WindowForm.of(servers=["a"], **{"from": as_text(begin), "until": until}))
+        manager.remove_maintenance(1)
+        assert not manager.leases()
         wait_for(lambda: manager.expire_and_schedule() or manager.leases())
     assert run("maintenance", "list") == "no maintenance windows\n"
 
