@@ -59,7 +59,8 @@ def publish_instance() -> str:
         before = database.get(VARIABLE)
         if before is not None and configured in (None, before):
             return instance_in_variable(before)
-        wanted = configured or secrets.token_hex(ID_BYTES)
+        # The letter, since Airflow's REST API reads a Variable like 710e3660 as a number and answers Infinity.
+        wanted = configured or f"a{secrets.token_hex(ID_BYTES)}"
         if database.set(VARIABLE, wanted, before, DESCRIPTION):
             return wanted
     raise SettingsError(

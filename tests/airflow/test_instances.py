@@ -383,6 +383,12 @@ def test_api_servers_that_start_at_once_publish_one_id(database, instance):
         assert publish_instance() in made, "a restart keeps the id"
 
 
+def test_an_id_is_never_a_number_to_airflows_rest_api(database, instance, monkeypatch):
+    monkeypatch.setattr(airflow_instance.secrets, "token_hex", lambda _: "710e3660")
+    with instance(None), pytest.raises(ValueError):
+        json.loads(publish_instance())
+
+
 def test_a_second_api_server_uses_the_id_of_the_first(database, instance, monkeypatch):
     def meanwhile(_):
         assert database.set(VARIABLE, "first", None)
