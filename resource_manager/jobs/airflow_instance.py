@@ -59,7 +59,7 @@ def publish_instance() -> str:
         before = database.get(VARIABLE)
         if before is not None and configured in (None, before):
             return instance_in_variable(before)
-        # The letter, since Airflow's REST API reads a Variable like 710e3660 as a number and answers Infinity.
+        # With a letter first, since Airflow's REST API reads 710e3660 as a number and answers Infinity.
         wanted = configured or f"a{secrets.token_hex(ID_BYTES)}"
         if database.set(VARIABLE, wanted, before, DESCRIPTION):
             return wanted
