@@ -145,8 +145,8 @@ class Bench(Stack):
                 found |= {str(connection.laddr.port) for connection in process.net_connections("tcp")}
         return found
 
-    def start(self, name):
-        self.spawn(name, [str(Path(sys.executable).parent / "airflow"), name])
+    def start(self, name, *options):
+        self.spawn(name, [str(Path(sys.executable).parent / "airflow"), name, *options])
 
     def run(self, dag_id, **conf):
         """Start a run and return it."""

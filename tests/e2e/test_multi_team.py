@@ -34,6 +34,9 @@ def airflow(tmp_path_factory):
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps([bundle]),
     }
     with OfVision(home, **settings) as bench:
+        bench.start(
+            "triggerer", "--team-name", "vision", "--skip-serve-logs"
+        )  # the usual one has other triggers
         yield bench
 
 
