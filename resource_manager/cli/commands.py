@@ -77,21 +77,22 @@ def wide_option(command: F) -> F:
 @click.option(
     "--watch", "interval_s", is_flag=False, flag_value=2.0, type=float, help="Repeat every SECONDS."
 )
+@wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def status(target: Target, interval_s: float | None, as_json: bool) -> None:
+def status(target: Target, interval_s: float | None, wide: bool, as_json: bool) -> None:
     """Show servers, leases and the queue."""
     check_interval("--watch", interval_s)
     if interval_s is None:
-        _show_status(target, as_json)
+        _show_status(target, wide, as_json)
         return
     from rich.live import Live
 
     try:
         if as_json or not tables.console().is_terminal:
             while True:
-                _show_status(target, as_json)
+                _show_status(target, wide, as_json)
                 time.sleep(interval_s)
         with Live(_status(target), console=tables.console(), screen=True) as live:
             while True:
@@ -101,12 +102,12 @@ def status(target: Target, interval_s: float | None, as_json: bool) -> None:
         return
 
 
-def _show_status(target: Target, as_json: bool) -> None:
+def _show_status(target: Target, wide: bool, as_json: bool) -> None:
     if as_json:
         print_json(target.manager.get_resource_summary())
     else:
         shown = _status(target)  # before rich is loaded, since this may fail
-        tables.console().print(shown)
+        tables.console(wide=wide).print(shown)
 
 
 def _status(target: Target) -> Any:
@@ -357,13 +358,14 @@ def _changes(manager: Any, after: int | None, limit: int, renewals: bool) -> lis
 
 
 @main.command(cls=DemandCommand)
+@wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def explain(target: Target, /, as_json: bool, **options: Any) -> None:
+def explain(target: Target, /, wide: bool, as_json: bool, **options: Any) -> None:
     """Show whether this request would be granted now, where, or why not; exit with 1 if not."""
     answer = target.manager.explain(demand_of(probe_id(), options))
-    print_json(answer) if as_json else tables.console().print(tables.explanation(answer))
+    print_json(answer) if as_json else tables.console(wide=wide).print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)
 

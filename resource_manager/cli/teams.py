@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager.cli.base import print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError
 from resource_manager.lazy import lazy_module
@@ -20,14 +20,15 @@ else:  # loads rich, which no command with --json needs
 
 
 @main.group(invoke_without_command=True)
+@wide_option
 @json_option
 @click.pass_context
 @exit_codes
-def teams(context: click.Context, as_json: bool) -> None:
+def teams(context: click.Context, wide: bool, as_json: bool) -> None:
     """Show what each team is guaranteed, may hold and holds."""
     if context.invoked_subcommand is None:
         found = context.obj.manager.teams()
-        print_json(found) if as_json else tables.console().print(tables.teams_table(found))
+        print_json(found) if as_json else tables.console(wide=wide).print(tables.teams_table(found))
 
 
 @teams.command("apply")

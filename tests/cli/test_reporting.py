@@ -12,6 +12,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
+from resource_manager.manager.teams_file import load_teams
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
 from tests.cli.targets import Run, running_on
@@ -74,6 +75,19 @@ def test_the_table_fits_80_columns_and_wide_shows_all(run: Run) -> None:
     wide = run("report", "--by", "team,user,dag,gpu_type", "--wide").stdout
     assert all(name in wide for name in CATEGORIES)
     assert "not shown" not in wide
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain", "--gpus", "1"], ["teams"]])
+def test_wide_tables_give_up_no_column(
+    run: Run, manager: GPUResourceManager, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "teams.toml").write_text(f"[teams.{'long' * 15}]\nguaranteed = 1\n")
+    manager.apply_teams(load_teams(tmp_path / "teams.toml"))
+    manager.submit("d/r/" + "x" * 70, 1, team="long" * 15)
+    narrow, wide = run(*command), run(*command, "--wide")
+    assert max(map(len, narrow.stdout.splitlines())) <= 80
+    assert "not shown" not in wide.stdout
+    assert "…" not in wide.stdout
 
 
 def test_prices_make_costs(
