@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +282,71 @@ def test_nothing_moves_while_pages_load_and_change(chromium: Any, service: b.Ser
         moved[path] = round(page.evaluate("window.shift"), 3)
     context.close()
     assert {path: shift for path, shift in moved.items() if shift} == {}
+
+
+class NewUser:
+    """Somebody who does tasks from the first page: counts clicks and seconds of each."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page, self.url = page, url
+        self.done: dict[str, tuple[int, float]] = {}
+
+    @contextmanager
+    def task(self, name: str) -> Iterator[Callable[[Any], None]]:
+        """Begin on the first page; yield the function that clicks. Allowed are 2 clicks or 10 seconds."""
+        self.page.goto(self.url + "/")
+        clicks, began = 0, time.monotonic()
+
+        def click(where: Any) -> None:
+            nonlocal clicks
+            clicks += 1
+            where.click()
+
+        yield click
+        took_s = time.monotonic() - began
+        self.done[name] = clicks, round(took_s, 1)
+        assert clicks <= 2 or took_s <= 10, f"{name}: {clicks} clicks, {took_s:.1f} s"
+
+
+def test_a_new_user_does_each_task_in_two_clicks_or_ten_seconds(page: Any, service: b.Service) -> None:
+    allocate(service, "olga", "d/r/failing", team="nlp")
+    with service.client("olga") as olga:
+        olga.post("/api/release", json={"task_id": "d/r/failing", "outcome": "FAILED"}).raise_for_status()
+    allocate(service, "ursula", "d/r/train", prefer_server_id=2, team="vision", expected_runtime=3600)
+    for number, server_id in enumerate((0, 1, 3)):
+        allocate(service, "olga", f"other{number}", required_gpus=7, prefer_server_id=server_id)
+    with service.client("ursula") as ursula:
+        ursula.post(
+            "/api/submit", json={"task_id": "d/r/mine", "gpus": 8, "team": "vision"}
+        ).raise_for_status()
+    b.log_in(page, service, "ursula")
+    user = NewUser(page, service.url)
+    with user.task("which GPU is free"):
+        b.expect(page.locator("#totals dd").first).to_contain_text("7 free")
+        b.expect(page.locator("#server-0 .cell.free")).to_contain_text("GPU 7")
+    with user.task("who holds GPU 3 of server 2, since when") as click:
+        bar = page.locator("#server-2 .cell", has_text="GPU 0–3")
+        b.expect(bar).to_contain_text("vision / train")
+        b.expect(bar.locator("time")).to_be_visible()
+        click(bar)
+        b.expect(page.locator(".facts")).to_contain_text("ursula")
+    with user.task("why does my job wait, until when"):
+        waiting = page.locator("#waiting .wait", has_text="mine")
+        b.expect(waiting).to_contain_text("no server with 8 GPUs: largest free is 4 on gpu-server-2")
+        b.expect(waiting.locator(".eta")).to_contain_text("in 60 min")
+    with user.task("stop it") as click:
+        click(page.locator("#server-2 .cell", has_text="train"))
+        click(page.get_by_role("button", name="Stop job…"))
+        click(page.get_by_role("button", name="Stop job of"))
+        b.expect(page.get_by_text("d/r/train is released")).to_be_visible()
+    with user.task("which team wasted most in the last week") as click:
+        click(page.get_by_role("link", name="Use", exact=True))
+        b.expect(page.locator(".verdict")).to_contain_text("nlp wasted most")
+    with user.task("take one GPU for an hour by hand"):
+        program = [sys.executable, "-m", "resource_manager.cli", "--url", service.url]
+        known = {**os.environ, "GPU_MANAGER_TOKEN": service.tokens["ursula"]}
+        hold = [*program, "hold", "--gpus", "1", "--for", "1h"]
+        took = subprocess.run(hold, env=known, capture_output=True, text=True, check=True)
+        assert "held until" in took.stderr
+    b.ARTIFACTS.mkdir(exist_ok=True)
+    (b.ARTIFACTS / "console-tasks.json").write_text(json.dumps(user.done, indent=1))
