@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,7 @@ from resource_manager.cli.target import Target
 from resource_manager.rest import client
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
-from tests.cli.targets import Run, running_on
-
-
-@pytest.fixture(params=["service", "store"])
-def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Function `run("status", "--json")` that returns a command's result; the state is kept for the test."""
-    with running_on(
-        request.param, GPUResourceManager.from_url("memory://", policy="best_fit"), tmp_path, monkeypatch
-    ) as run:
-        yield run
+from tests.cli.targets import Run
 
 
 def parsed(result: Result) -> Any:

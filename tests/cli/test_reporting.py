@@ -38,17 +38,6 @@ def manager() -> Iterator[GPUResourceManager]:
         yield manager
 
 
-@pytest.fixture(params=["service", "store"])
-def run(
-    request: pytest.FixtureRequest,
-    manager: GPUResourceManager,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Run]:
-    with running_on(request.param, manager, tmp_path, monkeypatch) as run:
-        yield run
-
-
 def test_the_report_adds_up_by_every_key(run: Run) -> None:
     for by in ("team", "user", "dag", "gpu_type", "team,dag,user,gpu_type"):
         done = run("report", "--by", by, "--since", "3h", "--json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.agent.reports import read_report
 from resource_manager.core.models import Gpu, Node
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
-from tests.cli.targets import Run, running_on
+from tests.cli.targets import Run
 
 NODES = [server(gpus=4), Node("gpu-b", 1, {"cpus": 8}, (Gpu(0),))]
 
@@ -38,17 +37,6 @@ def manager() -> Iterator[GPUResourceManager]:
         )
         ReportReceiver(manager).receive(read_report(text), text)
         yield manager
-
-
-@pytest.fixture(params=["service", "store"])
-def run(
-    request: pytest.FixtureRequest,
-    manager: GPUResourceManager,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Run]:
-    with running_on(request.param, manager, tmp_path, monkeypatch) as run:
-        yield run
 
 
 def test_json_has_every_gpu_with_its_leases_and_what_is_wrong(run: Run) -> None:

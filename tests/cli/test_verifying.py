@@ -35,17 +35,6 @@ def manager() -> Iterator[GPUResourceManager]:
         yield manager
 
 
-@pytest.fixture(params=["service", "store"])
-def run(
-    request: pytest.FixtureRequest,
-    manager: GPUResourceManager,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Run]:
-    with running_on(request.param, manager, tmp_path, monkeypatch) as run:
-        yield run
-
-
 def test_a_server_as_in_the_inventory(run: Run, state: State) -> None:
     done = run("verify", HERE)
     assert (done.exit_code, done.stdout) == (0, f"{HERE}: same: as in the inventory\n")
