@@ -12,6 +12,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     MembersReleased,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -71,14 +72,16 @@ def allocate_in_order(
 ) -> list[Change]:
     """Return grants for the requests that fit now without overtaking a pending one; none for the others.
 
-    Includes the grants of pending requests that come before them in the queue.
+    Includes the grants of pending requests that come before them in the queue. No lease is preempted for a
+    request that does not wait.
     """
     if not cluster.pending and len(requests) == 1:
         return allocate(cluster, requests[0], policy, now, order)
     if cluster.pending:
         new = {request.lease_id for request in requests}
         changes = with_dispatch(cluster, enqueue(cluster, requests, now), policy, order, now)
-        return [c for c in changes if not (type(c) is Queued and c.request.lease_id in new)]
+        own = (c for c in changes if not (type(c) is Queued and c.request.lease_id in new))
+        return [change for change in own if type(change) is not Preempting]
     changes = []
     with cluster.trial():
         for request in requests:

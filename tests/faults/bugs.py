@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from resource_manager.core.changes import Released
+from resource_manager.core.changes import Preempting, Released
+from resource_manager.core.cluster import ClusterState
 from resource_manager.scheduling import allocator
 from resource_manager.storage import RedisStore, VariableStore
 from resource_manager.storage.redis.lock import RedisLock
@@ -63,11 +65,44 @@ def no_remainder() -> None:
     allocator.release_members = careless
 
 
+def lost_victim() -> None:
+    """The request of a preempted lease is not pending again."""
+    allocator.requeued = lambda lease, outcome, now: []  # type: ignore[attr-defined]
+
+
+def victim_last() -> None:
+    """The request of a preempted lease waits behind all others."""
+    requeued = allocator.requeued  # type: ignore[attr-defined]
+
+    def late(lease: Any, outcome: str, now: float) -> Any:
+        return [replace(queued, queued_at=now) for queued in requeued(lease, outcome, now)]
+
+    allocator.requeued = late  # type: ignore[attr-defined]
+
+
+def early_grant() -> None:
+    """What a preempted lease holds is granted before its release is known."""
+    apply = ClusterState.apply
+
+    def careless(self: Any, change: Any) -> None:
+        apply(self, change)
+        if isinstance(change, Preempting):
+            self._deallocate(self.leases[change.lease_id])
+
+    ClusterState.apply = careless  # type: ignore[method-assign]
+
+
+OF_PREEMPTION = ("early grant", "lost victim", "victim last")
+"""Bugs that only a run with preemption can show."""
+
 BUGS: dict[str, Callable[[], None]] = {
     "no version check": no_version_check,
     "no lock": no_lock,
     "no fencing": no_fencing,
     "lost release": lost_release,
     "no remainder": no_remainder,
+    "lost victim": lost_victim,
+    "victim last": victim_last,
+    "early grant": early_grant,
 }
 """Of the first two each store has its own; the other survives it."""

@@ -32,6 +32,7 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 from tests.faults.members import Members, Told, room_for, told_leases, told_members
+from tests.faults.preemptions import Preemptions
 from tests.faults.worker import LOCK_TIMEOUT_S
 
 REQUESTS = {"allocate", "submit"}
@@ -186,6 +187,7 @@ class _Replay:
         self.complaints: list[str] = []
         self.shapes = tuple(shapes)
         self.members = Members()
+        self.preemptions = Preemptions()
         self.sweeps: set[int] = set()
         """Positions of what the run released itself."""
         self.cluster = ClusterState(nodes)
@@ -198,6 +200,8 @@ class _Replay:
         self.states_fitting: list[dict[Shape, bool]] = [self._fitting()]
         for position, (version, change) in enumerate(history, 1):
             self._note(position, change)
+            for broken in self.preemptions.follow(self.cluster, change):
+                self.complaints.append(f"version {version}: {broken}")
             for broken in self.members.follow(position, change):
                 self.complaints.append(f"version {version}: {broken}")
             try:
@@ -229,7 +233,8 @@ class _Replay:
                 self.asked_anew.append((position, lease.lease_id))
         elif isinstance(change, Queued):
             self.waits[change.request.lease_id].append([position, self.length + 1])
-            self.asked_anew.append((position, change.request.lease_id))
+            if change.request.lease_id != self.preemptions.victim:
+                self.asked_anew.append((position, change.request.lease_id))
         elif isinstance(change, Cancelled):
             self.positions["cancelled", change.lease_id, 0].append(position)
             if change.lease_id in self.cluster.pending:
@@ -241,6 +246,8 @@ class _Replay:
                 self.sweeps.add(position)
         elif isinstance(change, Released | Expired | Renewed):
             key = (change.lease_id, change.fencing_token)
+            if isinstance(change, Released) and change.outcome == SWEPT:
+                self.sweeps.add(position)
             kind = type(change).__name__.lower()
             self.positions[kind, *key].append(position)
             if not isinstance(change, Renewed) and key in self.lives:

@@ -19,6 +19,8 @@ class Outcome:
     granted: int = 0
     gangs: int = 0
     members_released: int = 0
+    preemptions: int = 0
+    victims: int = 0
     errors: int = 0
     cancelled: int = 0
     lost_leases: int = 0
@@ -29,7 +31,8 @@ def report(outcome: Outcome) -> None:
     verdict = "ok" if not outcome.complaints else f"BROKEN: {outcome.complaints[0]}"
     print(
         f"seed {outcome.seed:4d}  {outcome.setting:10s}  {outcome.operations:5d} operations  "
-        f"{outcome.granted:4d} grants  {outcome.gangs:3d} gangs  {outcome.errors:4d} errors  "
+        f"{outcome.granted:4d} grants  {outcome.gangs:3d} gangs  {outcome.preemptions:3d} preempted  "
+        f"{outcome.errors:4d} errors  "
         f"{outcome.faults.total():2d} faults  {verdict}",
         flush=True,
     )
@@ -52,6 +55,8 @@ def summarise(outcomes: list[Outcome]) -> int:
         "grants": sum(outcome.granted for outcome in outcomes),
         "gangs": sum(outcome.gangs for outcome in outcomes),
         "members_released": sum(outcome.members_released for outcome in outcomes),
+        "preemptions": sum(outcome.preemptions for outcome in outcomes),
+        "victims_queued_again": sum(outcome.victims for outcome in outcomes),
         "errors": sum(outcome.errors for outcome in outcomes),
         "cancelled": sum(outcome.cancelled for outcome in outcomes),
         "lost_by_redis": sum(outcome.lost_leases for outcome in outcomes if outcome.setting in lossy),

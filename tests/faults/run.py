@@ -24,12 +24,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from resource_manager.core.changes import Change, Granted, MembersReleased
+from resource_manager.core.changes import Change, Granted, MembersReleased, Preempting, Released
+from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.storage.codec import change_to_dict
 from tests.faults import airflow_on_postgres, gpus, namespaces
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
-from tests.faults.bugs import BUGS
+from tests.faults.bugs import BUGS, OF_PREEMPTION
 from tests.faults.checker import SWEPT, Operation, check, read_records
 from tests.faults.commit_points import POINTS
 from tests.faults.outcomes import Outcome, report, summarise
@@ -48,13 +49,16 @@ from tests.faults.setups import (
     remove,
     setting_of,
 )
-from tests.faults.worker import TTL_S, Assignment, inventory, main
+from tests.faults.worker import RULES, TTL_S, Assignment, inventory, main
 from tests.sql_servers import Postgres
 
 HEAL_S = 30.0
 """Within the time to live and this, everything is free or held by a live owner once the faults are over."""
 
 SQL_SETTINGS = (OnPostgreSQL.name, OnMariaDB.name, OnSQLite.name)
+
+PREEMPTION_EVERY = 3
+"""Every so many seeds the teams have rules with preemption."""
 
 FINDING = {"no fencing": ("stop worker",)}
 """The faults that bring a planted bug to light, where not all do."""
@@ -77,6 +81,7 @@ class Run:
         halting: float = 0.4,
         halts: tuple[str, ...] = ("killed", "stopped"),
         other_version: Path | None = None,
+        preemption: bool = False,
         verbose: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
@@ -88,6 +93,7 @@ class Run:
         self.other_version = other_version
         setting = setting or _setting_of(seed, bug=bug, kinds=kinds, other_version=other_version)
         self.outcome = Outcome(seed, setting)
+        self.preemption = preemption or (seed % PREEMPTION_EVERY == 1 and not bug and other_version is None)
         self.records = folder / "records"
         self.halted = folder / "halts"
         self.stop_file = folder / "stop"
@@ -107,6 +113,9 @@ class Run:
 
     def run(self) -> Outcome:
         try:
+            if self.preemption and not self.setup.may_lose:
+                with self.setup.manager() as manager:
+                    manager.apply_teams(RULES)
             for slot in range(self.count):
                 self.spawn(slot)
             self.wait_for_work()
@@ -131,6 +140,7 @@ class Run:
             access_path=self.rng.choice(self.access_paths),
             bug=self.bug,
             halts_at=self.commit_point(),
+            preemption=self.preemption,
             **self.setup.assignment(slot),
         )
         if self.other_version is not None and slot % 2 and not assignment.services:
@@ -239,6 +249,10 @@ class Run:
                 if operation.result == "granted" and len(operation.answer["members"]) > 1
             }
         )
+        outcome.preemptions = sum(isinstance(change, Preempting) for change in history)
+        outcome.victims = sum(
+            isinstance(change, Released) and change.outcome == LeaseOutcome.PREEMPTED for change in history
+        )
         outcome.members_released = sum(isinstance(change, MembersReleased) for change in history)
         outcome.errors = sum("error" in operation.answer for operation in operations)
         outcome.cancelled = sum("cancelled" in operation.answer for operation in operations)
@@ -323,6 +337,7 @@ def command() -> int:
     )
     parser.add_argument("--bug", default="", choices=["", *BUGS], help="a bug to plant")
     parser.add_argument("--store", default="redis", choices=["redis", "variables", *SQL_SETTINGS])
+    parser.add_argument("--preemption", action="store_true", help="in all seeds, not in every third")
     parser.add_argument("--tasks", action="store_true", help="reach the Variable from tasks of Airflow")
     parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
     settings = ["", *SETTINGS, gpus.SETTING]
@@ -352,6 +367,7 @@ def command() -> int:
                 workers=options.workers,
                 seconds=options.seconds,
                 bug=options.bug,
+                preemption=options.preemption or options.bug in OF_PREEMPTION,
                 other_version=options.other_version and options.other_version.resolve(),
                 verbose=one,
                 keep=one,

@@ -28,7 +28,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.codec import FORMAT_VERSION
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.access_paths import ACCESS_PATHS
-from tests.faults.bugs import BUGS
+from tests.faults.bugs import BUGS, OF_PREEMPTION
 from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
 from tests.faults.members import Members
@@ -90,7 +90,10 @@ def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
 @pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock"}))
 def test_a_planted_bug_is_found(bug: str, access_path: str) -> None:
     assert any(
-        run_seed(seed, bug=bug, access_paths=(access_path,), seconds=3.0).complaints for seed in range(8)
+        run_seed(
+            seed, bug=bug, access_paths=(access_path,), seconds=3.0, preemption=bug in OF_PREEMPTION
+        ).complaints
+        for seed in range(8)
     )
 
 

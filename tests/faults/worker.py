@@ -17,8 +17,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from resource_manager.core.changes import ReleaseResult
+from resource_manager.core.changes import Outcome, ReleaseResult
 from resource_manager.core.models import Node
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
@@ -38,12 +39,22 @@ def inventory() -> tuple[Node, ...]:
     return tuple(replace(node, address=f"10.0.0.{node.server_id + 1}") for node in default_inventory(SERVERS))
 
 
+RULES = Teams(
+    (Team("t0", 16, min_runtime_s=0.2), Team("t1", 4, min_runtime_s=0.2)),
+    preemption=True,
+    min_runtime_s=0.2,
+    preemption_delay_s=0.0,
+)
+"""Rules of the workers' teams, where a run has preemption."""
+
+
 def shape_of(slot: int, number: int) -> dict[str, Any]:
     """The demand of a slot's task, the same in each of its workers: every third one is a gang."""
+    common = {"cpus": 4, "team": f"t{slot % 2}", "priority": number, "preempt_grace": TTL_S / 2}
     if number < 2:
-        return {"gpus": 2 + (slot + number) % 5, "cpus": 4}
+        return {"gpus": 2 + (slot + number) % 5, **common}
     spread = "pack" if slot % 2 else "servers"
-    return {"gpus": 2 + slot % 3, "cpus": 4, "nodes": 2 + slot // 2 % 2, "spread": spread}
+    return {"gpus": 2 + slot % 3, "nodes": 2 + slot // 2 % 2, "spread": spread, **common}
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,8 @@ class Assignment:
 
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
     `lock_life_s` too. `access_path` leads to the manager there; `halts_at` is a commit point, the number
-    of the commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter.
+    of the commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter; with
+    `preemption` it waits in the queue more often.
     """
 
     slot: int
@@ -68,6 +80,7 @@ class Assignment:
     bug: str = ""
     halts_at: tuple[str, int, float] | None = None
     netns: str = ""
+    preemption: bool = False
 
 
 class Recorder:
@@ -94,7 +107,12 @@ class Recorder:
 
 
 def _granted(view: dict[str, Any]) -> Answer:
-    return {"result": "granted", "expires_at": view["expires_at"], **_lease(view)}
+    return {
+        "result": "granted",
+        "expires_at": view["expires_at"],
+        "preempted": view["preempted_by"] is not None,
+        **_lease(view),
+    }
 
 
 def _lease(view: dict[str, Any]) -> Answer:
@@ -110,14 +128,14 @@ def allocate(client: Any, task_id: str, gpus: int, cpus: int, **gang: Any) -> An
 
 def submit(client: Any, task_id: str, gpus: int, cpus: int, **gang: Any) -> Answer:
     view = client.submit(task_id, gpus, cpus, **gang)
-    return _granted(view) if view["state"] == "RUNNING" else {"result": "waiting"}
+    return {"result": "waiting"} if view["state"] == "WAITING" else _granted(view)
 
 
 def status(client: Any, task_id: str) -> Answer:
     view = client.status_of(task_id)
     if view is None:
         return {"result": "absent"}
-    return _granted(view) if view["state"] == "RUNNING" else {"result": "waiting"}
+    return {"result": "waiting"} if view["state"] == "WAITING" else _granted(view)
 
 
 def cancel(client: Any, task_id: str) -> Answer:
@@ -126,11 +144,12 @@ def cancel(client: Any, task_id: str) -> Answer:
 
 def renew(client: Any, task_id: str, fencing_token: int) -> Answer:
     view = client.renew(task_id, fencing_token=fencing_token)
-    return {"result": "renewed", "expires_at": view["expires_at"]}
+    preempted = view["preempted_by"] is not None
+    return {"result": "renewed", "expires_at": view["expires_at"], "preempted": preempted}
 
 
-def release(client: Any, task_id: str, fencing_token: int) -> Answer:
-    released = client.release_resources(task_id, fencing_token=fencing_token)
+def release(client: Any, task_id: str, fencing_token: int, outcome: str = "") -> Answer:
+    released = client.release_resources(task_id, fencing_token=fencing_token, outcome=outcome)
     return {"result": "released" if released else "gone"}
 
 
@@ -159,6 +178,7 @@ class Worker:
         self.remainders: dict[tuple[str, int], set[int]] = {}
         """Leases of which members were released, perhaps, and the ranks that are left, as far as is known."""
         self.waiting: set[str] = set()
+        self.preempted: set[str] = set()
         self.renewed_at: dict[str, float] = {}
         self.past: list[tuple[str, int]] = []
 
@@ -211,9 +231,15 @@ class Worker:
                 self.ask("renew", task_id, fencing_token=self.held[task_id])
                 return
         choice = self.rng.random()
+        if (taken := sorted(self.preempted & self.held.keys())) and choice < 0.7:
+            token = self.held[taken[0]]
+            self.ask("release", taken[0], fencing_token=token, outcome=Outcome.PREEMPTED.value)
+            return
         task_id = self.rng.choice(sorted(self.shapes))
         if self.waiting and choice < 0.5:
             self.ask("cancel" if choice < 0.15 else "status", self.rng.choice(sorted(self.waiting)))
+        elif self.assignment.preemption and choice > 0.8:
+            self.ask("submit", task_id, **self.shapes[task_id])
         elif choice < 0.02:
             self.step_clock()
         elif choice < 0.06:
@@ -305,6 +331,12 @@ class Worker:
                 left = {member["rank"] for member in lease["members"]}
                 if key[0] in self.shapes and left < self.ranks(key[0]):
                     self.remainders[key] = left
+        if result in {"granted", "renewed"} and answer["preempted"]:
+            self.preempted.add(task_id)
+        elif result == "granted":
+            self.preempted.discard(task_id)
+        if result == "released" and asked.get("outcome"):
+            self.waiting.add(task_id)
         if result == "granted":
             self.waiting.discard(task_id)
             self.held[task_id] = answer["fencing_token"]
