@@ -13,7 +13,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +35,7 @@ pytestmark = pytest.mark.e2e
 
 TREES = int(os.environ.get("GPU_MANAGER_SSHARE_TREES", "200"))
 PROGRAMS = ("slurmctld", "slurmdbd", "sacctmgr", "sshare", "munged")
+TRIES = 5
 PROTOCOL = 38 << 8
 """First word of the state files of Slurm 22.05, which the next two releases read too."""
 
@@ -47,7 +47,6 @@ class Slurm:
     folder: Path
     mariadb: MariaDB
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    loading: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         (self.folder / "munge.key").write_bytes(os.urandom(1024))
@@ -98,9 +97,11 @@ class Slurm:
                     levels.append((account.name, account.below))
         path = self.folder / f"{cluster}.cfg"
         path.write_text("\n".join(lines) + "\n")
-        with self.loading:  # two at once deadlock in the database
+        for _ in range(TRIES):  # several at once may deadlock in the database; the next try adds the rest
             done = self._ask("sacctmgr", "-i", "load", str(path))
-        assert done.returncode == 0, done.stdout + done.stderr
+            if done.returncode == 0:
+                return
+        raise AssertionError(done.stdout + done.stderr)
 
     def factors(self, cluster: str, tops: Sequence[Share], *, fair_tree: bool) -> dict[str, str]:
         """Return what `sshare` prints as FairShare of each user."""
@@ -241,4 +242,5 @@ def test_sshare_prints_our_factors(slurm: Slurm) -> None:
     trees = (random_tree(rng) for _ in count())
     chosen = list(islice(filterfalse(has_equal_accounts, trees), TREES))
     with ThreadPoolExecutor(4) as pool:  # they wait more than they compute
-        assert len(list(pool.map(compare, count(), chosen))) == TREES
+        for number, _ in enumerate(pool.map(compare, count(), chosen)):
+            print(f"{number + 1} of {TREES} trees agree", flush=True)
