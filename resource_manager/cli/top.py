@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
     from resource_manager.agent.use import ServerUse
 
 
+RESIZE_S = 0.5
+"""Longest time until the table fits the terminal again after its size has changed."""
+
+
 @main.command()
 @click.argument("servers", nargs=-1, metavar="[SERVER]...", shell_complete=completing.servers)
 @click.option("--every", "interval_s", type=float, default=2.0, show_default=True, metavar="SECONDS")
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 @exit_codes
 def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool, as_json: bool) -> None:
-    """Show the use of each GPU and its lease until Ctrl-C: of all servers, or of each SERVER (id or name).
+    """Show the use of each GPU and its lease until q or Ctrl-C: of all servers or each SERVER (id or name).
 
     The figures are those that the agents last reported.
     """
@@ -44,13 +52,43 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
         return
     from rich.live import Live
 
-    try:
-        with Live(gpu_table.servers(found), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(interval_s)
-                live.update(gpu_table.servers(_use(target, servers)), refresh=True)
-    except KeyboardInterrupt:
+    with (
+        suppress(KeyboardInterrupt),
+        _keys_at_once(),
+        Live(gpu_table.servers(found), console=console, screen=True, auto_refresh=False) as live,
+    ):
+        due = time.monotonic() + interval_s
+        while not _is_q_pressed(min(due - time.monotonic(), RESIZE_S)):
+            if time.monotonic() >= due:
+                found = _use(target, servers)
+                due = time.monotonic() + interval_s
+            live.update(gpu_table.servers(found), refresh=True)
+
+
+@contextmanager
+def _keys_at_once() -> Iterator[None]:
+    """Let keys arrive without Enter and unseen, if standard input is a terminal."""
+    if not sys.stdin.isatty():
+        yield
         return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _is_q_pressed(within_s: float) -> bool:
+    """Wait for so long, or until a key is pressed; return True if it is q, or the terminal is gone."""
+    if not sys.stdin.isatty():
+        time.sleep(max(within_s, 0.0))
+        return False
+    ready, _, _ = select.select([sys.stdin], [], [], max(within_s, 0.0))
+    return bool(ready) and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b"")
 
 
 def _use(target: Target, servers: Sequence[str]) -> list[ServerUse]:

@@ -326,3 +326,27 @@ def test_a_container_that_cannot_start_reports_why_and_is_removed(launcher, job)
         launcher.start(wanted)
     launcher.stop(wanted.key)
     assert launcher.status(wanted.key) == JobStatus(JobState.ABSENT)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+@pytest.mark.parametrize(
+    ("uuids", "asked"),
+    [
+        (("GPU-8f6a2c1e-0000-4000-8000-000000000004", "GPU-8f6a2c1e-0000-4000-8000-000000000005"), None),
+        (("MIG-8f6a2c1e-0000-4000-8000-000000000004",), None),
+        ((), ["4", "5"]),
+    ],
+)
+def test_the_engine_is_asked_for_the_leases_devices_and_no_others(launcher, job, uuids, asked):
+    """As by `docker run --gpus device=UUID,UUID`; no engine has these devices, so none starts it."""
+    wanted = job("true", gpu_ids=(4, 5)[: len(uuids) or 2], gpu_uuids=uuids, container={})
+    with pytest.raises(LauncherError, match=f"job {wanted.key} could not be started on .*: "):
+        launcher.start(wanted)
+    made = launcher._api.inspect_container(wanted.key)
+    [request] = made["HostConfig"]["DeviceRequests"]
+    assert request["DeviceIDs"] == (asked or list(uuids))
+    assert (request["Driver"], request["Count"], request["Capabilities"]) == ("", 0, [["gpu"]])
+    assert not made["HostConfig"]["Devices"]
+    assert not made["HostConfig"]["Privileged"]
+    assert f"GPU_LEASE_UUIDS={','.join(uuids)}" in made["Config"]["Env"] or not uuids
