@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from math import inf
 
 from resource_manager.core.cluster import ClusterState
@@ -28,15 +29,20 @@ def data_local(env: RawEnv) -> Policy:
                 server = server_of[position]
                 on_node[position] = on_node.get(position, 0) + size
                 on_server[server] = on_server.get(server, 0) + size
-        if not on_server:
-            return least_loaded(cluster, request)
-        leases = least_loaded.measures(cluster, request)
-        fitting = [
-            (-size, -on_node.get(position, 0), leases[position], position)
-            for server, size in on_server.items()
-            for position in nodes_of[server]
-            if leases[position] != inf
-        ]
-        return Placement(cluster.nodes[min(fitting)[-1]].name) if fitting else least_loaded(cluster, request)
+        leases = least_loaded.measures(cluster, request) if on_server else []
+        for most in sorted(set(on_server.values()), reverse=True):
+            servers = [server for server, size in on_server.items() if size == most]
+            holding = [
+                (-size, leases[position], position)
+                for position, size in on_node.items()
+                if leases[position] != inf and server_of[position] in servers
+            ]
+            if holding:
+                return Placement(cluster.nodes[min(holding)[-1]].name)
+            positions = map(nodes_of.__getitem__, sorted(servers))
+            fewest = min(chain.from_iterable(positions), key=leases.__getitem__)
+            if leases[fewest] != inf:
+                return Placement(cluster.nodes[fewest].name)
+        return least_loaded(cluster, request)
 
     return policy
