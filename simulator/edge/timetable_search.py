@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import njit
 
 from simulator.edge.dataset import METRIC_PERIOD_S as PERIOD_S
@@ -172,7 +173,7 @@ def place(p: Any, t: Any, task: int, price: float, latest_end: int) -> bool:
     With `latest_end`, place it on the user device where it ends first, if it ends by then.
     """
     ready = p.arrival[p.job_of[task]]
-    size = 0
+    size: Any = np.int64(0)  # a literal would be compiled for itself, and all that takes it
     for edge in range(p.edge_from[task], p.edge_from[task + 1]):
         ready = max(ready, t.end[p.edge_task[edge]])
         size = max(size, p.edge_size[edge])
@@ -282,35 +283,45 @@ def deallocate_job(p: Any, t: Any, job: int) -> None:
 
 
 @njit(cache=True)
-def place_all(p: Any, t: Any, job: int, price: float, by_latest: bool) -> int:
-    """Place the tasks of a job, the highest upward rank first; return its end, FAR_S if it does not fit."""
+def place_all(p: Any, t: Any, job: int, price: float) -> int:
+    """Place the tasks of a job, the highest upward rank first; return its end, FAR_S if it does not fit.
+
+    Tasks with a latest end, which is 0 for none, go to user devices if they end there by then.
+    """
     end = 0
     for i in range(p.job_from[job], p.job_from[job + 1]):
         task = p.job_tasks[i]
-        if not place(p, t, task, price, t.latest[task] if by_latest else 0):
+        if not place(p, t, task, price, t.latest[task]):
             return FAR_S
         end = max(end, t.end[task])
     return end
 
 
 @njit(cache=True)
+def set_latest(p: Any, t: Any, job: int, latest: int) -> None:
+    for i in range(p.job_from[job], p.job_from[job + 1]):
+        t.latest[p.job_tasks[i]] = latest
+
+
+@njit(cache=True)
 def place_job(p: Any, t: Any, job: int, price: float) -> int:
     """Place the job; move its tasks with slack to user devices if it then ends no later; return its end."""
-    end = place_all(p, t, job, price, False)
+    set_latest(p, t, job, 0)
+    end = place_all(p, t, job, price)
     if end == FAR_S or p.first_ue == p.kind.shape[0]:
         return end
     first, last = p.job_from[job], p.job_from[job + 1]
-    for i in range(first, last):
-        t.latest[p.job_tasks[i]] = end
+    set_latest(p, t, job, end)
     for i in range(last - 1, first - 1, -1):
         task = p.job_tasks[i]
         for edge in range(p.edge_from[task], p.edge_from[task + 1]):
             parent = p.edge_task[edge]
             t.latest[parent] = min(t.latest[parent], t.start[task])
     deallocate_job(p, t, job)
-    if place_all(p, t, job, price, True) > end:
+    if place_all(p, t, job, price) > end:
         deallocate_job(p, t, job)
-        place_all(p, t, job, price, False)
+        set_latest(p, t, job, 0)
+        place_all(p, t, job, price)
     return end
 
 

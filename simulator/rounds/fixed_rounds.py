@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from resource_manager.core.changes import Cancelled, Change
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
-from simulator.rounds.job import Job
+from simulator.rounds.job import Job, RunningJob
 from simulator.rounds.leases import Leases
 from simulator.rounds.policies.base import RoundPolicy, fitting
 
@@ -37,7 +37,7 @@ class FixedRounds:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], leases: Leases, policy: RoundPolicy, external: Sequence[Change] = ()
+        self, jobs: Sequence[RunningJob], leases: Leases, policy: RoundPolicy, external: Sequence[Change] = ()
     ) -> None:
         self.jobs = jobs
         self.leases = leases
@@ -47,7 +47,7 @@ class FixedRounds:
         self._external = sorted(external, key=lambda change: change.at, reverse=True)
         self._policy = policy
         self._restart_s: dict[Job, int] = {}
-        self._active: list[Job] = []
+        self._active: list[RunningJob] = []
 
     def run(self, progress: Progress = no_progress) -> None:
         """Run the jobs to their ends."""
@@ -83,7 +83,7 @@ class FixedRounds:
             if job.ended_at is not None:
                 self._leave(job, end)
 
-    def _leave(self, job: Job, now: float) -> None:
+    def _leave(self, job: RunningJob, now: float) -> None:
         self._policy.left(job)
         self._active.remove(job)
         self._restart_s.pop(job, None)
@@ -122,6 +122,6 @@ class FixedRounds:
             if job.servers and counts.get(job) != job.allocated:
                 job.preemptions += job not in counts
                 self.leases.release(job, now)
-        for job, count in counts.items():
-            if not job.servers and self.leases.grant(job, count, now):
-                self._restart_s[job] = RESTART_S
+        for waiting, count in counts.items():
+            if not waiting.servers and self.leases.grant(waiting, count, now):
+                self._restart_s[waiting] = RESTART_S

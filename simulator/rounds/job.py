@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 
@@ -16,7 +17,7 @@ class Span:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class Job(ABC):
     """A job, its GPUs now and what happened to it; times are seconds.
 
     `gpus` is the number asked for. `servers` and `allocated` are what it has now: one entry for each GPU, in
@@ -36,32 +37,28 @@ class Job:
     spans: list[Span] = field(default_factory=list)
 
     @property
+    @abstractmethod
     def steps_left(self) -> float:
         """Steps to the end of the job."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def rate(self) -> float:
         """Steps a second on the GPUs that the job asks for."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def max_gpus(self) -> int:
         """Largest number of GPUs on which the job can run."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def exclusive_s(self) -> float:
         """Seconds that the job would take alone on the GPUs it asks for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step_s(self, gpus: int) -> float:
         """Return the seconds of one step on that number of GPUs."""
-        raise NotImplementedError
-
-    def advance(self, seconds: int) -> int | float | None:
-        """Make progress on the job's GPUs; return after how many of the seconds it ended, if it did."""
-        raise NotImplementedError
 
     @property
     def started_at(self) -> float | None:
@@ -80,3 +77,13 @@ class Job:
             last.end = end
         else:
             self.spans.append(Span(begin, end, self.servers, self.allocated))
+
+
+class RunningJob(Job):
+    """A job that makes progress by itself, second by second."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def advance(self, seconds: int) -> int | float | None:
+        """Make progress on the job's GPUs; return after how many of the seconds it ended, if it did."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv, read_json
 from simulator.rounds.fixed_rounds import RESTART_S
-from simulator.rounds.job import Job
+from simulator.rounds.job import RunningJob
 from simulator.rounds.step_times import Measured, StepTime, StepTimes
 
 SERVERS = 16
@@ -115,7 +115,7 @@ def full_servers(gpus: int) -> tuple[int, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class PolluxJob(Job):
+class PolluxJob(RunningJob):
     """A job of the study; progress is counted in steps at the smallest batch size."""
 
     application: Application = field(kw_only=True)

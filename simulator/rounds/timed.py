@@ -12,13 +12,13 @@ from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.errors import SimulationError
 from simulator.replay.workload import RecordedEnd, Workload
 from simulator.rounds.fixed_rounds import FixedRounds
-from simulator.rounds.job import Job
+from simulator.rounds.job import RunningJob
 from simulator.rounds.leases import RequestLeases, gpus_of
 from simulator.rounds.policies.base import RoundPolicy
 
 
 @dataclass(slots=True, eq=False)
-class TimedJob(Job):
+class TimedJob(RunningJob):
     """A job that needs its GPUs for so many seconds; a step is one second."""
 
     request: Request = field(kw_only=True)
@@ -43,6 +43,9 @@ class TimedJob(Job):
     @property
     def exclusive_s(self) -> float:
         return self.runtime_s
+
+    def step_s(self, gpus: int) -> float:
+        return 1.0
 
     def advance(self, seconds: int) -> float | None:
         left = self.steps_left
