@@ -20,6 +20,9 @@ from tests.e2e.plugin import assert_loaded_once
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 USERS = "olga:op,ursula:user,vera:viewer"
+PLUGIN_PAGES = {"gpus": "Servers", "gpu-queue": "Queue"}
+"""Heading of each page of the plugin, by its route."""
+
 WISH = {"required_gpus": 4, "required_cpus": 16}
 
 
@@ -77,14 +80,20 @@ def client(airflow: Stack, name: str | None) -> httpx.Client:
     return httpx.Client(base_url=f"{airflow.url}/gpu", headers=headers, timeout=60)
 
 
-def console(chromium: Any, airflow: Stack, name: str) -> tuple[Any, Any]:
-    """Log in and return Airflow's page with the console in its frame."""
-    page = chromium.new_context(viewport={"width": 1400, "height": 850}).new_page()
+def logged_in(chromium: Any, airflow: Stack, name: str, **context: Any) -> Any:
+    """Return a page of Airflow after the log-in of that user."""
+    page = chromium.new_context(**{"viewport": {"width": 1400, "height": 850}, **context}).new_page()
     page.goto(f"{airflow.url}/auth/login", timeout=60_000)
     page.get_by_label("Username").fill(name)
     page.get_by_label("Password").fill(password(airflow, name))
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(lambda url: "/auth/login" not in url, timeout=60_000)
+    return page
+
+
+def console(chromium: Any, airflow: Stack, name: str) -> tuple[Any, Any]:
+    """Log in and return Airflow's page with the console in its frame."""
+    page = logged_in(chromium, airflow, name)
     page.goto(f"{airflow.url}/plugin/gpus", timeout=60_000)
     frame = page.frame_locator("iframe[title=GPUs]")
     b.expect(frame.get_by_role("heading", name="Servers")).to_be_visible(timeout=60_000)
@@ -158,7 +167,8 @@ def test_a_lease_links_to_its_task(airflow: Stack, chromium: Any) -> None:
         ursula.post("/api/allocate", json={**WISH, "task_id": "linked", "labels": labels}).raise_for_status()
     page, frame = console(chromium, airflow, "vera")
     frame.get_by_role("link", name="Leases", exact=True).click()
-    frame.get_by_role("link", name="linked").click()
+    frame.get_by_role("link", name="linked", exact=True).click()
+    frame.get_by_role("link", name="Task and log in Airflow").click()
     page.wait_for_url("**/dags/train_digits/runs/manual__1/tasks/train_small", timeout=20_000)
     page.context.close()
     with client(airflow, "ursula") as ursula:
@@ -167,6 +177,33 @@ def test_a_lease_links_to_its_task(airflow: Stack, chromium: Any) -> None:
 
 def test_a_viewer_has_no_buttons(airflow: Stack, chromium: Any) -> None:
     page, frame = console(chromium, airflow, "vera")
-    b.expect(frame.get_by_text("vera (reader)")).to_be_visible()
+    b.expect(frame.get_by_text("Live", exact=True)).to_be_visible()
     b.expect(frame.get_by_text("Drain…")).to_have_count(0)
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_pages_of_the_plugin_fit_and_axe_finds_nothing_serious(
+    airflow: Stack, chromium: Any, scheme: str, width: int
+) -> None:
+    source = b.axe_source()
+    with client(airflow, "ursula") as ursula:
+        for number in range(5):
+            wish = {**WISH, "task_id": f"d/r/task{number}", "required_gpus": 8, "expected_runtime": 3600}
+            ursula.post("/api/submit", json=wish).raise_for_status()
+    viewport = {"width": width, "height": 850}
+    page = logged_in(chromium, airflow, "olga", viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    page.evaluate("scheme => localStorage.setItem('theme', scheme)", scheme)
+    for route, heading in PLUGIN_PAGES.items():
+        page.goto(f"{airflow.url}/plugin/{route}", timeout=60_000)
+        frame = page.frame_locator("iframe")
+        b.expect(frame.get_by_role("heading", name=heading)).to_be_visible(timeout=60_000)
+        b.expect(frame.get_by_text("Live", exact=True)).to_be_visible()
+        b.picture(page, f"airflow-{route}-{width}-{scheme}")
+        [inner] = page.frames[1:]
+        assert b.serious(inner, source) == []
+        assert (
+            inner.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        )
     page.context.close()
