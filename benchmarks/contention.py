@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from resource_manager.manager.aio import AsyncGPUResourceManager
 from resource_manager.manager.manager import GPUResourceManager
 
 PROCESSES = 10
-SERVERS = {"fit": 4, "scarce": 4, "many": 16}
+SERVERS = {"fit": 4, "scarce": 4, "many": 16, "handover": 4}
 
 
 class Client:
@@ -107,12 +108,64 @@ async def coroutines(manager: AsyncGPUResourceManager, number: int, seconds: flo
     return clients
 
 
+def waiters(manager: GPUResourceManager, number: int, seconds: float) -> list[dict[str, Any]]:
+    """Run four clients that wait for one of 16 places, hold it for 5 ms and release it; return when."""
+    seen: list[dict[str, Any]] = []
+
+    def loop(name: str) -> None:
+        ends = time.perf_counter() + seconds
+        while time.perf_counter() < ends:
+            asked_at = time.time()
+            lease = manager.submit(name, 2, 1)
+            waited = lease["state"] == "WAITING"
+            if waited:
+                lease = manager.wait(name, 30.0)  # type: ignore[assignment]
+            known_at = time.time()
+            time.sleep(0.005)
+            freed_at = time.time()
+            manager.release_resources(name)
+            place = (lease["server_name"], *lease["gpu_ids"])  # type: ignore[typeddict-item]
+            entry = {"place": place, "token": lease["fencing_token"], "waited": waited}  # type: ignore[typeddict-item]
+            seen.append(entry | {"asked_at": asked_at, "known_at": known_at, "freed_at": freed_at})
+
+    running = [threading.Thread(target=loop, args=(f"client-{number}-{i}",)) for i in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return seen
+
+
+def handover(url: str, seconds: float) -> dict[str, Any]:
+    """Return the time from the release of a place, as it is sent, until its next holder knows."""
+    outputs = in_processes("handover", url, seconds, 8)
+    holders: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for entry in sorted((entry for output in outputs for entry in output), key=lambda entry: entry["token"]):
+        holders.setdefault(tuple(entry["place"]), []).append(entry)
+    delays = sorted(
+        1000 * (after["known_at"] - before["freed_at"])
+        for of_place in holders.values()
+        for before, after in pairwise(of_place)
+        if after["waited"] and after["asked_at"] < before["freed_at"]
+    )
+    return {
+        "clients": 32,
+        "handovers": len(delays),
+        "per_s": round(len(delays) / seconds),
+        "p50_ms": round(delays[len(delays) // 2], 2),
+        "p99_ms": round(delays[int(len(delays) * 0.99)], 2),
+    }
+
+
 def child(case: str, url: str, number: int, seconds: float) -> None:
     """Begin when the parent says so, which it does once all are ready."""
     manager = open_manager(url, SERVERS[case])
     manager.get_resource_summary()
     print(flush=True)
     sys.stdin.readline()
+    if case == "handover":
+        print(json.dumps(waiters(manager, number, seconds)))
+        return
     if case == "many":
         clients = asyncio.run(coroutines(AsyncGPUResourceManager(manager), number, seconds))
     else:
@@ -120,25 +173,41 @@ def child(case: str, url: str, number: int, seconds: float) -> None:
     print(json.dumps([client.report() for client in clients]))
 
 
-def contended(case: str, url: str, seconds: float) -> dict[str, Any]:
-    """Run a case in `PROCESSES` processes; return its figures."""
+def in_processes(
+    case: str, url: str, seconds: float, processes: int, before: Callable[[], object] = int
+) -> list[Any]:
+    """Run a case in so many processes, which begin together after `before`; return what they print."""
     open_manager(url, SERVERS[case]).reset_resources()
     command = [sys.executable, "-m", "benchmarks.contention", "child", case, url]
     children = [
         subprocess.Popen(
-            [*command, str(number), str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, str(number), str(seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
-        for number in range(PROCESSES)
+        for number in range(processes)
     ]
     for running in children:
         assert running.stdout is not None
         running.stdout.readline()
-    [lock_rate] = interleaved([lock_pair(url)], 2.0)
+    before()
     for running in children:
         assert running.stdin is not None
         running.stdin.write("\n")
         running.stdin.flush()
-    clients = [client for running in children for client in json.loads(running.communicate()[0])]
+    return [json.loads(running.communicate()[0]) for running in children]
+
+
+def contended(case: str, url: str, seconds: float) -> dict[str, Any]:
+    """Run a case in `PROCESSES` processes; return its figures."""
+    rates: list[float] = []
+    outputs = in_processes(
+        case, url, seconds, PROCESSES, lambda: rates.extend(interleaved([lock_pair(url)], 2.0))
+    )
+    [lock_rate] = rates
+    clients = [client for output in outputs for client in output]
     latencies = sorted(latency for client in clients for latency in client["latencies"])
     pairs = sum(client["pairs"] for client in clients)
     mean = statistics.fmean(latencies)
@@ -195,8 +264,11 @@ def main(cases: Sequence[str], seconds: float) -> None:
         return
     figures: dict[str, Any] = {}
     with redis_server(None) as url:
-        for case in cases or ("fit", "scarce", "many", "pending"):
-            figures[case] = pending(url, seconds) if case == "pending" else contended(case, url, seconds)
+        for case in cases or (*SERVERS, "pending"):
+            if case in {"pending", "handover"}:
+                figures[case] = (pending if case == "pending" else handover)(url, seconds)
+            else:
+                figures[case] = contended(case, url, seconds)
             print(case, figures[case], file=sys.stderr)
     print(json.dumps(figures))
 

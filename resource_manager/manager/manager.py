@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -76,6 +77,9 @@ from resource_manager.storage.once import Once
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+EXPIRE_EVERY_S = 1.0
+"""Time after which a process that waits for a request expires the leases that are due."""
 
 
 def price_admission(settings: Settings) -> PriceAdmission | None:
@@ -458,6 +462,23 @@ class GPUResourceManager:
     def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
         return self._commits.read(lambda cluster, now: self._status(cluster, lease_id, now))
+
+    def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
+        """Wait until a pending request is granted, at most that long; return as `status_of` does.
+
+        Meanwhile leases that are due expire. Raises `StoreUnavailableError`.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        def is_decided() -> bool:
+            return self._commits.read(lambda cluster, now: lease_id not in cluster.pending)
+
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not self.store.await_decision(lease_id, is_decided, min(left_s, EXPIRE_EVERY_S)):
+                self.expire_and_schedule()
+            elif is_decided():
+                break
+        return self.status_of(lease_id)
 
     def leases(self) -> list[Allocation]:
         """Return every live lease, and every remainder of a gang, as an allocation, oldest first."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from resource_manager.core.changes import Change
@@ -85,5 +86,26 @@ class Store(Protocol):
     def lock(self) -> Lock:
         """Return a new claim on the lock that orders commits; while held, only its holder can commit."""
 
+    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
+        """Sleep until the pending request may have been granted or cancelled; return False after `timeout_s`.
+
+        `is_decided` is asked once a decision from now on would be noticed: if it is true, return at once. One
+        process that waits for a request is woken; a second one may learn of it by its timeout.
+        """
+
     def close(self) -> None:
         """Close the connections; the store is not used afterwards."""
+
+
+POLL_S = 0.5
+"""Pause of a waiter that its store cannot wake."""
+
+
+def poll(is_decided: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait as `Store.await_decision` says, by asking again."""
+    deadline = time.monotonic() + timeout_s
+    while not is_decided():
+        if (left_s := deadline - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(left_s, POLL_S))
+    return True

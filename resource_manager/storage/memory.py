@@ -39,6 +39,7 @@ class MemoryStore:
         self._clock = clock or steady_clock()
         self._history_limit = history_limit
         self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._order = ThreadMutex()
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
@@ -88,6 +89,7 @@ class MemoryStore:
                 raise LockedError(version)
             self._keep(once)
             self._changes += changes
+            self._changed.notify_all()
             if len(self._changes) > 2 * self._history_limit:
                 self._fold(len(self._changes) - self._history_limit)
 
@@ -148,6 +150,14 @@ class MemoryStore:
 
     def lock(self) -> Lock:
         return ThreadLock(self._order)
+
+    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
+        with self._mutex:
+            seen = self._version()
+        if is_decided():
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: self._version() != seen, timeout_s)
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from resource_manager.core.changes import (
     AgentSeen,
+    Cancelled,
     Change,
     Drained,
     Expired,
@@ -235,6 +237,40 @@ def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
     cluster = other.refresh(None)
     assert cluster is not None
     other.commit(1, [granted(cluster, "a", other.now())], now=other.now())
+
+
+@pytest.mark.parametrize("ending", ["granted", "cancelled"])
+def test_a_waiter_is_woken_when_its_request_is_decided(open_client: OpenStore, ending: str) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    now = store.now()
+    queued = Queued(Request("a", 2), now, 1, now)
+    store.commit(0, [queued], now=now)
+    mine.apply(queued)
+    asked = threading.Event()
+
+    def is_decided() -> bool:
+        cluster = other.refresh(None)
+        assert cluster is not None
+        asked.set()
+        return "a" not in cluster.pending
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.await_decision, "a", is_decided, 30.0)
+        assert asked.wait(30)
+        assert not waiting.done()
+        change = granted(mine, "a", store.now()) if ending == "granted" else Cancelled("a", store.now())
+        begin = time.monotonic()
+        store.commit(1, [change], now=store.now())
+        assert waiting.result(30)
+        assert time.monotonic() - begin < 15, "woken, not timed out"
+
+
+def test_a_waiter_returns_at_once_if_decided_and_at_its_timeout_if_not(open_client: OpenStore) -> None:
+    store = open_client()
+    started(store)
+    assert store.await_decision("a", lambda: True, 30.0)
+    assert not store.await_decision("a", lambda: False, 0.05)
 
 
 def test_initialise_and_replace_wait_for_the_lock(open_client: OpenStore) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ from resource_manager.errors import (
 )
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.airflow_variable.document import Document
+from resource_manager.storage.base import poll
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
@@ -214,6 +215,9 @@ class VariableStore:
         lock = RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
         self._locks.add(lock)
         return lock
+
+    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
+        return poll(is_decided, timeout_s)
 
     def close(self) -> None:
         self._client.close()

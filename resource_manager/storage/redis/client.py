@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -124,6 +125,16 @@ class RedisClient:
     def remember(self, key: str, value: str | int) -> None:
         """Write a short value, also while the server's memory is full."""
         self.run(load_script("remember"), (key,), (value,))
+
+    def block_on(self, key: str, timeout_s: float) -> bool:
+        """Sleep until something is pushed to the list, and take it away; return False after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self.reporting():
+            # In parts well below the socket's timeout.
+            while (left_s := deadline - time.monotonic()) > 0:
+                if self.driver.blpop([key], max(min(left_s, SOCKET_TIMEOUT_S / 2), 0.001)):
+                    return True
+        return False
 
     def time(self) -> tuple[int, int]:
         """Return the time by the server's clock: seconds since the epoch, microseconds."""

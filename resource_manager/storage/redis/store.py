@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from resource_manager.core.changes import Change, Granted, InventoryChanged, Queued
@@ -35,7 +35,12 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
 from resource_manager.storage.redis import gpu_layout, layout
-from resource_manager.storage.redis.client import MEMORY_FULL, RedisClient, load_script
+from resource_manager.storage.redis.client import (
+    MEMORY_FULL,
+    SOCKET_TIMEOUT_S,
+    RedisClient,
+    load_script,
+)
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
 
@@ -203,6 +208,13 @@ class RedisStore:
 
     def lock(self) -> Lock:
         return RedisLock(self._client)
+
+    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
+        waits, woken = (self._client.key(f"pending:{kind}:{lease_id}") for kind in ("waits", "woken"))
+        life_ms = round(1000 * (timeout_s + SOCKET_TIMEOUT_S))
+        with self._client.reporting():
+            self._client.driver.set(waits, 1, px=life_ms)
+        return is_decided() or self._client.block_on(woken, timeout_s)
 
     def close(self) -> None:
         self._client.close()

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as with_values
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,6 +32,7 @@ from resource_manager.errors import (
     StoreError,
     StoreMovedError,
 )
+from resource_manager.storage.base import poll
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.codec import (
     FORMAT_VERSION,
@@ -305,6 +306,9 @@ class SqlStore:
 
     def lock(self) -> Lock:
         return SqlLock(self.database)
+
+    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
+        return poll(is_decided, timeout_s)
 
     def close(self) -> None:
         self.database.close()

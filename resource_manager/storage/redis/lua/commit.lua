@@ -123,11 +123,22 @@ local function begin_cleaning(text, ending, ranks)
   end
 end
 
+-- Wake the process that waits for this request, if one does.
+local function wake(lease)
+  if redis.call('DEL', pending .. ':waits:' .. lease) == 1 then
+    local woken = pending .. ':woken:' .. lease
+    redis.call('RPUSH', woken, 1)
+    redis.call('PEXPIRE', woken, 5000)
+  end
+end
+
 for i = begin, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if operation == 'grant' then
     redis.call('HSET', leases, key, json)
-    redis.call('HDEL', pending, key)
+    if redis.call('HDEL', pending, key) == 1 then
+      wake(key)
+    end
   elseif operation == 'end' then
     if watching then
       begin_cleaning(redis.call('HGET', leases, key), json)
@@ -175,6 +186,7 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', pending, key, json)
   elseif operation == 'cancel' then
     redis.call('HDEL', pending, key)
+    wake(key)
   elseif operation == 'rule' then
     -- What teams used so far comes with their rules.
     for _, name in ipairs(redis.call('HKEYS', rules)) do
