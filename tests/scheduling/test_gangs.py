@@ -492,3 +492,47 @@ def test_whatever_happens_members_are_whole_ports_unique_and_capacity_kept(
 def test_masks_and_positions_are_the_same(found: set[int]) -> None:
     cluster = ClusterState(Node(f"s{i}", i, labels={"rack": "x"} if i in found else {}) for i in range(41))
     assert set(positions(domain_masks(cluster, "rack").get("x", 0))) == found
+
+
+LENGTHS = st.integers(1, 9).map(float)
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> tuple[list[tuple[str, int, float]], Request, list[Request]]:
+    """Draw what servers hold and for how long, a pending gang, and the requests behind it."""
+    held = [(name, draw(st.integers(1, 2)), draw(LENGTHS)) for name in "abc" if draw(st.booleans())]
+    asked = st.tuples(st.integers(1, 3), st.integers(1, 2), LENGTHS)
+    nodes, gpus, runtime_s = draw(asked.filter(lambda one: one[0] > 1))
+    behind = [
+        gang(f"behind {number}", *of[:2], expected_runtime_s=of[2])
+        for number, of in enumerate(draw(st.lists(asked, max_size=5)))
+    ]
+    return held, gang("gang", nodes, gpus, expected_runtime_s=runtime_s), behind
+
+
+def gang_started_at(held: list[tuple[str, int, float]], *waiting: Request) -> float:
+    """Return when the gang starts if every lease ends as it said."""
+    cluster, now = cluster_of("abc"), 0.0
+    for name, gpus, runtime_s in held:
+        start(cluster, Request(f"on {name}", gpus, required_node=name, expected_runtime_s=runtime_s))
+    queue(cluster, *waiting)
+    while True:
+        ends = {
+            lease.lease_id: lease.granted_at + (lease.request.expected_runtime_s or 0.0)
+            for lease in cluster.leases.values()
+        }
+        for name in [name for name, end in ends.items() if end <= now]:
+            cluster.apply(Released(name, cluster.leases[name].fencing_token, now))
+        pass_over(cluster, "fifo+backfill", now)
+        if "gang" in cluster.leases:
+            return now
+        now = min(end for end in ends.values() if end > now) if max(ends.values()) > now else now + 1.0
+
+
+@settings(deadline=None)
+@given(queues())
+def test_nobody_behind_a_pending_gang_delays_it(
+    drawn: tuple[list[tuple[str, int, float]], Request, list[Request]],
+) -> None:
+    held, asked, behind = drawn
+    assert gang_started_at(held, asked, *behind) == gang_started_at(held, asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -164,6 +165,11 @@ class GPUTrainingOperator(GPUOperator):
                 member["cpu_count"],
                 member["server_name"],
                 job.key,
+            )
+        if len(gang.jobs) > 1:
+            self.log.info(
+                "this log is of rank 0; of others, while the job runs: gpu-manager logs -f --rank N %s",
+                shlex.quote(allocation["task_id"]),
             )
         context["ti"].xcom_push(key="allocation", value=allocation)
         context["ti"].xcom_push(key=LOG_PLACE, value=log_place(gang.jobs[0]))
