@@ -350,3 +350,29 @@ def test_the_engine_is_asked_for_the_leases_devices_and_no_others(launcher, job,
     assert not made["HostConfig"]["Devices"]
     assert not made["HostConfig"]["Privileged"]
     assert f"GPU_LEASE_UUIDS={','.join(uuids)}" in made["Config"]["Env"] or not uuids
+
+
+@pytest.mark.parametrize("signal_name", ["TERM", "USR2"])
+def test_a_preempted_job_is_told_once_by_signal_and_file(launcher, job, signal_name):
+    started = job(
+        f"trap 'echo told; [ -e $GPU_PREEMPT_FILE ] && sleep 0.5 && exit 3' {signal_name}; echo ready; "
+        "while :; do sleep 0.1; done"
+    )
+    launcher.start(started)
+    wait_for(lambda: "ready" in launcher.logs(started.key)[0])
+    told = launcher.preempt(started.key, 60.0, signal_name)
+    assert (told.state, told.preempted) == (JobState.RUNNING, True)
+    ended = launcher.preempt(started.key, 60.0, signal_name, wait_s=50.0)
+    assert (ended.state, ended.exit_code, ended.preempted) == (JobState.FINISHED, 3, True)
+    assert launcher.logs(started.key)[0].count("told") == 1
+
+
+def test_a_preempted_job_that_does_not_end_is_killed_when_its_grace_is_over(launcher, job):
+    started = job("trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    launcher.start(started)
+    wait_for(lambda: "ready" in launcher.logs(started.key)[0])
+    began = time.monotonic()
+    ended = launcher.preempt(started.key, 1.0, wait_s=50.0)
+    assert (ended.state, ended.preempted) == (JobState.FINISHED, True)
+    assert ended.exit_code != 0
+    assert 0.9 < time.monotonic() - began < 30.0
