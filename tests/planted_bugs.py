@@ -24,6 +24,8 @@ OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
 OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
 OF_GPUS = ("tests/core/test_gpu_state.py", "tests/faults/test_gpus.py")
 OF_GANGS = ("tests/scheduling/test_gangs.py",)
+OF_PREEMPTION = ("tests/scheduling/test_preemption.py",)
+OF_WINDOWS = ("tests/scheduling/test_maintenance.py", "tests/core/test_maintenance.py")
 OF_REPORTS = ("tests/agent/test_receiving.py", "tests/faults/test_gpus.py")
 
 
@@ -219,6 +221,26 @@ BUGS += [
         ("member.port == port for other", "False for other"),
         ("rest = lease.without(ranks)", "rest = None"),
         ("(*snapshot.leases, *snapshot.remainders)\n        named", "snapshot.leases\n        named"),
+    ),
+    *of_python(
+        "scheduling/preemption",
+        OF_PREEMPTION,
+        ("return [Queued(request, arrived_at(lease), lease.sequence, now)]", "return []"),
+        ("arrived_at(lease), lease.sequence, now)", "now, lease.sequence, now)"),
+        ("with cluster.reserved(parts):", "with cluster.reserved([]):"),
+    ),
+    *of_python(
+        "scheduling/allocator",
+        OF_PREEMPTION,
+        (" if type(change) is not Preempting]", "]"),
+    ),
+    *of_python(
+        "scheduling/maintenance",
+        OF_WINDOWS,
+        ("change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor,",
+         "change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor.strip(),"),
+        ("window.preempt and cluster.teams.preemption", "window.preempt"),
+        ("if found := window.crossed(now, length_s):", "if found := window.crossed(now, 0.0):"),
     ),
     *of_python(
         "core/models",
