@@ -135,7 +135,7 @@ def test_a_request_that_does_not_wait_preempts_nobody() -> None:
     shared.submit("x", 4, team="nlp")
     shared.submit("waits", 4, team="nlp")
     asked = Request("asks", 2, team="vision", preemption_delay_s=0.0)
-    assert allocator.allocate_in_order(shared.state, [asked], first_fit, fifo, 0.0) == []
+    assert allocator.allocate_in_order(shared.state, [asked], first_fit, fifo, shared.now + 60.0) == []
 
 
 def test_victims_are_of_the_team_most_over_then_of_low_priority_little_lost_and_new() -> None:
