@@ -99,18 +99,20 @@ class Slurm:
         path.write_text("\n".join(lines) + "\n")
         for _ in range(TRIES):  # several at once may deadlock in the database; the next try adds the rest
             done = self._ask("sacctmgr", "-i", "load", str(path))
-            if done.returncode == 0:
+            if done.returncode == 0 and self.ids(cluster).keys() >= {user.name for user in _users(tops)}:
                 return
         raise AssertionError(done.stdout + done.stderr)
+
+    def ids(self, cluster: str) -> dict[str, int]:
+        """Return the numbers of the cluster's users."""
+        found = self._ask("sacctmgr", "-nP", "show", "assoc", f"cluster={cluster}", "format=id,user")
+        return {user: int(number) for number, user in (line.split("|") for line in found.stdout.split())}
 
     def factors(self, cluster: str, tops: Sequence[Share], *, fair_tree: bool) -> dict[str, str]:
         """Return what `sshare` prints as FairShare of each user."""
         state = self.folder / f"state-{cluster}-{fair_tree}"
         state.mkdir()
-        found = self._ask("sacctmgr", "-nP", "show", "assoc", f"cluster={cluster}", "format=id,user")
-        ids = {
-            user: int(number) for number, _, user in (line.partition("|") for line in found.stdout.split())
-        }
+        ids = self.ids(cluster)
         (state / "assoc_usage").write_bytes(_usage_file({ids[user.name]: user.use for user in _users(tops)}))
         (state / "clustername").write_text(cluster)
         flags = "" if fair_tree else "PriorityFlags=NO_FAIR_TREE"
