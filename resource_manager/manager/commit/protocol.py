@@ -186,11 +186,13 @@ class Transactions:
         while True:
             try:
                 if conflicts < TRIES_WITHOUT_LOCK:
-                    return self._attempt(group, None)
-                with self._locked(deadline) as lock:
-                    self._replica.refresh()
-                    group += self._groups.newcomers()
-                    return self._attempt(group, lock.token)
+                    decided = self._attempt(group, None)
+                else:
+                    with self._locked(deadline) as lock:
+                        self._replica.refresh()
+                        group += self._groups.newcomers()
+                        decided = self._attempt(group, lock.token)
+                return self._finish(decided)
             except StateUnconfirmedError as error:
                 self._recovery.begin(error)
             except RepeatedError as error:
@@ -213,8 +215,8 @@ class Transactions:
                     conflicts += 1
                     self._replica.catch_up(error)
 
-    def _attempt(self, group: list[Operation[Any]], lock_token: str | None) -> None:
-        """Decide the group, commit its changes and finish its operations."""
+    def _attempt(self, group: list[Operation[Any]], lock_token: str | None) -> list[Operation[Any]]:
+        """Decide the group and commit its changes; return what was decided, in that order."""
         cluster = self._replica.cluster
         is_fresh = lock_token is not None or cluster is None
         if cluster is None:
@@ -248,7 +250,12 @@ class Transactions:
             )
             self._replica.refreshed_at = time.monotonic()
             self._measured("commit_s", self._replica.refreshed_at - started)
-        now = self.store.now()
+        return decided
+
+    def _finish(self, decided: list[Operation[Any]]) -> None:
+        """Apply what was committed to the replica, and answer; the next process may commit meanwhile."""
+        cluster, now = self._replica.cluster, self.store.now()
+        assert cluster is not None
         for operation in decided:
             operation.finish(cluster, now)
 
