@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -14,6 +15,12 @@ from resource_manager.errors import LockError, StoreUnavailableError
 
 LOCK_TTL_S = 10.0
 """Time to live of a lock without renewal."""
+
+Meanwhile = Callable[[], object]
+
+
+def nothing() -> None:
+    """Do nothing while waiting."""
 
 
 class Lock(Protocol):
@@ -28,8 +35,11 @@ class Lock(Protocol):
     @property
     def token(self) -> str: ...
 
-    def acquire(self, timeout_s: float) -> bool:
-        """Wait in order of arrival; return False if the lock was not acquired within `timeout_s` seconds."""
+    def acquire(self, timeout_s: float, meanwhile: Meanwhile = nothing) -> bool:
+        """Wait in order of arrival; return False if the lock was not acquired within `timeout_s` seconds.
+
+        `meanwhile` may be called again and again during a long wait.
+        """
 
     def release(self) -> None:
         """Hand the lock to the next waiter; raises `LockError` if it was not held, or was lost."""
@@ -69,7 +79,7 @@ class ThreadLock:
     def token(self) -> str:
         return f"thread-{self._acquisition}"
 
-    def acquire(self, timeout_s: float) -> bool:
+    def acquire(self, timeout_s: float, meanwhile: Meanwhile = nothing) -> bool:
         mutex = self._mutex
         with mutex.guard:
             if mutex.holder is self or self in mutex.waiters:
@@ -142,12 +152,12 @@ class TimedLock(ABC):
             return 0.0
         return max(self._alive_since + self._life_s - time.monotonic(), 0.0)
 
-    def acquire(self, timeout_s: float) -> bool:
+    def acquire(self, timeout_s: float, meanwhile: Meanwhile = nothing) -> bool:
         if self._token is not None:
             raise LockError("this lock object is in use already; create one for each acquirer")
         deadline = time.monotonic() + timeout_s
         token = os.urandom(12).hex()
-        since = self._claim(token, deadline)
+        since = self._claim(token, deadline, meanwhile)
         if since is None:
             return False
         self._token, self._alive_since = token, since
@@ -181,7 +191,7 @@ class TimedLock(ABC):
         return LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")
 
     @abstractmethod
-    def _claim(self, token: str, deadline: float) -> float | None:
+    def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         """Wait for the lock; return when its life began, by the steady clock, None if it was not acquired."""
 
     @abstractmethod

@@ -18,6 +18,7 @@ from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.lock import SqlLock
 from tests.eventually import wait_for
+from tests.redis_server import RedisServer
 
 MakeLock = Callable[[], Lock]
 
@@ -67,6 +68,21 @@ def test_one_holder_at_a_time(make_lock: MakeLock) -> None:
     assert not second.acquire(0.05)
     first.release()
     assert second.acquire(1)
+    second.release()
+
+
+def test_it_tells_whether_it_had_to_wait(make_lock: MakeLock) -> None:
+    first, second = make_lock(), make_lock()
+    assert first.acquire(1)
+    assert not first.waited
+    timer = threading.Timer(0.05, first.release)
+    timer.start()
+    assert second.acquire(30)
+    timer.join()
+    assert second.waited
+    second.release()
+    assert second.acquire(1)
+    assert not second.waited
     second.release()
 
 
@@ -221,6 +237,36 @@ def test_a_hand_off_at_the_timeout_is_accepted() -> None:
     assert holder.acquire(0)
     late._handoff = late._handoff.permits  # type: ignore[attr-defined]
     assert not late.acquire(0)
+    holder.release()
+
+
+@pytest.fixture
+def on_redis(embedded_redis: RedisServer) -> Iterator[RedisClient]:
+    with closing(RedisClient.from_url(embedded_redis.fresh_url())) as client:
+        yield client
+
+
+def test_a_waiter_on_redis_works_meanwhile(on_redis: RedisClient) -> None:
+    holder, waiter = RedisLock(on_redis), RedisLock(on_redis)
+    assert holder.acquire(1)
+    calls: list[None] = []
+
+    def work() -> None:
+        calls.append(None)
+        if len(calls) == 3:
+            holder.release()
+
+    assert waiter.acquire(30, work)
+    assert len(calls) == 3
+    waiter.release()
+
+
+def test_a_waiter_whose_work_fails_leaves_the_queue(on_redis: RedisClient) -> None:
+    holder = RedisLock(on_redis)
+    assert holder.acquire(1)
+    with pytest.raises(KeyboardInterrupt):
+        RedisLock(on_redis).acquire(30, interrupt)
+    assert on_redis.driver.llen(on_redis.key("lock:waiters")) == 0
     holder.release()
 
 

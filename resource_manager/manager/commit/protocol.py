@@ -31,7 +31,7 @@ from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.storage import Store
-from resource_manager.storage.locks import Lock
+from resource_manager.storage.locks import Lock, Meanwhile, nothing
 from resource_manager.storage.once import Once
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,8 @@ class Transactions:
                 if conflicts < TRIES_WITHOUT_LOCK:
                     decided = self._attempt(group, None)
                 else:
-                    with self._locked(deadline) as lock:
+                    # What others commit is read during the wait too, so that little is left under the lock.
+                    with self._locked(deadline, self._replica.refresh) as lock:
                         self._replica.refresh()
                         group += self._groups.newcomers()
                         decided = self._attempt(group, lock.token)
@@ -286,11 +287,11 @@ class Transactions:
         return [*own, *(operation for operation in group if operation not in own)]
 
     @contextmanager
-    def _locked(self, deadline: float) -> Iterator[Lock]:
+    def _locked(self, deadline: float, meanwhile: Meanwhile = nothing) -> Iterator[Lock]:
         """Hold the store's lock; raises `LockTimeoutError` at the deadline."""
         started = time.monotonic()
         lock = self.store.lock()
-        if not lock.acquire(max(deadline - started, 0.0)):
+        if not lock.acquire(max(deadline - started, 0.0), meanwhile):
             raise LockTimeoutError(self._lock_timeout_s)
         self._contended = lock.waited
         self._measured("lock_wait_s", time.monotonic() - started)

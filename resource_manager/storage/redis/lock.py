@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.storage.locks import LOCK_TTL_S, TimedLock
+from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, TimedLock, nothing
 from resource_manager.storage.redis.client import RedisClient, load_script
 
 HEARTBEAT_S = 3.0
@@ -17,6 +17,9 @@ HANDOFF_S = 1.0
 WAIT_S = 1.0
 """Time to live of a waiter's heartbeat and of an unclaimed hand-off, and limit of one blocking read. Each is
 well above the delays of a busy machine and below what a user would notice."""
+
+MEANWHILE_S = 0.016
+"""Limit of a blocking read if there is something to do meanwhile; about as long as ten holders take."""
 
 
 class RedisLock(TimedLock):
@@ -33,13 +36,13 @@ class RedisLock(TimedLock):
         self._keys = (client.key(name), client.key(f"{name}:waiters"))
         self._script = load_script("handover", "lock")
 
-    def _claim(self, token: str, deadline: float) -> float | None:
+    def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         try:
             since = time.monotonic()
             is_held, ttl_ms = self._step("acquire", token)
             self.waited = not is_held
             while not is_held:
-                wait_s = min(deadline - time.monotonic(), WAIT_S)
+                wait_s = min(deadline - time.monotonic(), WAIT_S if meanwhile is nothing else MEANWHILE_S)
                 if wait_s <= 0:
                     self._step("leave", token)
                     return None
@@ -47,6 +50,8 @@ class RedisLock(TimedLock):
                     wait_s = min(wait_s, ttl_ms / 1000 + 0.005)
                 since = time.monotonic()
                 is_held, ttl_ms = self._wait(token, wait_s)
+                if not is_held:
+                    meanwhile()
         except StoreUnavailableError:
             raise
         except BaseException:

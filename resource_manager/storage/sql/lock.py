@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from sqlalchemy import Connection
 
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
-from resource_manager.storage.locks import LOCK_TTL_S, TimedLock
+from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, TimedLock
 from resource_manager.storage.sql.database import Database
 
 HEARTBEAT_S = 5.0
@@ -43,14 +43,15 @@ class SqlLock(TimedLock):
         super().__init__(life_s)
         self._database = database
 
-    def _claim(self, token: str, deadline: float) -> float | None:
+    def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         since = time.monotonic()
         try:
-            if self._take(token, BEFORE_ALL):
+            self.waited = not self._take(token, BEFORE_ALL)
+            if not self.waited:
                 return since
             if deadline <= since:
                 return None
-            return self._wait(token, deadline)
+            return self._wait(token, deadline, meanwhile)
         except BaseException as error:
             with suppress(StoreUnavailableError):
                 self._leave(token)
@@ -73,7 +74,7 @@ class SqlLock(TimedLock):
             return self._change(_TAKE, token, position=position)
         return False
 
-    def _wait(self, token: str, deadline: float) -> float | None:
+    def _wait(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         """Stand in line; return when the lock was taken, by the steady clock, None if the deadline passed."""
         position: int | None = None
         beat_at = 0.0
@@ -105,6 +106,8 @@ class SqlLock(TimedLock):
                     self._leave(token)
                     return None
                 waiter.wait(max(min(wait_s, held_for_s if ahead == 0 else wait_s), 0.002), ahead)
+                if ahead > 1:  # it may be this one's turn otherwise
+                    meanwhile()
 
     def _leave(self, token: str) -> None:
         self._change("DELETE FROM {lock} WHERE token = :token", token)
