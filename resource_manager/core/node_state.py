@@ -161,7 +161,13 @@ class NodeState:
 
     def eligible_gpus(self, request: Request) -> list[int]:
         """Return the ids of the GPUs that have the requested free milli, type and vendor, ascending."""
+        if self._accepts_any(request):
+            milli = request.gpu_milli
+            return [gpu_id for gpu_id, free in self.gpu_free.items() if free >= milli]
         return usable_gpus(self.node, request, self.gpu_free)
+
+    def _accepts_any(self, request: Request) -> bool:
+        return not (request.gpu_types or request.vendor or self.has_mig)
 
     def free_port(self) -> int:
         """Return the next port after the last one where no gang meets, wrapping; 0 if none is left."""
@@ -175,8 +181,7 @@ class NodeState:
         need = request.gpus
         if not need:
             return ()
-        is_any = not (request.gpu_types or request.vendor or self.has_mig)
-        if is_any and self.whole_free == len(self.gpu_free):
+        if self.whole_free == len(self.gpu_free) and self._accepts_any(request):
             return tuple(islice(self.gpu_free, need))
         return pick_gpus(request, self.eligible_gpus(request), self.gpu_free)
 
