@@ -3,8 +3,9 @@ BASE_PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
-# A process for each CPU takes one file after the other, since tests of a file share servers.
-PARALLEL := -n logical --dist loadfile --no-loadscope-reorder
+# A process for each CPU and one more, since tests also wait, takes one file after the other: tests of a file
+# share servers.
+PARALLEL := -n $(shell $(BASE_PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))') --dist loadfile --no-loadscope-reorder
 LOCK := requirements/dev.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile | cksum | cut -d' ' -f1)
 

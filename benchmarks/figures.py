@@ -95,6 +95,48 @@ BENCHMARKS: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "contention": Benchmark(
+        "Contention",
+        "Many clients on one Redis, as parts of the pairs that one client makes of a bare redis-py lock in "
+        "the same run. A client that is refused asks again at once; only granted and released pairs count.",
+        "python -m benchmarks.contention",
+        (
+            Row("100 clients in 10 processes, all fit", "fit/of_lock", "{:.2f}", "≥ 0.4"),
+            Row("the same, 99th percentile of one call", "fit/p99_s", S, "≤ 0.2 s"),
+            Row("the same, slowest client of the mean", "fit/slowest_client_of_mean", "{:.2f} ×", "≤ 2 ×"),
+            Row("the same, six times more asked than there is", "scarce/of_lock", "{:.2f}", "≥ 0.3"),
+            Row("the same, 99th percentile of one call", "scarce/p99_s", S, "≤ 0.2 s"),
+            Row("1,000 clients on asyncio in 10 processes", "many/of_lock", "{:.2f}", "≥ 0.4"),
+            Row("the same, 99th percentile of one call", "many/p99_s", S, "≤ 3 s"),
+            Row("the same, errors", "many/errors", "{}", "0"),
+            Row("one client beside 10,000 pending, part of none", "pending/ratio", "{:.2f}", "≥ 0.5"),
+            Row(
+                "32 clients on 16 places: freed to known, median", "handover/p50_ms_from_commit", MS, "≤ 5 ms"
+            ),
+        ),
+    ),
+    "gangs": Benchmark(
+        "Gangs",
+        "One process, in memory: gangs of 64 of 10,000 servers, and passes over 1,000 pending gangs.",
+        "python -m benchmarks.gangs",
+        (
+            *(
+                Row(f"a gang of 64 by `{name}`, median", f"grant_{name}/p50", MS, "≤ 10 ms")
+                for name in ("first_fit", "best_fit", "fgd")
+            ),
+            Row("a pass by priority, median", "pass_priority/p50", MS, "≤ 50 ms"),
+            Row("a pass with backfill, median", "pass_priority_backfill/p50", MS, "≤ 50 ms"),
+        ),
+    ),
+    "preemption": Benchmark(
+        "Victims",
+        "One process, in memory: choosing victims among 11,600 leases.",
+        "python -m benchmarks.preemption",
+        tuple(
+            Row(f"victims for {gpus} GPUs, median", f"victims_{gpus}_gpus/p50", MS, "≤ 20 ms")
+            for gpus in (1, 8)
+        ),
+    ),
     "stores": Benchmark(
         "Stores and locks without the manager",
         "Allocator and store alone; the lock is this project's fair one on Redis, the yardstick as above.",
