@@ -1,6 +1,7 @@
 """Job that writes into a ledger, five times a second, that it runs and on which GPUs.
 
-The ledger is independent of the manager's history.
+The ledger is independent of the manager's history. With `SAVES_FOR_S` the job can go on later: each line is a
+step, and after SIGTERM it runs on for so long, saves the number of its steps and leaves.
 """
 
 import json
@@ -8,6 +9,9 @@ import os
 import signal
 import sys
 import time
+
+PREEMPTED = 75
+"""Exit code of a job that has saved and can go on."""
 
 
 def main():
@@ -21,6 +25,10 @@ def main():
         "member": os.environ.get("GPU_NODE_RANK", ""),
         "process": f"{os.environ['GPU_LEASE_FENCING_TOKEN']}-{os.getpid()}-{time.monotonic()}",
     }
+    saves_for_s, told = os.environ.get("SAVES_FOR_S"), []
+    if saves_for_s:
+        signal.signal(signal.SIGTERM, lambda number, frame: told.append(time.time()))
+        checkpoint, entry["restart"], entry["step"] = go_on()
     print("the job begins", flush=True)
     end = time.time() + seconds
     told_to_end = f"{ledger}-end-{entry['task'].replace('/', '-')}"
@@ -29,11 +37,27 @@ def main():
         descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, line.encode())
         os.close(descriptor)
+        if saves_for_s:
+            entry["step"] += 1
+        if told and time.time() >= told[0] + float(saves_for_s):
+            with open(checkpoint, "w") as file:
+                file.write(str(entry["step"]))
+            sys.exit(PREEMPTED)
         if time.time() >= end or os.path.exists(told_to_end):
             break
         time.sleep(0.2)
     print(f"beat on {entry['gpus']} of {entry['server']}", flush=True)
     sys.exit(exit_code)
+
+
+def go_on():
+    """Return the checkpoint, how often the job was preempted and the first step of this process."""
+    checkpoint = os.environ["GPU_CHECKPOINT_FILE"]
+    step = 0
+    if os.path.exists(checkpoint):
+        with open(checkpoint) as file:
+            step = int(file.read())
+    return checkpoint, os.environ["GPU_RESTART_COUNT"], step
 
 
 if __name__ == "__main__":

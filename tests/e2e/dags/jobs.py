@@ -14,6 +14,7 @@ from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, gp
 BEAT = Path(__file__).parent / "beat.py"
 LEDGER = os.environ.get("LEDGER", "/dev/null")
 PARAMS = {"seconds": 3600, "exit_code": 0, "gpus": 8, "linger": ""}
+PREEMPT_GRACE_S = 10
 TTL = timedelta(seconds=int(os.environ.get("TEST_TTL_S", "15")))
 
 
@@ -56,6 +57,24 @@ local_job = job_dag("local_job", gpu_types="local", command=f"exec {sys.executab
 lingering_job = job_dag(
     "lingering_job", LingeringOperator, gpu_types="local", command=f"exec {sys.executable} {beat}"
 )
+with DAG(
+    "preemptible_job",
+    schedule=None,
+    catchup=False,
+    params={**PARAMS, "team": "nlp", "priority": 1, "saves_for_s": "2"},
+) as preemptible_job:
+    GPUTrainingOperator(
+        task_id="job",
+        gpus="{{ params.gpus }}",
+        cpus=8,
+        gpu_types="local",
+        ttl=TTL,
+        team="{{ params.team }}",
+        priority="{{ params.priority }}",
+        preempt_grace=PREEMPT_GRACE_S,
+        command=f"exec {sys.executable} {beat}",
+        env={"SAVES_FOR_S": "{{ params.saves_for_s }}"},
+    )
 service_job = job_dag(
     "service_job", gpu_types="local", command=f"exec {sys.executable} {beat}", gpu_conn_id="gpu_service"
 )
