@@ -133,7 +133,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "One process, in memory: choosing victims among 11,600 leases.",
         "python -m benchmarks.preemption",
         tuple(
-            Row(f"victims for {gpus} GPUs, median", f"victims_{gpus}_gpus/p50", MS, "≤ 20 ms")
+            Row(f"victims for a request of {gpus} GPU(s), median", f"victims_{gpus}_gpus/p50", MS, "≤ 20 ms")
             for gpus in (1, 8)
         ),
     ),
