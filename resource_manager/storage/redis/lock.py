@@ -19,7 +19,8 @@ WAIT_S = 1.0
 well above the delays of a busy machine and below what a user would notice."""
 
 MEANWHILE_S = 0.016
-"""Limit of a blocking read if there is something to do meanwhile; about as long as ten holders take."""
+"""Limit of the first blocking read if there is something to do meanwhile; about as long as ten holders take.
+Each further one is twice as long, so that many who wait long do not keep the server busy."""
 
 
 class RedisLock(TimedLock):
@@ -41,8 +42,10 @@ class RedisLock(TimedLock):
             since = time.monotonic()
             is_held, ttl_ms = self._step("acquire", token)
             self.waited = not is_held
+            pause_s = WAIT_S if meanwhile is nothing else MEANWHILE_S
             while not is_held:
-                wait_s = min(deadline - time.monotonic(), WAIT_S if meanwhile is nothing else MEANWHILE_S)
+                wait_s = min(deadline - time.monotonic(), pause_s)
+                pause_s = min(2 * pause_s, WAIT_S)
                 if wait_s <= 0:
                     self._step("leave", token)
                     return None
