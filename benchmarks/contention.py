@@ -8,6 +8,8 @@ of the slowest client over the mean of all.
 - `scarce`: the same, six times more asked for than there is, in a closed loop; granted pairs count.
 - `many`: 1,000 clients on asyncio in 10 processes, which all fit at once.
 - `pending`: one client beside 10,000 pending requests, as a ratio to one with an empty queue.
+- `rest`: 50 clients with a token and a connection each, by `wrk`, of a service: requests per second and
+  milliseconds. Left out, with a line that says so, where `wrk` is not installed.
 - `handover`: 32 clients on 16 places: from a release until the next holder knows, in milliseconds.
 """
 
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,12 +31,51 @@ from typing import Any
 
 import click
 
+from resource_manager.cli.bench.service import serving
 from resource_manager.cli.bench.store import interleaved, lock_pair, open_manager, redis_server
 from resource_manager.manager.aio import AsyncGPUResourceManager
 from resource_manager.manager.manager import GPUResourceManager
 
 PROCESSES = 10
-SERVERS = {"fit": 4, "scarce": 4, "many": 16, "handover": 4}
+WRK = """
+local tokens = { %s }
+local threads = 0
+
+function setup(thread)
+  threads = threads + 1
+  thread:set("number", threads)
+end
+
+-- Each thread of wrk has one connection, so that it allocates and releases by turns.
+function init(args)
+  local headers = { ["Content-Type"] = "application/json", ["Authorization"] = "Bearer " .. tokens[number] }
+  local id = '{"task_id": "wrk-' .. number .. '"'
+  local body = id .. ', "required_gpus": 1, "required_cpus": 1, "gpu_milli": 250}'
+  allocate = wrk.format("POST", "/api/allocate", headers, body)
+  release = wrk.format("POST", "/api/release", headers, id .. "}")
+  holds = false
+end
+
+function request()
+  return holds and release or allocate
+end
+
+function response()
+  holds = not holds
+end
+
+function done(summary, latency, requests)
+  local errors = summary.errors
+  local lost = errors.status + errors.connect + errors.read + errors.write + errors.timeout
+  local times = '"p50_ms": %%.2f, "p99_ms": %%.2f'
+  io.write(string.format('{"requests_per_s": %%.0f, "errors": %%d, ' .. times .. "}\\n",
+    summary.requests / summary.duration * 1e6, lost,
+    latency:percentile(50) / 1000, latency:percentile(99) / 1000))
+end
+"""
+"""Program of `wrk` for one connection a thread."""
+
+SERVERS = {"fit": 4, "scarce": 4, "many": 16}
 
 
 class Client:
@@ -42,18 +85,17 @@ class Client:
         self.pairs = self.refused = self.errors = 0
         self.latencies: list[float] = []
 
-    def pair(self, manager: GPUResourceManager, name: str, gpus: int, milli: int | None) -> None:
-        """Allocate and release once, and count what came."""
-        before = time.perf_counter()
-        granted = manager.allocate_resources(name, gpus, 1, gpu_milli=milli)
-        middle = time.perf_counter()
-        self.latencies.append(middle - before)
-        if granted is None:
-            self.refused += 1
-            return
-        self.errors += not manager.release_resources(name)
-        self.latencies.append(time.perf_counter() - middle)
+    def answered(self, asked_at: float, granted: bool) -> bool:
+        """Count the answer to a request; return whether it is to be released."""
+        self.latencies.append(time.perf_counter() - asked_at)
+        self.refused += not granted
+        return granted
+
+    def released(self, asked_at: float, done: bool) -> None:
+        """Count the answer to a release."""
+        self.latencies.append(time.perf_counter() - asked_at)
         self.pairs += 1
+        self.errors += not done
 
     def report(self) -> dict[str, Any]:
         return {
@@ -73,7 +115,10 @@ def threads(manager: GPUResourceManager, number: int, seconds: float, scarce: bo
     def loop(client: Client, name: str) -> None:
         ends = time.perf_counter() + seconds
         while time.perf_counter() < ends:
-            client.pair(manager, name, gpus, milli)
+            before = time.perf_counter()
+            if client.answered(before, bool(manager.allocate_resources(name, gpus, 1, gpu_milli=milli))):
+                middle = time.perf_counter()
+                client.released(middle, manager.release_resources(name))
 
     running = [
         threading.Thread(target=loop, args=(client, f"client-{number}-{i}"))
@@ -95,14 +140,9 @@ async def coroutines(manager: AsyncGPUResourceManager, number: int, seconds: flo
         while time.perf_counter() < ends:
             before = time.perf_counter()
             granted = await manager.allocate_resources(name, 1, 1, gpu_milli=25)
-            middle = time.perf_counter()
-            client.latencies.append(middle - before)
-            if granted is None:
-                client.refused += 1
-                continue
-            client.errors += not await manager.release_resources(name)
-            client.latencies.append(time.perf_counter() - middle)
-            client.pairs += 1
+            if client.answered(before, granted is not None):
+                middle = time.perf_counter()
+                client.released(middle, await manager.release_resources(name))
 
     await asyncio.gather(*(loop(client, f"client-{number}-{i}") for i, client in enumerate(clients)))
     return clients
@@ -177,7 +217,7 @@ def handover(url: str, seconds: float) -> dict[str, Any]:
 
 def child(case: str, url: str, number: int, seconds: float) -> None:
     """Begin when the parent says so, which it does once all are ready."""
-    manager = open_manager(url, SERVERS[case])
+    manager = open_manager(url, SERVERS.get(case, 4))
     manager.get_resource_summary()
     print(flush=True)
     sys.stdin.readline()
@@ -195,7 +235,7 @@ def in_processes(
     case: str, url: str, seconds: float, processes: int, before: Callable[[], object] = int
 ) -> list[Any]:
     """Run a case in so many processes, which begin together after `before`; return what they print."""
-    open_manager(url, SERVERS[case]).reset_resources()
+    open_manager(url, SERVERS.get(case, 4)).reset_resources()
     command = [sys.executable, "-m", "benchmarks.contention", "child", case, url]
     children = [
         subprocess.Popen(
@@ -273,6 +313,22 @@ def pending(url: str, seconds: float) -> dict[str, Any]:
     }
 
 
+def rest(url: str, seconds: float) -> dict[str, Any]:
+    """Measure the service with a driver in C, which takes next to no processor time from it."""
+    with serving(url, 4) as (service, tokens), tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "pairs.lua"
+        script.write_text(WRK % ", ".join(f'"{token}"' for token in tokens))
+        clients = str(len(tokens))
+        command = ["wrk", "-t", clients, "-c", clients, "-d", f"{seconds:.0f}s", "-s", str(script), service]
+        for _ in range(2):  # imports, connections and the first snapshot are not to be measured
+            answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    figures: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    return {"clients": len(tokens), **figures}
+
+
+OTHERS = {"pending": pending, "handover": handover, "rest": rest}
+
+
 @click.command()
 @click.argument("cases", nargs=-1)
 @click.option("--seconds", default=5.0, show_default=True)
@@ -282,11 +338,11 @@ def main(cases: Sequence[str], seconds: float) -> None:
         return
     figures: dict[str, Any] = {}
     with redis_server(None) as url:
-        for case in cases or (*SERVERS, "pending"):
-            if case in {"pending", "handover"}:
-                figures[case] = (pending if case == "pending" else handover)(url, seconds)
-            else:
-                figures[case] = contended(case, url, seconds)
+        for case in cases or (*SERVERS, *OTHERS):
+            if case == "rest" and shutil.which("wrk") is None:
+                print("rest is left out: wrk is not installed (Debian: apt-get install wrk)", file=sys.stderr)
+                continue
+            figures[case] = OTHERS[case](url, seconds) if case in OTHERS else contended(case, url, seconds)
             print(case, figures[case], file=sys.stderr)
     print(json.dumps(figures))
 
