@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from resource_manager.core.changes import (
     AgentLost,
@@ -70,6 +70,8 @@ OPERATIONS: dict[type, str] = {
 }
 """The operation of commit.lua for each kind of change."""
 
+
+ChangeT = TypeVar("ChangeT", bound=Change)
 
 TEAMS = "teams"
 """Field of the rules with the change that made those of the teams."""
@@ -214,15 +216,17 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     )
 
 
-def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarantined: bool) -> Lease:
+def _kept(text: bytes, kind: type[ChangeT], name: str) -> ChangeT:
     change = change_from_json(text)
-    if not isinstance(change, Granted):
-        raise CorruptStateError(f"not a lease: {text[:120]!r}")
-    lease = change.lease
+    if not isinstance(change, kind):
+        raise CorruptStateError(f"not {name}: {text[:120]!r}")
+    return change
+
+
+def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarantined: bool) -> Lease:
+    lease = _kept(text, Granted, "a lease").lease
     if renewal is not None:
-        renewed = change_from_json(renewal)
-        if not isinstance(renewed, Renewed):
-            raise CorruptStateError(f"not a renewal: {renewal[:120]!r}")
+        renewed = _kept(renewal, Renewed, "a renewal")
         lease = replace(
             lease,
             expires_at=renewed.expires_at,
@@ -230,9 +234,7 @@ def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarant
             checkpoint_at=renewed.checkpoint_at,
         )
     if preempting is not None:
-        taken = change_from_json(preempting)
-        if not isinstance(taken, Preempting):
-            raise CorruptStateError(f"not a preemption: {preempting[:120]!r}")
+        taken = _kept(preempting, Preempting, "a preemption")
         lease = replace(lease, preempted_by=taken.by, preempt_until=taken.until)
         quarantined = quarantined or (renewal is not None and renewed.at > taken.until)
     return replace(lease, quarantined=True) if quarantined else lease
@@ -240,14 +242,9 @@ def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarant
 
 def _remainder(text: bytes, released: bytes) -> Lease:
     """Return what is left of a lease after the releases of members, one a line."""
-    change = change_from_json(text)
-    if not isinstance(change, Granted):
-        raise CorruptStateError(f"not a lease: {text[:120]!r}")
-    lease = change.lease
+    lease = _kept(text, Granted, "a lease").lease
     for line in released.splitlines():
-        ended = change_from_json(line)
-        if not isinstance(ended, MembersReleased):
-            raise CorruptStateError(f"not a release of members: {line[:120]!r}")
+        ended = _kept(line, MembersReleased, "a release of members")
         if (rest := lease.without(ended.ranks)) is None:
             raise CorruptStateError(f"a remainder without members: {text[:120]!r}")
         lease = rest
@@ -261,28 +258,20 @@ def _last_ports(meta: dict[bytes, bytes]) -> Iterator[tuple[str, int]]:
 
 
 def _pending(text: bytes) -> PendingRequest:
-    change = change_from_json(text)
-    if not isinstance(change, Queued):
-        raise CorruptStateError(f"not a pending request: {text[:120]!r}")
+    change = _kept(text, Queued, "a pending request")
     return PendingRequest(change.request, change.queued_at, change.sequence)
 
 
 def _teams(text: bytes | None) -> Teams:
     if text is None:
         return Teams()
-    change = change_from_json(text)
-    if not isinstance(change, TeamsChanged):
-        raise CorruptStateError(f"not rules of teams: {text[:120]!r}")
-    return change.teams
+    return _kept(text, TeamsChanged, "rules of teams").teams
 
 
 def _windows(text: bytes | None) -> tuple[Window, ...]:
     if text is None:
         return ()
-    change = change_from_json(text)
-    if not isinstance(change, MaintenanceChanged):
-        raise CorruptStateError(f"not maintenance windows: {text[:120]!r}")
-    return change.windows
+    return _kept(text, MaintenanceChanged, "maintenance windows").windows
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:
