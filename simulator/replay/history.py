@@ -12,18 +12,11 @@ from pathlib import Path
 from resource_manager.core.changes import (
     Cancelled,
     Change,
-    Drained,
     Expired,
-    GpuClosed,
-    GpuOpened,
     Granted,
-    InventoryChanged,
-    MaintenanceChanged,
     MembersReleased,
     Queued,
     Released,
-    Restored,
-    TeamsChanged,
 )
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
@@ -32,7 +25,7 @@ from resource_manager.storage.history_file import History, StoreHistory, change_
 from resource_manager.storage.redis.client import SCHEMES
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, read_json_lines
-from simulator.replay.workload import EventBatch, Job, RecordedEnd, Workload
+from simulator.replay.workload import EventBatch, ExternalChange, Job, RecordedEnd, Workload
 
 STORE_SCHEMES = tuple(f"{scheme}://" for scheme in (*SCHEMES, *SQL_SCHEMES))
 
@@ -119,18 +112,7 @@ def workload_of(history: History, name: str) -> Workload:
                 batch.arrivals.append(job(change.lease.request, change.at))
         elif isinstance(change, Released | Expired):
             batch.external.append(RecordedEnd(change.lease_id))
-        elif isinstance(
-            change,
-            Cancelled
-            | Drained
-            | Restored
-            | TeamsChanged
-            | MaintenanceChanged
-            | GpuClosed
-            | GpuOpened
-            | InventoryChanged
-            | MembersReleased,
-        ):
+        elif isinstance(change, ExternalChange):
             batch.external.append(change)
     held = [
         Job(

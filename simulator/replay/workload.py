@@ -53,7 +53,7 @@ class RecordedEnd:
     task_id: str
 
 
-ExternalEvent = (
+ExternalChange = (
     Drained
     | Restored
     | TeamsChanged
@@ -62,9 +62,11 @@ ExternalEvent = (
     | GpuOpened
     | InventoryChanged
     | Cancelled
-    | RecordedEnd
     | MembersReleased
 )
+"""A change that people and events outside of scheduling make."""
+
+ExternalEvent = ExternalChange | RecordedEnd
 """External events other than arrivals."""
 
 
