@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from resource_manager.agent.receiving import records_of
 from resource_manager.manager.manager import GPUResourceManager
@@ -29,7 +30,7 @@ def measures_of(manager: GPUResourceManager) -> Mapping[int, Measure]:
     return {token: measure_of(parts) for token, parts in found.items()}
 
 
-def report_of(manager: GPUResourceManager, query: ReportQuery) -> Report:
-    """Return the report of the manager's kept history, by its price list."""
-    prices = load_prices(manager.settings.prices)
-    return accounts_of(manager).report(query, measures=measures_of(manager), prices=prices)
+def report_of(manager: GPUResourceManager, query: ReportQuery, prices: Path | None = None) -> Report:
+    """Return the report of the manager's kept history, by this price list or that of its settings."""
+    listed = load_prices(prices or manager.settings.prices)
+    return accounts_of(manager).report(query, measures=measures_of(manager), prices=listed)

@@ -68,12 +68,9 @@ def _report(target: Target, by: str, since: str, prices: Path | None) -> Any:
         if prices is not None:
             raise Failure("--prices reads the store itself: leave out --url, or set the service's", BAD_INPUT)
         return target.manager.report(query.by, query.since)
-    from resource_manager.agent.accounting import accounts_of, measures_of
-    from resource_manager.manager.report import load_prices
+    from resource_manager.agent.accounting import report_of
 
-    manager = target.manager
-    listed = load_prices(prices or manager.settings.prices)
-    return accounts_of(manager).report(query, measures=measures_of(manager), prices=listed)
+    return report_of(target.manager, query, prices)
 
 
 def _print_csv(found: Any) -> None:

@@ -57,6 +57,16 @@ class Window:
         return f"maintenance from {as_text(begin)} until {as_text(end)}{why}"
 
 
+def is_window(preemptor: str) -> bool:
+    """Return True if a lease is preempted for a window, not for a request."""
+    return preemptor.startswith(KEY_SEPARATOR)
+
+
+def preemptor_in_words(preemptor: str) -> str:
+    """Return for whom a lease is preempted: the id of a request, or `maintenance` and the window's number."""
+    return preemptor.removeprefix(KEY_SEPARATOR)
+
+
 def as_text(at: float) -> str:
     """Return a time as text in UTC, such as `2026-12-01T08:00Z`, to the minute unless it has seconds."""
     days, second = divmod(int(at), 86_400)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
-from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Amount, Lease, Placement, Request
+from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Placement, Request
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind, short
 from resource_manager.manager.results import (
@@ -70,7 +71,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "queued_at": lease.queued_at,
         "state": "ERROR" if lease.quarantined else "PREEMPTING" if lease.preempted_by else "RUNNING",
         "quarantined": lease.quarantined,
-        "preempted_by": lease.preempted_by.lstrip(KEY_SEPARATOR) or None,
+        "preempted_by": preemptor_in_words(lease.preempted_by) or None,
         "until": None if lease.preempt_until == math.inf else lease.preempt_until,
         "checkpoint_at": lease.checkpoint_at,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,

@@ -79,6 +79,12 @@ def running(cluster: ClusterState, window: Window) -> list[Lease]:
     return [lease for _, lease in sorted(found.items())]
 
 
+def under_maintenance(cluster: ClusterState, now: float) -> list[Lease]:
+    """Return the leases that still run on servers of open windows."""
+    open_windows = (window for window in cluster.windows if window.is_open(now))
+    return list({lease.key: lease for window in open_windows for lease in running(cluster, window)}.values())
+
+
 @contextmanager
 def closed_for(
     cluster: ClusterState, request: Request, order: QueueDiscipline | None, now: float

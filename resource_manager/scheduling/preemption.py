@@ -17,6 +17,7 @@ from resource_manager.core.changes import (
     Released,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.refusal import Refusal, RefusalKind, short
 from resource_manager.errors import InvalidRequestError
@@ -87,7 +88,9 @@ def preemption_of(
     """
     lease_id = lease.lease_id
     if lease.preempted_by:
-        raise InvalidRequestError(f"{lease_id} is being preempted for {lease.preempted_by} already")
+        raise InvalidRequestError(
+            f"{lease_id} is being preempted for {preemptor_in_words(lease.preempted_by)} already"
+        )
     if not lease.request.preemptible:
         raise InvalidRequestError(f"{lease_id} is not preemptible, as it asked: stop its job instead")
     if by and by not in cluster.pending:

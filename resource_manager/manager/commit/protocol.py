@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -311,7 +312,7 @@ class Transactions:
 def _log(due: Sequence[Change]) -> None:
     for change in due:
         if isinstance(change, Preempting):
-            logger.warning("preempted for %s: %r", change.by, change.lease_id)
+            logger.warning("preempted for %s: %r", preemptor_in_words(change.by), change.lease_id)
     late = [change.lease_id for change in due if isinstance(change, Expired | Quarantined)]
     if late:
         logger.warning("not renewed in time: %s", ", ".join(map(repr, late)))

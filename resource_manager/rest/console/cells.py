@@ -23,7 +23,7 @@ from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.colours import Colour, Holder
 from resource_manager.rest.service import Service
-from resource_manager.scheduling.maintenance import running
+from resource_manager.scheduling import maintenance
 
 T = TypeVar("T")
 
@@ -296,12 +296,8 @@ def alerts(cluster: ClusterState) -> list[Alert]:
 
 def under_maintenance(cluster: ClusterState, now: float) -> list[Alert]:
     """Return the leases on servers whose maintenance has begun, as alerts."""
-    return [
-        _alert(cluster, lease, "still runs under maintenance")
-        for window in cluster.windows
-        if window.is_open(now)
-        for lease in running(cluster, window)
-    ]
+    leases = maintenance.under_maintenance(cluster, now)
+    return [_alert(cluster, lease, "still runs under maintenance") for lease in leases]
 
 
 def _alert(cluster: ClusterState, lease: Lease, what: str) -> Alert:

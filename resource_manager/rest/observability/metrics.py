@@ -22,11 +22,12 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
-from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease
+from resource_manager.core.maintenance import is_window
+from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.serializers import cpu_usage
 from resource_manager.rest.state_follower import StateFollower
-from resource_manager.scheduling.maintenance import running
+from resource_manager.scheduling.maintenance import under_maintenance
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 WAIT_BUCKETS_S = (0, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400)
@@ -168,7 +169,7 @@ class Metrics:
                 victim = self.leases.get(lease_id)
                 is_own = victim is not None and victim.request.team == self._teams.get(by)
                 reason = "priority" if is_own else "guarantee"
-                self._preemptions.labels("maintenance" if by.startswith(KEY_SEPARATOR) else reason).inc()
+                self._preemptions.labels("maintenance" if is_window(by) else reason).inc()
 
     def _forget(self, cluster: ClusterState) -> None:
         """Forget leases that a reset ended, which the history does not record."""
@@ -242,12 +243,7 @@ class _State:
                 ("borrowed", max(account.held - account.guaranteed, 0)),
             ):
                 of_team.add_metric((account.name, kind), milli / MILLI_PER_GPU)
-        busy = {
-            lease.key
-            for window in cluster.windows
-            if window.is_open(now)
-            for lease in running(cluster, window)
-        }
+        busy = {lease.key for lease in under_maintenance(cluster, now)}
         preempting = [cluster.leases[lease_id].quarantined for lease_id in cluster.preempting]
         ending = GaugeMetricFamily(
             "gpu_manager_leases_preempting",
