@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -340,21 +341,17 @@ def history(
 
 def _changes(manager: Any, after: int | None, limit: int, renewals: bool) -> list[Any]:
     """Return the first changes after a version, or the newest ones, in order."""
+    from resource_manager.manager.newest_changes import newest_changes
+
     found: list[Any] = []
     if after is not None:
         while len(found) < limit and (page := manager.history(after=after, limit=1000)):
             found += [change for change in page if renewals or change["change"] != "renewed"]
             after = page[-1]["version"]
         return found[:limit]
-    end = manager.get_resource_summary()["version"]
-    while len(found) < limit and end > 0:
-        start = max(end - 1000, 0)
-        page = [change for change in manager.history(after=start, limit=1000) if change["version"] <= end]
-        if not page:
-            break
-        found = [change for change in page if renewals or change["change"] != "renewed"] + found
-        end = start
-    return found[-limit:]
+    changes = newest_changes(manager.history, manager.get_resource_summary()["version"])
+    shown = (change for change in changes if renewals or change["change"] != "renewed")
+    return list(islice(shown, limit))[::-1]
 
 
 @main.command(cls=DemandCommand)

@@ -6,6 +6,7 @@ from typing import Any
 
 from resource_manager.agent.use import GpuUse, use_of
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import Request
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
@@ -75,7 +76,6 @@ def look_at(service: Service, caller: Identity, lease_id: str) -> dict[str, Any]
 
     found = service.watch.look(look)
     changes = newest(service.manager, found["totals"]["version"])
-    changes = newest(service.manager, found["totals"]["version"])
     events = [change for change in changes if lease_of(change) == lease_id][:MAX_EVENTS]
     if not events and found["lease"] is None and found["waiting"] is None:
         raise ProblemError(404, f"{lease_id} has no lease, waits for none, and is not in the kept history")
@@ -104,7 +104,9 @@ def describe_event(change: Recorded) -> str:
             for member in members
         )
         return f"{text} on {'; '.join(places)}"
-    told = [str(change[name]) for name in ("outcome", "reason", "by") if change.get(name)]
+    told = [str(change[name]) for name in ("outcome", "reason") if change.get(name)]
+    if change.get("by"):
+        told.append(preemptor_in_words(change["by"]))
     return f"{text}: {', '.join(told)}" if told else text
 
 
