@@ -6,6 +6,7 @@ it, and the reconciler where the operator's process is gone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -28,17 +29,26 @@ class Manager(Protocol):
     ) -> Allocation: ...
 
 
+def grace_of(allocation: Mapping[str, Any]) -> float:
+    """Return the seconds that the jobs of a preempted lease have from now: until the end of its preemption.
+
+    The preemption itself began when it was decided. Jobs that are told late have half of their grace at least.
+    """
+    grace_s, until = float(allocation["preempt_grace_s"]), float(allocation["until"])
+    return min(max(until - time.time(), grace_s / 2), grace_s)
+
+
 def end_jobs(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> Preempted:
     """Tell the jobs that their lease is taken, end them when the grace is over, and renew meanwhile.
 
     Returns once all have ended, or once it is unknown whether one has.
     """
-    grace_s, signal_name = allocation["preempt_grace_s"], allocation["preempt_signal"]
+    grace_s, signal_name = grace_of(allocation), allocation["preempt_signal"]
     while True:
         done = gang.preempt(grace_s, signal_name, min(grace_s, STEP_S))
         if done.is_over or done.left:
             return done
-        # Quarantined if it took longer than it was given; the GPUs stay allocated either way.
+        # Quarantined if they were told late; the GPUs stay allocated either way.
         manager.renew(allocation["task_id"], fencing_token=allocation["fencing_token"])
 
 

@@ -13,7 +13,7 @@ from resource_manager.core.changes import Outcome, ReleaseResult
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
 from resource_manager.jobs.launchers import LauncherError
-from resource_manager.jobs.preempting import STEP_S, queue_again
+from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
@@ -207,7 +207,7 @@ def _preempt(manager: Manager, entry: Mapping[str, Any]) -> Action:
         return Action(task_id, ActionKind.KEPT, "it is held beyond its preemption, and has no job to end")
     manager.require_owner(entry)
     try:
-        done = gang.preempt(entry["preempt_grace_s"], entry["preempt_signal"], STEP_S)
+        done = gang.preempt(grace_of(entry), entry["preempt_signal"], STEP_S)
         if done.left:
             raise next(iter(done.left.values()))
         if not done.is_over:

@@ -1,16 +1,24 @@
 """Preemption in a real Airflow: the job saves, its task keeps its try, waits again and goes on."""
 
+import signal
+import time
+from contextlib import suppress
+
+import psutil
 import pytest
 
 from resource_manager.core.changes import Expired, Granted, Outcome, Preempting, Released
 from resource_manager.core.teams import NO_TEAMS
 from resource_manager.manager.teams_file import load_teams
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.test_faults import containers, needs_docker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
 GRACE_S = 10.0
 """`preempt_grace` of the DAG `preemptible_job`."""
+
+OUTAGE_S = 3.0
 
 TEAMS = """
 preemption = true
@@ -31,10 +39,16 @@ def teams(bench, tmp_path):
     path.write_text(TEAMS)
     bench.manager.apply_teams(load_teams(path))
     yield
+    for lease in bench.manager.leases():
+        if lease["task_id"].startswith("taker-"):
+            bench.manager.release(lease["task_id"])
     for run in bench.runs:
         run.finish()
     bench.check_free(120.0)
     bench.manager.apply_teams(NO_TEAMS)
+
+
+# ---- what must hold, by the history and by the ledger ----
 
 
 def history(bench, *kinds):
@@ -59,34 +73,24 @@ def check_history(bench):
             del holders[change.lease_id]
 
 
-def check_outcome(bench, victim, taker):
-    """End both jobs, the taker's first; assert that the victim went on where it was, in its first try."""
-    wait_for(
-        lambda: victim.lease_id in {entry["task_id"] for entry in bench.manager.queue()}, what="its wait"
-    )
-    victim.wait_until_deferred()
-    taker.finish()
-    taker.wait_until("success")
-    wait_for(lambda: len(victim.processes()) == 2, what="the second process of the preempted job")
+def check_victim(bench, victim, preemptions, tries=1):
+    """End the job; assert that it went on so often without losing a step, in this try of its task."""
     victim.finish()
     victim.wait_until("success")
     beats = victim.beats()
     assert [beat["step"] for beat in beats] == list(range(len(beats))), (
         "no step is lost, and none is done twice"
     )
-    assert list(dict.fromkeys((beat["process"], beat["restart"]) for beat in beats)) == list(
-        zip(victim.processes(), ("0", "1"), strict=True)
-    )
-    assert [victim.task()["try_number"], taker.task()["try_number"]] == [1, 1]
-    assert len(taker.processes()) == 1
-    assert "the lease is preempted for" in victim.log(1)
+    restarts = dict.fromkeys((beat["process"], beat["restart"]) for beat in beats)
+    assert [restart for _, restart in restarts] == [str(number) for number in range(preemptions + 1)]
+    assert victim.task()["try_number"] == tries
     outcomes = [change.outcome for change in of(victim, history(bench, Released))]
-    assert outcomes == [Outcome.PREEMPTED, Outcome.SUCCESS]
-    assert [change.by for change in of(victim, history(bench, Preempting))] == [taker.lease_id]
+    assert outcomes == [Outcome.PREEMPTED] * preemptions + [Outcome.SUCCESS]
+    assert len(of(victim, history(bench, Preempting))) == preemptions
     check_history(bench)
 
 
-def times_of(bench, victim, taker):
+def times_of(bench, victim, taker, record_property):
     """Return the seconds from the preemption to the victim's release, the next lease and its first line."""
     [preempting] = of(victim, history(bench, Preempting))
     [granted] = [change for change in history(bench, Granted) if change.lease.lease_id == taker.lease_id]
@@ -95,34 +99,172 @@ def times_of(bench, victim, taker):
         "preemption_to_next_lease_s": granted.at,
         "preemption_to_first_line_s": taker.beats()[0]["at"],
     }
-    return {name: at - preempting.at for name, at in ends.items()}
-
-
-@pytest.mark.parametrize(
-    ("team", "priority"), [("nlp", 9), ("vision", 1)], ids=["higher_priority", "inside_its_guarantee"]
-)
-def test_a_preempted_training_loses_no_step_and_no_try(bench, teams, record_property, team, priority):
-    victim = bench.run("preemptible_job")
-    victim.wait_until_training()
-    wait_for(lambda: victim.xcom("job_log_place")["offset"], what="a trigger that watches the job")
-    taker = bench.run("preemptible_job", team=team, priority=priority)
-    taker.wait_until_training()
-    times = times_of(bench, victim, taker)
+    times = {name: at - preempting.at for name, at in ends.items()}
     for name, seconds in times.items():
         record_property(name, seconds)
         print(f"{name}: {seconds:.1f}")
-    check_outcome(bench, victim, taker)
+    return times
+
+
+def check_times(times):
     assert times["preemption_to_next_lease_s"] <= GRACE_S + 3 * TIMEOUT_FACTOR
     assert times["preemption_to_first_line_s"] <= GRACE_S + 15 * TIMEOUT_FACTOR
 
 
-def test_the_triggerer_is_killed_while_a_lease_is_preempted(bench, teams):
-    """The task resumes from its trigger, so it ends its job only once a triggerer runs again."""
+def goes_on(victim, restarts):
+    """Wait until the job runs again after so many preemptions, and is watched."""
+    wait_for(lambda: victim.beats()[-1]["restart"] == str(restarts), what=f"restart {restarts}")
+    victim.wait_until_deferred()
+
+
+# ---- a taker that is a task too ----
+
+
+@pytest.mark.parametrize(
+    ("dag", "team", "priority"),
+    [
+        pytest.param("preemptible_job", "nlp", 9, id="higher_priority"),
+        pytest.param("preemptible_job", "vision", 1, id="inside_its_guarantee"),
+        pytest.param("preemptible_docker_job", "vision", 1, id="in_a_container", marks=needs_docker),
+    ],
+)
+def test_a_preempted_training_loses_no_step_and_no_try(bench, teams, record_property, dag, team, priority):
+    victim = bench.run(dag)
+    victim.wait_until_training()
+    wait_for(lambda: victim.xcom("job_log_place")["offset"], what="a trigger that watches the job")
+    taker = bench.run(dag, team=team, priority=priority)
+    taker.wait_until_training()
+    times = times_of(bench, victim, taker, record_property)
+    wait_for(lambda: is_pending(bench, victim), what="its wait")
+    victim.wait_until_deferred()
+    taker.finish()
+    taker.wait_until("success")
+    goes_on(victim, 1)
+    check_victim(bench, victim, 1)
+    assert [change.by for change in of(victim, history(bench, Preempting))] == [taker.lease_id]
+    assert len(taker.processes()) == 1
+    assert taker.task()["try_number"] == 1
+    assert "the lease is preempted for" in victim.log(1)
+    if dag == "preemptible_docker_job":
+        assert not containers()
+    check_times(times)
+
+
+def test_a_job_that_needs_more_than_its_grace_ends_with_it(bench, teams, record_property):
+    victim = bench.run("preemptible_job", saves_for_s="600")
+    victim.wait_until_training()
+    taker = bench.run("preemptible_job", team="vision")
+    taker.wait_until_training()
+    times = times_of(bench, victim, taker, record_property)
+    assert times["preemption_to_release_s"] >= GRACE_S
+    told = [beat for beat in victim.beats() if beat.get("told")]
+    assert told[-1]["at"] - told[0]["at"] >= GRACE_S / 2 - 1.0
+    taker.finish()
+    goes_on(victim, 1)
+    victim.finish()
+    victim.wait_until("success")
+    assert victim.task()["try_number"] == 1
+    check_history(bench)
+    check_times(times)
+
+
+# ---- a taker that is only a lease ----
+
+
+def take(bench, number):
+    """Request, as the other team, what the victim holds; return the id of the request."""
+    lease_id = f"taker-{number}"
+    bench.manager.submit(lease_id, 8, 8, team="vision", gpu_types="local", ttl=3600)
+    return lease_id
+
+
+def is_granted(bench, lease_id):
+    return lease_id in {lease["task_id"] for lease in bench.manager.leases()}
+
+
+def is_pending(bench, run):
+    return run.lease_id in {entry["task_id"] for entry in bench.manager.queue()}
+
+
+def test_ten_preemptions_in_a_row_lose_no_step_and_no_try(bench, teams):
     victim = bench.run("preemptible_job")
     victim.wait_until_training()
+    for number in range(10):
+        taker = take(bench, f"{victim.run_id}-{number}")
+        wait_for(lambda taker=taker: is_granted(bench, taker), what=f"preemption {number}")
+        bench.manager.release(taker)
+        goes_on(victim, number + 1)
+    check_victim(bench, victim, 10)
+
+
+def kill_worker(bench, service, victim):
+    """Kill the process of the victim's task, as soon as it has one, and the worker above it."""
+
+    def killed():
+        task = victim.task()
+        if task["state"] != "running":
+            return False
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(task["pid"])
+            for each in (process.parent(), process):
+                each.kill()
+            return True
+        return False
+
+    wait_for(killed, what="a worker of the task")
+
+
+def kill_triggerer(bench, service, victim):
     bench.kill("triggerer")
-    taker = bench.run("preemptible_job", team="vision")
-    wait_for(lambda: bench.manager.preempting(), what="the preemption")
     bench.start("triggerer")
-    taker.wait_until_training()
-    check_outcome(bench, victim, taker)
+
+
+def kill_redis(bench, service, victim):
+    redis = next(process for process in bench.processes() if "redis" in process.name())
+    redis.send_signal(signal.SIGKILL)
+    time.sleep(OUTAGE_S)
+    bench.start_redis()
+
+
+def kill_service(bench, service, victim):
+    service.kill()
+    time.sleep(OUTAGE_S)
+    service.start(bench)
+
+
+PREEMPTING, SAVING, PENDING, GOING_ON = "preempting", "saving", "pending", "going on"
+
+
+@pytest.mark.parametrize(
+    ("kill", "phases"),
+    [
+        pytest.param(kill_worker, (PREEMPTING, SAVING, GOING_ON), id="worker"),  # it has none while it waits
+        pytest.param(kill_triggerer, (PREEMPTING, SAVING, PENDING, GOING_ON), id="triggerer"),
+        pytest.param(kill_redis, (PREEMPTING, SAVING, PENDING, GOING_ON), id="redis"),
+        pytest.param(kill_service, (PREEMPTING, SAVING, PENDING, GOING_ON), id="service"),
+    ],
+)
+def test_a_component_is_killed_in_each_phase_of_a_preemption(bench, teams, service, kill, phases):
+    """Only the kill of a worker uses up a try, as Airflow counts it."""
+    if kill is kill_service and (service.process is None or service.process.poll() is not None):
+        service.start(bench)
+    victim = bench.run("preemptible_service_job" if kill is kill_service else "preemptible_job")
+    victim.wait_until_training()
+    is_in = {
+        PREEMPTING: lambda: bench.manager.preempting(),
+        SAVING: lambda: victim.beats()[-1].get("told"),
+        PENDING: lambda: is_pending(bench, victim),
+        GOING_ON: lambda: is_granted(bench, victim.lease_id),
+    }
+    for number, phase in enumerate(phases):
+        taker = take(bench, f"{victim.run_id}-{number}")
+        if phase != GOING_ON:
+            wait_for(is_in[phase], what=phase)
+            kill(bench, service, victim)
+        wait_for(lambda taker=taker: is_granted(bench, taker), 150.0, f"the lease of the taker, {phase}")
+        bench.manager.release(taker)
+        if phase == GOING_ON:
+            wait_for(is_in[phase], what=phase)
+            kill(bench, service, victim)
+        goes_on(victim, number + 1)
+    check_victim(bench, victim, len(phases), tries=1 + len(phases) * (kill is kill_worker))

@@ -15,7 +15,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.preempting import end_jobs, queue_again
+from resource_manager.jobs.preempting import end_jobs, grace_of, queue_again
 from resource_manager.manager.results import Allocation
 from resource_manager.scheduling.preemption import restarts_of
 from tests.eventually import wait_for
@@ -118,9 +118,9 @@ def test_a_job_that_ignores_the_signal_is_killed_after_its_grace(manager: GPURes
     gang = start(train(manager, grace_s=0.5), STUBBORN)
     wait_for(lambda: "up" in output(gang))
     taken = preempt(manager)
-    began = time.monotonic()
     done = end_jobs(manager, taken, gang)
-    assert time.monotonic() - began >= 0.5
+    assert taken["until"] is not None
+    assert time.time() >= taken["until"]
     (status,) = done.statuses.values()
     assert (status.state, status.exit_code, status.preempted) == (JobState.FINISHED, None, True)
     assert queue_again(manager, taken, gang)
@@ -141,7 +141,30 @@ def test_the_signal_is_sent_once_and_the_grace_counts_from_then(manager: GPUReso
         assert not gang.preempt(60.0, "TERM", 0.0).is_over
     wait_for(lambda: "file" in output(gang))
     assert output(gang).count("told") == 1
-    assert gang.preempt(0.01, "TERM", 1.0).is_over
+    assert not gang.preempt(0.01, "TERM", 0.1).is_over  # a later call takes nothing of what it was given
+
+
+@pytest.mark.parametrize(
+    ("told_after_s", "expected_s"), [(0.0, 60.0), (5.0, 55.0), (50.0, 30.0), (-9.0, 60.0)]
+)
+def test_the_grace_ends_with_the_preemption_but_is_never_less_than_half(
+    monkeypatch: pytest.MonkeyPatch, told_after_s: float, expected_s: float
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + told_after_s)
+    assert grace_of({"preempt_grace_s": 60.0, "until": 1060.0}) == expected_s
+
+
+def test_a_job_finds_its_grace_in_the_file_it_is_told_by(manager: GPUResourceManager) -> None:
+    reading = (
+        "import os, signal, time\n"
+        "def told(*_):\n    print('has', open(os.environ['GPU_PREEMPT_FILE']).read(), flush=True)\n"
+        "signal.signal(signal.SIGTERM, told)\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    gang = start(train(manager), reading)
+    wait_for(lambda: "up" in output(gang))
+    gang.preempt(7.5, "TERM", 0.0)
+    wait_for(lambda: "has 7.5" in output(gang))
+    gang.stop(0.0)
 
 
 def test_a_job_that_ends_well_in_its_grace_has_succeeded(manager: GPUResourceManager) -> None:

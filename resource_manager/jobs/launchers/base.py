@@ -99,8 +99,9 @@ class Launcher(Protocol):
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
         """Tell the job once that its lease is taken, end it `grace_s` later; return its status.
 
-        Returns once the job has ended, or after `wait_s`; call it again until it has. The grace counts from
-        the first call, whichever process made it. Raises `LauncherError` if it is unknown whether it ended.
+        Returns once the job has ended, or after `wait_s`; call it again until it has. The grace is that of
+        the first call and counts from then, whichever process made it; the job finds it in the file that
+        `$GPU_PREEMPT_FILE` names. Raises `LauncherError` if it is unknown whether the job ended.
         """
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:

@@ -278,20 +278,20 @@ def preempt(
 ) -> dict[str, Any]:
     """Tell the job once that its lease is taken, end it when `grace_s` is over; return its status.
 
-    The file `preempted` appears and the signal is sent; the grace counts from then, whichever process calls
-    again. Returns once the job has ended, or after `wait_s`.
+    The file `preempted` appears with the grace in it, and the signal is sent; the grace is that of the first
+    call and counts from then, whichever process calls again. Returns once the job has ended, or after `wait_s`.
     """
     directory = _directory(root, key)
     told = os.path.join(directory, PREEMPTED)
     if status(root, key)["state"] == "running" and not os.path.exists(told):
         with open(told + ".new", "w") as file:
-            file.write("1\n")
+            file.write(f"{grace_s:g}\n")
         os.replace(told + ".new", told)
         _signal(directory, getattr(signal, f"SIG{signal_name}"))
     deadline = time.monotonic() + wait_s
     while (found := status(root, key))["state"] == "running":
-        told_at = _modified_at(told)
-        if told_at is not None and time.time() - told_at >= grace_s:
+        kill_at = _kill_at(told)
+        if kill_at is not None and time.time() >= kill_at:
             terminate(root, key, 0.0)
         elif time.monotonic() >= deadline:
             return found
@@ -322,6 +322,13 @@ def _own_directory(root: str, key: str) -> str:
 def _modified_at(path: str) -> float | None:
     with suppress(OSError):
         return os.stat(path).st_mtime
+    return None
+
+
+def _kill_at(told: str) -> float | None:
+    """Return when the grace is over that the file gives the job, None if the job was not told."""
+    with suppress(FileNotFoundError), open(told) as file:
+        return os.fstat(file.fileno()).st_mtime + float(file.read())
     return None
 
 

@@ -261,25 +261,27 @@ class DockerLauncher:
         while True:
             with self._reporting(failed):
                 found = self.status(key)
-                told_at = self._told_at(key) if found.state is not JobState.ABSENT else None
+                kill_at = self._kill_at(key) if found.state is not JobState.ABSENT else None
                 if found.state is not JobState.RUNNING:
-                    return replace(found, preempted=told_at is not None)
-                if told_at is None:
-                    self._api.put_archive(key, "/", _archive({PREEMPT_FILE: "1\n"}, time.time()))
+                    return replace(found, preempted=kill_at is not None)
+                if kill_at is None:
+                    self._api.put_archive(key, "/", _archive({PREEMPT_FILE: f"{grace_s:g}\n"}, time.time()))
                     self._api.kill(key, f"SIG{signal_name}")
-                elif time.time() - told_at >= grace_s:
+                elif time.time() >= kill_at:
                     self._api.kill(key)
                 elif time.monotonic() >= deadline:
                     return replace(found, preempted=True)
             time.sleep(0.2)
 
-    def _told_at(self, key: str) -> float | None:
-        """Return when the job was told that it is preempted, from the file it was told by; None if not."""
+    def _kill_at(self, key: str) -> float | None:
+        """Return when the grace is over that the job was given in a file, None if the job was not told."""
         try:
-            _, found = self._api.get_archive(key, f"/{_path(PREEMPT_FILE)}")
+            packed, found = self._api.get_archive(key, f"/{_path(PREEMPT_FILE)}")
         except self._docker.errors.NotFound:
             return None
-        return datetime.fromisoformat(found["mtime"]).timestamp()
+        with tarfile.open(fileobj=io.BytesIO(b"".join(packed))) as archive:
+            [grace_s] = (float(file.read()) for entry in archive if (file := archive.extractfile(entry)))
+        return datetime.fromisoformat(found["mtime"]).timestamp() + grace_s
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         try:
@@ -331,7 +333,7 @@ def _archive(files: Mapping[str, str], at: float = 0.0) -> bytes:
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for variable, text in files.items():
             entry = tarfile.TarInfo(_path(variable))
-            entry.size, entry.mode, entry.mtime = len(data := text.encode()), 0o644, int(at)
+            entry.size, entry.mode, entry.mtime = len(data := text.encode()), 0o644, at
             archive.addfile(entry, io.BytesIO(data))
     return packed.getvalue()
 

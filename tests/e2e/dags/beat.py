@@ -1,7 +1,7 @@
 """Job that writes into a ledger, five times a second, that it runs and on which GPUs.
 
 The ledger is independent of the manager's history. With `SAVES_FOR_S` the job can go on later: each line is a
-step, and after SIGTERM it runs on for so long, saves the number of its steps and leaves.
+step, and after SIGTERM, which `told` notes, it runs on for so long, saves the number of its steps and leaves.
 """
 
 import json
@@ -38,7 +38,7 @@ def main():
         os.write(descriptor, line.encode())
         os.close(descriptor)
         if saves_for_s:
-            entry["step"] += 1
+            entry |= {"step": entry["step"] + 1, "told": bool(told)}
         if told and time.time() >= told[0] + float(saves_for_s):
             with open(checkpoint, "w") as file:
                 file.write(str(entry["step"]))

@@ -57,24 +57,41 @@ local_job = job_dag("local_job", gpu_types="local", command=f"exec {sys.executab
 lingering_job = job_dag(
     "lingering_job", LingeringOperator, gpu_types="local", command=f"exec {sys.executable} {beat}"
 )
-with DAG(
-    "preemptible_job",
-    schedule=None,
-    catchup=False,
-    params={**PARAMS, "team": "nlp", "priority": 1, "saves_for_s": "2"},
-) as preemptible_job:
-    GPUTrainingOperator(
-        task_id="job",
-        gpus="{{ params.gpus }}",
-        cpus=8,
-        gpu_types="local",
-        ttl=TTL,
-        team="{{ params.team }}",
-        priority="{{ params.priority }}",
-        preempt_grace=PREEMPT_GRACE_S,
-        command=f"exec {sys.executable} {beat}",
-        env={"SAVES_FOR_S": "{{ params.saves_for_s }}"},
-    )
+
+
+def preemptible_dag(name, **arguments):
+    with DAG(
+        name,
+        schedule=None,
+        catchup=False,
+        params={**PARAMS, "team": "nlp", "priority": 1, "saves_for_s": "2"},
+        max_active_runs=100,
+    ) as dag:
+        GPUTrainingOperator(
+            task_id="job",
+            gpus="{{ params.gpus }}",
+            cpus=8,
+            ttl=TTL,
+            team="{{ params.team }}",
+            priority="{{ params.priority }}",
+            preempt_grace=PREEMPT_GRACE_S,
+            retries=4,
+            retry_delay=timedelta(seconds=1),
+            env={"SAVES_FOR_S": "{{ params.saves_for_s }}"},
+            **arguments,
+        )
+    return dag
+
+
+preemptible_job = preemptible_dag(
+    "preemptible_job", gpu_types="local", command=f"exec {sys.executable} {beat}"
+)
+preemptible_service_job = preemptible_dag(
+    "preemptible_service_job",
+    gpu_types="local",
+    command=f"exec {sys.executable} {beat}",
+    gpu_conn_id="gpu_service",
+)
 service_job = job_dag(
     "service_job", gpu_types="local", command=f"exec {sys.executable} {beat}", gpu_conn_id="gpu_service"
 )
@@ -86,16 +103,17 @@ ssh_job = job_dag(
     launcher_conn_id="test_ssh",
     retries=20,  # several tries may fail until the server is back
 )
-docker_job = job_dag(
-    "docker_job",
-    gpu_types="docker",
-    image=os.environ.get("TEST_IMAGE", "python:3.11-slim"),
-    command=f"exec python3 {beat}",
-    container={
+in_container = {
+    "gpu_types": "docker",
+    "image": os.environ.get("TEST_IMAGE", "python:3.11-slim"),
+    "command": f"exec python3 {beat}",
+    "container": {
         "binds": [f"{Path(LEDGER).parent}:{Path(LEDGER).parent}", f"{BEAT.parent}:{BEAT.parent}"],
         "device_requests": [],
     },
-)
+}
+docker_job = job_dag("docker_job", **in_container)
+preemptible_docker_job = preemptible_dag("preemptible_docker_job", **in_container)
 
 with DAG("sensor_job", schedule=None, catchup=False, params=PARAMS) as sensor_job:
     GPUAvailableSensor(task_id="job", gpus="{{ params.gpus }}", cpus=8, gpu_types="local", poke_interval=1)

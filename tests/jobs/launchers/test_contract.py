@@ -372,7 +372,8 @@ def test_a_preempted_job_that_does_not_end_is_killed_when_its_grace_is_over(laun
     launcher.start(started)
     wait_for(lambda: "ready" in launcher.logs(started.key)[0])
     began = time.monotonic()
-    ended = launcher.preempt(started.key, 1.0, wait_s=50.0)
+    assert launcher.preempt(started.key, 1.0).state is JobState.RUNNING
+    ended = launcher.preempt(started.key, 60.0, wait_s=50.0)  # the grace is that of the first call
     assert (ended.state, ended.preempted) == (JobState.FINISHED, True)
     assert ended.exit_code != 0
     assert 0.9 < time.monotonic() - began < 30.0
