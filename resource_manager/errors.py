@@ -13,6 +13,7 @@ TASK_TAKEN = "urn:gpu-manager:task-taken"
 ALREADY_DONE = "urn:gpu-manager:already-done"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
 SERVER_IN_USE = "urn:gpu-manager:server-in-use"
+NOT_PREEMPTIBLE = "urn:gpu-manager:not-preemptible"
 STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
 
@@ -123,6 +124,10 @@ class ServerInUseError(ResourceManagerError):
             f"server {server!r} has {many} ({shown}): drain it, and repeat this once they have ended"
         )
         self.server = server
+
+
+class NotPreemptibleError(ResourceManagerError):
+    """A lease that is not taken: it must not be, or no pending request would start for it."""
 
 
 class IdempotencyKeyError(ResourceManagerError):

@@ -223,13 +223,16 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
     default="",
     help="Pending request that gets what it held; default: the first that waits for it.",
 )
+@click.option("--dry-run", is_flag=True, help="Show for whom it would be taken; change nothing.")
 @json_option
 @click.pass_obj
 @exit_codes
-def preempt(target: Target, task_id: str, by: str, as_json: bool) -> None:
+def preempt(target: Target, task_id: str, by: str, dry_run: bool, as_json: bool) -> None:
     """Take a lease for a pending request: its job saves what it did, then waits again."""
-    taken = target.manager.preempt(task_id, by=by)
-    print_json(taken) if as_json else click.echo(f"{task_id} is preempted for {taken['preempted_by']}")
+    taken = target.manager.preempt(task_id, by=by, dry_run=dry_run)
+    unchanged = " (--dry-run: not changed)" if dry_run else ""
+    line = f"{task_id} is preempted for {taken['preempted_by']}{unchanged}"
+    print_json(taken) if as_json else click.echo(line)
 
 
 @main.command()

@@ -32,7 +32,7 @@ class Manager(Protocol):
 def grace_of(allocation: Mapping[str, Any]) -> float:
     """Return the seconds that the jobs of a preempted lease have from now: until the end of its preemption.
 
-    The preemption itself began when it was decided. Jobs that are told late have half of their grace at least.
+    The preemption began when it was decided. Jobs that are told late have half of their grace at least.
     """
     grace_s, until = float(allocation["preempt_grace_s"]), float(allocation["until"])
     return min(max(until - time.time(), grace_s / 2), grace_s)

@@ -438,20 +438,38 @@ class GPUResourceManager:
         )
 
     def preempt(
-        self, lease_id: str, *, by: str = "", fencing_token: int | None = None, once: Once | None = None
+        self,
+        lease_id: str,
+        *,
+        by: str = "",
+        fencing_token: int | None = None,
+        dry_run: bool = False,
+        once: Once | None = None,
     ) -> Allocation:
         """Take a lease for the pending request `by`, or for the first one that waits for what it holds.
 
         Its job is told and has its grace to save what it did; then its request waits again at its old place.
-        Raises `LeaseNotFoundError`, and `InvalidRequestError` if it is not preemptible or nobody would start.
+        With `dry_run` nothing is changed; the answer is the same. Raises `LeaseNotFoundError`, and
+        `NotPreemptibleError` if it is not preemptible or nobody would start.
         """
-        return self._commits.run(
-            lambda cluster, now: allocator.preempt(
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            return allocator.preempt(
                 cluster, lease_id, self.policy, self.order, now, fencing_token=fencing_token, by=by
-            ),
-            lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
-            once=repeats.of_renewal(once, lease_id, serializers.allocation),
-        )
+            )
+
+        def view(cluster: ClusterState, now: float) -> Allocation:
+            return serializers.allocation(cluster, cluster.leases[lease_id])
+
+        def tried(cluster: ClusterState, now: float) -> Allocation:
+            with cluster.trial():
+                for change in step(cluster, now):
+                    cluster.apply(change)
+                return view(cluster, now)
+
+        if dry_run:
+            return self._commits.read(tried)
+        return self._commits.run(step, view, once=repeats.of_renewal(once, lease_id, serializers.allocation))
 
     def require_owner(self, entry: Mapping[str, Any]) -> None:
         """Let this caller end the lease or pending request: with the store itself, any.

@@ -16,6 +16,7 @@ from resource_manager.core.teams import stated
 from resource_manager.errors import (
     ALREADY_DONE,
     NO_LEASE,
+    NOT_PREEMPTIBLE,
     TASK_TAKEN,
     UNKNOWN_SERVER,
     AlreadyDoneError,
@@ -23,6 +24,7 @@ from resource_manager.errors import (
     InvalidRequestError,
     LeaseNotFoundError,
     NeverFitsError,
+    NotPreemptibleError,
     ResourceManagerError,
     UnknownNodeError,
     redact,
@@ -179,9 +181,11 @@ class ServiceClient:
         body = {"task_id": lease_id, "fencing_token": fencing_token, "checkpoint_at": checkpoint_at}
         return cast("Allocation", self._post("/api/renew", body))
 
-    def preempt(self, lease_id: str, *, by: str = "", fencing_token: int | None = None) -> Allocation:
+    def preempt(
+        self, lease_id: str, *, by: str = "", fencing_token: int | None = None, dry_run: bool = False
+    ) -> Allocation:
         """Take a lease for a pending request, as an operator; see `GPUResourceManager.preempt`."""
-        body = {"task_id": lease_id, "by": by, "fencing_token": fencing_token}
+        body = {"task_id": lease_id, "by": by, "fencing_token": fencing_token, "dry_run": dry_run}
         return cast("Allocation", self._post("/api/preempt", body))
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
@@ -405,6 +409,8 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         error = DuplicateTaskError(problem.get("task_id", ""), "")
     elif kind == ALREADY_DONE:
         error = AlreadyDoneError()
+    elif kind == NOT_PREEMPTIBLE:
+        error = NotPreemptibleError()
     elif kind == NO_LEASE:
         error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
     elif problem.get("kind") == RefusalKind.NEVER_FITS:

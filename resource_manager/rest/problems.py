@@ -14,6 +14,7 @@ from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
     ALREADY_DONE,
     NO_LEASE,
+    NOT_PREEMPTIBLE,
     SERVER_IN_USE,
     STORE_FULL,
     TASK_TAKEN,
@@ -25,6 +26,7 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     LockTimeoutError,
     NeverFitsError,
+    NotPreemptibleError,
     OtherOwnerError,
     ResourceManagerError,
     ServerInUseError,
@@ -151,6 +153,8 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(409, detail, kind=ALREADY_DONE)
         case ServerInUseError():
             return ProblemError(409, detail, kind=SERVER_IN_USE, server=error.server)
+        case NotPreemptibleError():
+            return ProblemError(409, detail, kind=NOT_PREEMPTIBLE)
         case IdempotencyKeyError():
             return ProblemError(422, detail)
         case OtherOwnerError():

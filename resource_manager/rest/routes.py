@@ -192,11 +192,13 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
     "Preempt a lease for a pending request: its job has its grace to save what it did, then waits again",
     body=PreemptBody,
     answer=Allocation,
-    failures=(404,),
+    failures=(404, 409),
     tags=("leases",),
 )
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Any:
-    return service.manager.preempt(body.task_id, by=body.by, fencing_token=body.fencing_token, once=once)
+    return service.manager.preempt(
+        body.task_id, by=body.by, fencing_token=body.fencing_token, dry_run=body.dry_run, once=once
+    )
 
 
 @routes.add(

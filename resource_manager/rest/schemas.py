@@ -73,6 +73,7 @@ class PreemptBody(LeaseBody):
         default="",
         description="Pending request that gets what becomes free; omitted: the first that waits for it.",
     )
+    dry_run: bool = Field(default=False, description="Answer what would be preempted, and change nothing.")
 
 
 class ReleaseBody(LeaseBody):

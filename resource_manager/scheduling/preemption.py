@@ -20,7 +20,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.refusal import Refusal, RefusalKind, short
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.victims import arrived_at, find_victims, place_of
@@ -84,15 +84,15 @@ def preemption_of(
     """Return the preemption of one lease that a person decides on, for the pending request `by`.
 
     Without `by` it is for the first in the queue that waits for what this lease holds. Rules of teams do not
-    matter, but `preemptible` does. Raises `InvalidRequestError` if it must not, or need not, be preempted.
+    matter, but `preemptible` does. Raises `NotPreemptibleError` if it must not, or need not, be preempted.
     """
     lease_id = lease.lease_id
     if lease.preempted_by:
-        raise InvalidRequestError(
+        raise NotPreemptibleError(
             f"{lease_id} is being preempted for {preemptor_in_words(lease.preempted_by)} already"
         )
     if not lease.request.preemptible:
-        raise InvalidRequestError(f"{lease_id} is not preemptible, as it asked: stop its job instead")
+        raise NotPreemptibleError(f"{lease_id} is not preemptible, as it asked: stop its job instead")
     if by and by not in cluster.pending:
         raise InvalidRequestError(f"by must be a pending request, got {by!r}", field="by")
     with cluster.trial():
@@ -110,8 +110,8 @@ def preemption_of(
                 until = now + lease.request.preempt_grace_s
                 return Preempting(lease_id, lease.fencing_token, pending.request.lease_id, until, now)
     if by:
-        raise InvalidRequestError(f"{by} would not start if {lease_id} ended, or need not wait for it")
-    raise InvalidRequestError(f"nobody waits for what {lease_id} holds: stop its job instead")
+        raise NotPreemptibleError(f"{by} would not start if {lease_id} ended, or need not wait for it")
+    raise NotPreemptibleError(f"nobody waits for what {lease_id} holds: stop its job instead")
 
 
 def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> list[Change]:

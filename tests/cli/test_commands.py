@@ -49,8 +49,11 @@ def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
 def test_a_lease_is_preempted_for_a_pending_request(run: Run) -> None:
     assert run("submit", "held", "--gpus", "8", "--server", "0").exit_code == 0
     refused = run("preempt", "held")
-    assert (refused.exit_code, "nobody waits for what held holds" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "nobody waits for what held holds" in refused.stderr) == (1, True)
     run("submit", "waits", "--gpus", "8", "--server", "0")
+    tried = run("preempt", "held", "--dry-run").stdout
+    assert tried == "held is preempted for waits (--dry-run: not changed)\n"
+    assert parsed(run("leases", "--json"))[0]["preempted_by"] is None
     assert run("preempt", "held", "--for", "waits").stdout == "held is preempted for waits\n"
     assert parsed(run("leases", "--json"))[0]["preempted_by"] == "waits"
 

@@ -174,7 +174,7 @@ def test_a_job_that_needs_more_than_its_grace_ends_with_it(bench, teams, record_
 def take(bench, number):
     """Request, as the other team, what the victim holds; return the id of the request."""
     lease_id = f"taker-{number}"
-    bench.manager.submit(lease_id, 8, 8, team="vision", gpu_types="local", ttl=3600)
+    bench.manager.submit(lease_id, 8, 8, team="vision", gpu_types=["local"], ttl=3600)
     return lease_id
 
 

@@ -19,7 +19,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
 from resource_manager.core.teams import Team, Teams
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption import restarts_of, would_preempt
@@ -364,7 +364,7 @@ def test_by_hand_nobody_is_taken_in_vain(lease_id: str, by: str, why: str) -> No
     shared.submit("fixed", 2, team="nlp", preemptible=False)
     shared.submit("large", 4, team="nlp")
     before = dict(shared.state.leases), dict(shared.state.pending), shared.state.version
-    with pytest.raises(InvalidRequestError, match=why):
+    with pytest.raises(InvalidRequestError if by == "gone" else NotPreemptibleError, match=why):
         by_hand(shared, lease_id, by)
     assert (shared.state.leases, shared.state.pending, shared.state.version) == before
 
@@ -374,5 +374,5 @@ def test_by_hand_a_lease_is_taken_once() -> None:
     shared.submit("x", 4, team="nlp")
     shared.submit("next", 4, team="nlp")
     by_hand(shared, "x")
-    with pytest.raises(InvalidRequestError, match="x is being preempted for next already"):
+    with pytest.raises(NotPreemptibleError, match="x is being preempted for next already"):
         by_hand(shared, "x")

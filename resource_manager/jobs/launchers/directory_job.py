@@ -279,7 +279,8 @@ def preempt(
     """Tell the job once that its lease is taken, end it when `grace_s` is over; return its status.
 
     The file `preempted` appears with the grace in it, and the signal is sent; the grace is that of the first
-    call and counts from then, whichever process calls again. Returns once the job has ended, or after `wait_s`.
+    call and counts from then, whichever process calls again. Returns once the job has ended, or after
+    `wait_s`.
     """
     directory = _directory(root, key)
     told = os.path.join(directory, PREEMPTED)

@@ -109,7 +109,7 @@ def test_an_operator_preempts_a_lease_for_who_waits_for_it(
     fields = {"task_id": NAME, "fencing_token": granted}
     olga = as_role(Role.OPERATOR, "olga")
     status, text = form(olga, page(olga), "/act/preempt", **fields)
-    assert (status, "nobody waits for what" in text) == (400, True)
+    assert (status, "nobody waits for what" in text) == (409, True)
     while manager.submit(f"late-{len(manager.leases())}", 8, 1)["state"] == "RUNNING":
         pass
     [waiting] = manager.queue()
