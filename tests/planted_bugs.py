@@ -25,6 +25,9 @@ OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "te
 OF_GPUS = ("tests/core/test_gpu_state.py", "tests/faults/test_gpus.py")
 OF_GANGS = ("tests/scheduling/test_gangs.py",)
 OF_PREEMPTION = ("tests/scheduling/test_preemption.py",)
+OF_VICTIMS = (*OF_PREEMPTION, "tests/scheduling/test_victims.py")
+OF_QUOTAS = ("tests/scheduling/test_quotas.py",)
+OF_ENDING = ("tests/jobs/test_preempting.py",)
 OF_WINDOWS = ("tests/scheduling/test_maintenance.py", "tests/core/test_maintenance.py")
 OF_REPORTS = ("tests/agent/test_receiving.py", "tests/faults/test_gpus.py")
 
@@ -228,6 +231,55 @@ BUGS += [
         ("return [Queued(request, arrived_at(lease), lease.sequence, now)]", "return []"),
         ("arrived_at(lease), lease.sequence, now)", "now, lease.sequence, now)"),
         ("with cluster.reserved(parts):", "with cluster.reserved([]):"),
+        ("ledger.rules.preemption_delay_s if delay_s is None else delay_s", "0.0"),
+        ("labels[RESTARTS] = str(restarts_of(labels) + 1)", "pass"),
+        ("preferred_node=lease.placement.node", "preferred_node=None"),
+        ("outcome != Outcome.PREEMPTED or not lease.preempted_by", "not lease.preempted_by"),
+        (".preempt_until\n        and not", ".granted_at\n        and not"),
+        ("if not lease.request.preemptible:", "if False:"),
+        ("if by and by not in cluster.pending:", "if False:"),
+        ("_place(cluster, pending, policy, order, now)\n    return changes", "return changes"),
+    ),
+    *of_python(
+        "scheduling/victims",
+        OF_VICTIMS,
+        ("other.priority >= priority", "other.priority > priority"),
+        ("lease.quarantined or lease.preempted_by or", "lease.preempted_by or"),
+        (" or not other.preemptible:", ":"),
+        ("        return account.held > account.guaranteed\n",
+         "        return account.held >= account.guaranteed\n"),
+        ("below if has_right else None", "below"),
+        ("self._above[max(place - 1, 0)]", "self._above[0]"),
+        ("return (lease.request.priority, -saved_at", "return (-lease.request.priority, -saved_at"),
+        ("return (lease.request.priority, -saved_at", "return (lease.request.priority, saved_at"),
+        ("-arrived_at(lease), lease.lease_id)", "arrived_at(lease), lease.lease_id)"),
+        ("-account.held / account.guaranteed if", "account.held / account.guaranteed if"),
+        ("        if not fits():\n            cluster.suppose_ended(lease)\n            kept",
+         "        if True:\n            cluster.suppose_ended(lease)\n            kept"),
+        ("self._ledger.rules.min_runtime_s if own_s is None else own_s", "0.0"),
+    ),
+    *of_python(
+        "scheduling/quotas",
+        OF_QUOTAS,
+        ("held + asked > account.limit", "held > account.limit"),
+        ("if ledger.rules.preemption and not request.preemptible:", "if not request.preemptible:"),
+        ("account.fixed + asked <= account.guaranteed", "account.fixed <= account.guaranteed"),
+        ("return min(now + request.ttl_s, end)", "return now + request.ttl_s"),
+        ("own.by_owner.get(request.owner, 0) + asked >", "own.by_owner.get(request.owner, 0) >"),
+    ),
+    *of_python(
+        "jobs/preempting",
+        OF_ENDING,
+        ("grace_s / 2), grace_s)", "grace_s / 2), 1e9)"),
+        ("max(until - time.time(), grace_s / 2)", "(until - time.time())"),
+        ("outcome=Outcome.PREEMPTED", "outcome=Outcome.FAILED"),
+    ),
+    *of_python(
+        "jobs/launchers/directory_job",
+        OF_ENDING,
+        (' and not os.path.exists(told):', ":"),
+        ("if kill_at is not None and time.time() >= kill_at:", "if kill_at is not None:"),
+        ('file.write(f"{grace_s:g}\\n")', 'file.write("0\\n")'),
     ),
     *of_python(
         "scheduling/allocator",
@@ -241,6 +293,22 @@ BUGS += [
          "change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor.strip(),"),
         ("window.preempt and cluster.teams.preemption", "window.preempt"),
         ("if found := window.crossed(now, length_s):", "if found := window.crossed(now, 0.0):"),
+        ("return 0.0 if request.preemptible and preempts(cluster, window) else guard_s", "return guard_s"),
+        ("else guard_s\n", "else 0.0\n"),
+        ("if lease.request.preemptible and not (", "if not ("),
+        ("not (lease.preempted_by or lease.quarantined)", "not lease.quarantined"),
+        ("window.is_open(now) and preempts(cluster, window)", "preempts(cluster, window)"),
+        ("at = max(ends)", "at = min(ends)"),
+        ("        if node in window.servers\n", ""),
+    ),
+    *of_python(
+        "core/maintenance",
+        OF_WINDOWS,
+        ("if at < self.end:", "if at <= self.end:"),
+        ("(math.floor((at - self.end) / self.every_s) + 1)", "math.floor((at - self.end) / self.every_s)"),
+        ("found[0] >= start + horizon_s and", "found[0] > start + horizon_s and"),
+        (" and found[0] > start)", ")"),
+        ("found is not None and found[0] <= at", "found is not None"),
     ),
     *of_python(
         "core/models",

@@ -80,6 +80,16 @@ def victim_last() -> None:
     allocator.requeued = late  # type: ignore[attr-defined]
 
 
+def forgotten_restart() -> None:
+    """A preempted job starts again as if it were the first time, once its request is granted again."""
+    grant = allocator.grant
+
+    def careless(cluster: Any, request: Any, *arguments: Any) -> Any:
+        return grant(cluster, replace(request, labels={}), *arguments)
+
+    allocator.grant = careless
+
+
 def early_grant() -> None:
     """What a preempted lease holds is granted before its release is known."""
     apply = ClusterState.apply
@@ -92,7 +102,7 @@ def early_grant() -> None:
     ClusterState.apply = careless  # type: ignore[method-assign]
 
 
-OF_PREEMPTION = ("early grant", "lost victim", "victim last")
+OF_PREEMPTION = ("early grant", "forgotten restart", "lost victim", "victim last")
 """Bugs that only a run with preemption can show."""
 
 BUGS: dict[str, Callable[[], None]] = {
@@ -104,5 +114,6 @@ BUGS: dict[str, Callable[[], None]] = {
     "lost victim": lost_victim,
     "victim last": victim_last,
     "early grant": early_grant,
+    "forgotten restart": forgotten_restart,
 }
 """Of the first two each store has its own; the other survives it."""

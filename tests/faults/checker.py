@@ -363,6 +363,9 @@ def _check_members(operations: Sequence[Operation], replay: _Replay) -> list[str
             told, granted = told_members(operation.answer), replay.members.granted.get(operation.owner)
             if told != granted:
                 complaints.append(f"{operation.owner} was answered to have {told}, not {granted}")
+            restarts = replay.preemptions.restarts.get(operation.owner, 0)
+            if operation.answer.get("restarts", restarts) != restarts:
+                complaints.append(f"{operation.owner} was preempted {restarts} times before, not as answered")
         elif operation.result == "released":
             for position in _release_behind(operation, replay):
                 answered[operation.owner, position] += 1

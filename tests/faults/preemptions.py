@@ -1,14 +1,18 @@
-"""Promises about preempted leases, followed change by change beside the state that the checker keeps."""
+"""Promises about preempted leases, followed change by change beside the state that the checker keeps.
+
+A preempted task goes on: however often its owner asks again, it keeps its place and the count of its restarts
+until it ends for another reason.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-from resource_manager.core.changes import Change, Outcome, Preempting, Queued, Released
+from resource_manager.core.changes import Change, Granted, Outcome, Preempting, Queued, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease
-from resource_manager.scheduling.preemption import RESTARTS
+from resource_manager.core.models import Lease, Request
+from resource_manager.scheduling.preemption import restarts_of
 
 
 class Preemptions:
@@ -18,6 +22,8 @@ class Preemptions:
         self.victim = ""
         """The id of the preempted lease that the change before this one ended."""
         self.count = 0
+        self.restarts: dict[tuple[str, int], int] = {}
+        """How often each lease's task was preempted before, by lease id and fencing token."""
         self._ended: Lease | None = None
         self._of_task: Counter[str] = Counter()
 
@@ -31,6 +37,13 @@ class Preemptions:
             yield from _by_right(cluster, change)
         elif isinstance(change, Queued) and ended is None:
             self._of_task[change.request.lease_id] = 0
+            yield from self._counted(change.request)
+        elif isinstance(change, Granted):
+            lease_id = change.lease.lease_id
+            if lease_id not in cluster.pending:
+                self._of_task[lease_id] = 0
+            self.restarts[lease_id, change.lease.fencing_token] = self._of_task[lease_id]
+            yield from self._counted(change.lease.request)
         elif isinstance(change, Released) and change.outcome == Outcome.PREEMPTED:
             lease = cluster.leases.get(change.lease_id)
             if lease is not None and lease.preempted_by:
@@ -43,9 +56,13 @@ class Preemptions:
         arrived = lease.granted_at if lease.queued_at is None else lease.queued_at
         if (change.queued_at, change.sequence) != (arrived, lease.sequence):
             yield f"{lease.lease_id} lost its place in the queue when it was preempted"
-        before = int(lease.request.labels.get(RESTARTS, 0))
-        if int(change.request.labels.get(RESTARTS, 0)) != before + 1:
-            yield f"{lease.lease_id} does not know that it was preempted once more"
+        self._of_task[lease.lease_id] += 1
+        yield from self._counted(change.request)
+
+    def _counted(self, request: Request) -> Iterator[str]:
+        count, told = self._of_task[request.lease_id], restarts_of(request.labels)
+        if told != count:
+            yield f"{request.lease_id} was preempted {count} times, and is told of {told}"
 
 
 def _by_right(cluster: ClusterState, change: Preempting) -> Iterator[str]:

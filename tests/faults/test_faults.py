@@ -17,9 +17,11 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     MembersReleased,
+    Preempting,
     Queued,
     Released,
 )
+from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import NewerFormatError
@@ -33,6 +35,7 @@ from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
 from tests.faults.members import Members
 from tests.faults.namespaces import what_is_missing
+from tests.faults.preemptions import Preemptions
 from tests.faults.run import run_seed
 from tests.redis_server import RedisServer
 
@@ -268,6 +271,67 @@ def test_a_fencing_number_given_out_twice_is_found() -> None:
     operations = [told("a", 0, 1, a), released("a", 1, 2, 3), told("a", 4, 5, again)]
     found = complaints(operations, [Granted(a, 0), Released("a", 1, 2), Granted(again, 4)])
     assert any("did not grow" in complaint for complaint in found)
+
+
+# ---- the same of preempted leases ----
+
+VICTIM = lease("v", 1, tuple(range(8)))
+TAKER = replace(
+    lease("p", 2, tuple(range(8)), at=4), request=replace(VICTIM.request, lease_id="p", priority=1)
+)
+AGAIN = replace(VICTIM.request, labels={"restart_count": "1"})
+PREEMPTED: list[Change] = [
+    Granted(VICTIM, 0),
+    Queued(TAKER.request, 2, 1, 2),
+    Preempting("v", 1, "p", 9, 3),
+    Released("v", 1, 4, outcome=LeaseOutcome.PREEMPTED),
+    Queued(AGAIN, 0, 0, 4),
+    Granted(TAKER, 4),
+    Released("p", 2, 5),
+    Granted(replace(VICTIM, request=AGAIN, fencing_token=3, queued_at=0), 5),
+]
+
+
+def followed(changes: list[Change]) -> list[str]:
+    """Return what the changes break of the promises to preempted leases."""
+    cluster, preemptions, found = ClusterState(default_inventory(1)), Preemptions(), []
+    for change in changes:
+        found += preemptions.follow(cluster, change)
+        cluster.apply(change)
+    return found
+
+
+def changed(place: int, **values: Any) -> list[Change]:
+    """Return the history with one change of it otherwise."""
+    return [*PREEMPTED[:place], replace(PREEMPTED[place], **values), *PREEMPTED[place + 1 :]]
+
+
+def test_a_preempted_lease_that_goes_on_has_no_complaint() -> None:
+    assert followed(PREEMPTED) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        (changed(1, request=replace(TAKER.request, priority=0)), "no more urgent"),
+        (changed(2, by="nobody"), "which does not wait"),
+        ([*PREEMPTED[:3], PREEMPTED[2]], "is so already"),
+        ([*PREEMPTED[:4], PREEMPTED[5]], "v was preempted and lost"),
+        (changed(4, queued_at=4.0), "v lost its place"),
+        (changed(4, request=VICTIM.request)[:5], "v was preempted 1 times, and is told of 0"),
+        (changed(7, lease=replace(VICTIM, fencing_token=3)), "v was preempted 1 times, and is told of 0"),
+    ],
+)
+def test_a_promise_to_a_preempted_lease_that_is_broken_is_found(changes: list[Change], what: str) -> None:
+    found = followed(changes)
+    assert any(what in complaint for complaint in found), found
+
+
+def test_an_answer_with_another_number_of_restarts_is_found() -> None:
+    a = lease("a", 1)
+    answered = told("a", 0, 1, a)
+    answered.answer["restarts"] = 1
+    assert any("was preempted 0 times before" in found for found in complaints([answered], [Granted(a, 0)]))
 
 
 # ---- the same of gangs ----

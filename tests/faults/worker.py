@@ -23,6 +23,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.scheduling.preemption import restarts_of
 from tests.faults.access_paths import ACCESS_PATHS
 
 TTL_S = 2.0
@@ -111,6 +112,7 @@ def _granted(view: dict[str, Any]) -> Answer:
         "result": "granted",
         "expires_at": view["expires_at"],
         "preempted": view["preempted_by"] is not None,
+        "restarts": restarts_of(view["labels"]),
         **_lease(view),
     }
 
