@@ -14,6 +14,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from demo.stack import Stack  # noqa: E402
 from tests.e2e import browser as b  # noqa: E402
 from tests.e2e import test_airflow_console as inside  # noqa: E402
 
@@ -74,7 +75,7 @@ def console(chromium: Any, folder: Path) -> None:
 
 
 def airflow(chromium: Any, folder: Path) -> None:
-    with inside.ApiServer(
+    with Stack(
         folder / "airflow", settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": inside.USERS}
     ) as stack:
         with inside.client(stack, "olga") as olga:

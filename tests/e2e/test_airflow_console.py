@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
 
-from demo.stack import Stack
+from demo.stack import Stack, wait_until
 from tests.e2e import browser as b
 from tests.e2e.plugin import assert_loaded_once
 
@@ -23,40 +20,22 @@ USERS = "olga:op,ursula:user,vera:viewer"
 PLUGIN_PAGES = {"gpus": "Servers", "gpu-queue": "Queue"}
 """Heading of each page of the plugin, by its route."""
 
+DAG = """
+from airflow.sdk import DAG
+from resource_manager.airflow import GPUTrainingOperator
+
+with DAG("console_job", schedule=None):
+    GPUTrainingOperator(task_id="job", gpus=2, cpus=2, command="echo trains; sleep 900")
+"""
+
 WISH = {"required_gpus": 4, "required_cpus": 16}
-
-
-class ApiServer(Stack):
-    """Airflow's API server, which serves the console, and its Redis; no other component."""
-
-    def __enter__(self) -> Self:
-        self.home.mkdir(parents=True, exist_ok=True)
-        program = str(Path(sys.executable).parent / "airflow")
-        try:
-            self.start_redis()
-            subprocess.run([program, "db", "migrate"], env=self.environment, check=True, capture_output=True)
-            self.spawn("airflow", [program, "api-server"])
-            self._wait_for_answer()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def _wait_for_answer(self) -> None:
-        ends = time.monotonic() + 300
-        while time.monotonic() < ends:
-            try:
-                httpx.get(f"{self.url}/api/v2/version", timeout=10).raise_for_status()
-                return
-            except httpx.HTTPError:
-                time.sleep(0.5)
-        raise AssertionError(f"Airflow does not answer; see {self.home / 'airflow.log'}")
 
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("airflow")
-    with ApiServer(home, settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}) as stack:
+    home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
+    (dags / "console_job.py").write_text(DAG)
+    with Stack(home, dags=dags, settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}) as stack:
         yield stack
 
 
@@ -180,6 +159,39 @@ def test_a_viewer_has_no_buttons(airflow: Stack, chromium: Any) -> None:
     b.expect(frame.get_by_text("Live", exact=True)).to_be_visible()
     b.expect(frame.get_by_text("Drain…")).to_have_count(0)
     page.context.close()
+
+
+def test_a_task_leads_to_its_lease_and_stop_job_ends_it(airflow: Stack, chromium: Any) -> None:
+    run_id = airflow.api.trigger("console_job")
+    with client(airflow, "vera") as vera:
+
+        def leases() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = vera.get("/api/leases").json()["items"]
+            return [lease for lease in found if lease["labels"].get("run_id") == run_id]
+
+        job = f"/dags/console_job/dagRuns/{run_id}/taskInstances/job"
+        wait_until(  # Airflow's page asks once, and the link is stored when the task is deferred
+            lambda: airflow.api.call("GET", f"{job}/links")["extra_links"].get("GPU console"),
+            120.0,
+            "the task has no link to its lease",
+        )
+        assert len(leases()) == 1
+        page = logged_in(chromium, airflow, "olga")
+        page.goto(f"{airflow.url}/dags/console_job/runs/{run_id}/tasks/job/details", timeout=60_000)
+        link = page.get_by_role("link", name="GPU console")
+        b.expect(link).to_be_visible(timeout=60_000)
+        b.picture(page, "airflow-task")
+        page.goto(link.get_attribute("href"), timeout=60_000)
+        b.expect(page.get_by_text("RUNNING", exact=True)).to_be_visible()
+        b.picture(page, "airflow-lease")
+        page.get_by_role("button", name="Stop job…").click()
+        page.get_by_role("button", name="Stop job of").click()
+        b.expect(page.get_by_text("is released: its job was stopped.")).to_be_visible()
+        assert leases() == []
+    page.context.close()
+    over = ("failed", "success")
+    wait_until(lambda: airflow.api.run_state("console_job", run_id) in over, 120.0, "the task runs on")
+    assert airflow.api.run_state("console_job", run_id) == "failed"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
