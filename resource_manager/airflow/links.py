@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 
+def console_url(lease_id: str) -> str:
+    """Return the address of a lease's page in the console of this Airflow."""
+    base_url = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    return f"{base_url}/gpu/lease?id={quote(lease_id, safe='')}"
+
+
 class ConsoleLink(BaseOperatorLink):
     """Link to this task's lease in the GPU console."""
 
     name = "GPU console"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        base_url = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
-        return f"{base_url}/gpu/lease?id={quote(TaskIdentity.of(ti_key, instance_id()).lease_id, safe='')}"
+        return console_url(TaskIdentity.of(ti_key, instance_id()).lease_id)

@@ -100,6 +100,8 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
 
 def _lack(state: NodeState, request: Request) -> str:
     for shortage in shortages(state.node, request, state.capacity):
+        if shortage.kind is ShortageKind.GPUS:
+            return f"{shortage.has:g} GPU{'' if shortage.has == 1 else 's'} free"
         if shortage.kind is ShortageKind.AMOUNT:
             return f"{max(shortage.has, 0):g} {short(shortage.name)} free"
     return refusal.lack_of([state], request)

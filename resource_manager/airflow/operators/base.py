@@ -17,7 +17,7 @@ from resource_manager.airflow.demand import (
     takes_demand,
 )
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
-from resource_manager.airflow.links import ConsoleLink
+from resource_manager.airflow.links import ConsoleLink, console_url
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
@@ -94,6 +94,7 @@ class GPUOperator(BaseOperator):
         demand = demand_of(self, context, identity.lease_id, **instead)
         demand = demand.model_copy(update={"labels": {**demand.labels, **identity.labels, **labels}})
         status = submit(manager, demand, identity)
+        self.log.info("GPU console: %s", console_url(identity.lease_id))
         if status["state"] == "WAITING":
             self.log.info("%s", describe_waiting(status))
             max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()

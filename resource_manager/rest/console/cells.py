@@ -66,12 +66,22 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Maintenance:
+    """Maintenance that is on or comes next: its time in seconds since the epoch, and the servers' names."""
+
+    begin: float
+    end: float
+    reason: str
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerRow:
     server_id: int
     name: str
     state: str
     reason: str
-    maintenance: str
+    maintenance: Maintenance | None
     cells: list[Cell]
     gpus: Usage
     cpus: Usage
@@ -151,22 +161,21 @@ def css_classes(colour: Colour) -> str:
 def server_rows(cluster: ClusterState, states: Iterable[NodeState], now: float) -> list[ServerRow]:
     states = list(states)
     found = colours_of(cluster, [lease for state in states for lease in state.leases.values()])
-    windows = _windows_by_server(cluster, now)
-    return [_server_row(state, found, windows.get(state.name, "")) for state in states]
+    windows = {name: window for window in maintenance(cluster, now)[::-1] for name in window.servers}
+    return [_server_row(state, found, windows.get(state.name)) for state in states]
 
 
-def _windows_by_server(cluster: ClusterState, now: float) -> dict[str, str]:
-    """Return the maintenance that is on or comes next on each server, as a phrase."""
-    found: dict[str, tuple[float, str]] = {}
-    for window in cluster.windows:
-        if opening := window.occurrence(now):
-            for name in window.servers:
-                text = window.in_words(*opening)
-                found[name] = min(found.get(name, (math.inf, "")), (opening[0], text))
-    return {name: text for name, (_, text) in found.items()}
+def maintenance(cluster: ClusterState, now: float) -> list[Maintenance]:
+    """Return the maintenance that is on or comes next, the earliest first."""
+    found = [
+        Maintenance(*opening, window.reason, tuple(window.servers))
+        for window in cluster.windows
+        if (opening := window.occurrence(now)) is not None
+    ]
+    return sorted(found, key=lambda window: window.begin)
 
 
-def _server_row(state: NodeState, found: dict[str, Colour], maintenance: str) -> ServerRow:
+def _server_row(state: NodeState, found: dict[str, Colour], maintenance: Maintenance | None) -> ServerRow:
     return ServerRow(
         state.node.server_id,
         state.name,
@@ -237,7 +246,7 @@ def _cell(
     text = short_name(first.lease_id) if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
         classes += f" share p{(MILLI_PER_GPU - free_milli) * 4 // MILLI_PER_GPU}"
-        who += f"; {free_milli} milli {'free' if state.is_open else 'closed'}"
+        who += f"; {free_milli / MILLI_PER_GPU:.0%} {'free' if state.is_open else 'closed'}"
     if any(lease.quarantined for lease in leases):
         classes += " quarantined"
         text = f"⚠ {text}"
@@ -263,11 +272,8 @@ def _rank(lease: Lease, node: str) -> str:
 
 
 def gpus_asked(request: Request) -> str:
-    """Return the GPUs that a request asks for: `4`, `2 × 8`, `250 milli`."""
-    if request.gpu_milli != MILLI_PER_GPU:
-        text = f"{request.gpu_milli} milli"
-    else:
-        text = str(request.gpus)
+    """Return the GPUs that a request asks for: `4`, `2 × 8`, `0.25`."""
+    text = f"{request.gpus * request.gpu_milli / MILLI_PER_GPU:g}"
     return f"{request.nodes} × {text}" if request.nodes > 1 else text
 
 
@@ -362,12 +368,12 @@ def lease_row(
     cluster: ClusterState, lease: Lease, colour: Colour, caller: Identity, service: Service
 ) -> LeaseRow:
     request = lease.request
-    share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli} milli)"
+    share = "" if request.gpu_milli == MILLI_PER_GPU else f" ({request.gpu_milli / MILLI_PER_GPU:.0%} of it)"
     gpu_ids = [cluster.by_name[member.node].gpu_ids_of(member) for member in lease.members]
     return LeaseRow(
         lease.lease_id,
         ", ".join(dict.fromkeys(member.node for member in lease.members)),
-        "; ".join(",".join(map(str, ids)) for ids in gpu_ids) + share,
+        "; ".join(_ranges(ids) for ids in gpu_ids) + share,
         ", ".join(uuid for member in lease.members for uuid in member.gpu_uuids),
         f"{len(lease.members) * request.resources.get('cpus', 0):g}",
         request.owner,
@@ -381,6 +387,17 @@ def lease_row(
         task_link(request, service),
         caller.is_operator or request.owner == caller.name,
     )
+
+
+def _ranges(ids: Iterable[int]) -> str:
+    """Return numbers with neighbours joined: `0–3, 6`."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def task_link(request: Request, service: Service) -> str | None:

@@ -40,9 +40,9 @@ def asked(request: Request) -> list[tuple[str, str]]:
     rows += [(name, f"{amount:g}") for name, amount in others.items()]
     rows += [("GPU type", ", ".join(request.gpu_types)), ("Vendor", request.vendor)]
     rows += [("Only on", request.required_node or ""), ("Rather on", request.preferred_node or "")]
-    rows += [("Server labels", _pairs(request.labels_required)), ("Labels", _pairs(request.labels))]
     runtime = request.expected_runtime_s
     rows += [("Expected runtime", "" if runtime is None else serializers.duration(runtime))]
+    rows += [("Server labels", _pairs(request.labels_required)), ("Labels", _pairs(request.labels))]
     return [(name, value) for name, value in rows if value]
 
 

@@ -43,7 +43,7 @@ routes = Routes()
 PER_PAGE = 100
 
 FIRST = 5
-"""Number of pending requests beside the servers."""
+"""Number of pending requests, and of maintenance windows, beside the servers."""
 
 MAX_ESTIMATED = 200
 """Longest queue whose starts are estimated for a page that does not list them all."""
@@ -391,6 +391,7 @@ def _side(service: Service, cluster: ClusterState, now: float) -> dict[str, Any]
         "alerts": cells.alerts(cluster) + cells.under_maintenance(cluster, now),
         "waiting": first,
         "oldest": oldest,
+        "windows": cells.maintenance(cluster, now)[:FIRST],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,10 @@ from resource_manager.rest.service import Service
 from resource_manager.scheduling.start_estimates import expected_end
 
 AHEAD = 0.5
-"""Part of the past hours that is shown of the coming ones."""
+"""Part of the past hours that is shown of the coming ones, where something is to come."""
+
+MIN_PART = 0.2
+"""Least part of the width for what was, and for what is to come."""
 
 LANE = 9
 """Height of one GPU in pixels."""
@@ -26,7 +30,21 @@ WAITING_LANE = 18
 MAX_WAITING = 4
 """Expected starts shown on one server."""
 
-TICKS = 6
+NARROW = 8.0
+"""Width in percent below which the name stands in the paler part of a bar."""
+
+MAX_TICKS = 5
+STEPS_S = [
+    step * unit
+    for unit, steps in (
+        (1, (10, 30)),
+        (60, (1, 2, 5, 10, 20, 30)),
+        (3600, (1, 2, 3, 6, 12)),
+        (86_400, (1, 2, 7)),
+    )
+    for step in steps
+]
+"""Times between two ticks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +63,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Bar of a row: `x` and `width` in percent, `y` and `height` in pixels."""
+    """Bar of a row: `x` and `width` in percent, `y` and `height` in pixels; no `lease_id` for maintenance."""
 
     x: float
     width: float
@@ -82,15 +100,25 @@ class Window:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Places and words of times, relative to now."""
-        times = (self.start + (self.end - self.start) * i / TICKS for i in range(1, TICKS))
-        return [(self.percent(at), self._words(at)) for at in times]
+        """Places and words of now and of round times before and after it."""
+        shown_s = self.end - self.start
+        step_s = next((step for step in STEPS_S if shown_s <= MAX_TICKS * step), STEPS_S[-1])
+        first = math.ceil((self.start - self.now) / step_s)
+        aways = (step_s * i for i in range(first, math.floor((self.end - self.now) / step_s) + 1))
+        ticks = [(self.percent(self.now + away), _words(away)) for away in aways]
+        return [(x, words) for x, words in ticks if 4 <= x <= 96]  # the words stand in the middle
 
-    def _words(self, at: float) -> str:
-        away = at - self.now
-        if abs(away) < 1:
-            return "now"
-        return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+
+def _words(away_s: float) -> str:
+    """Return `now`, `2 h ago` or `in 30 min` for a round time."""
+    if not away_s:
+        return "now"
+    amount, unit = next(
+        (abs(away_s) / size, unit)
+        for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+        if abs(away_s) >= size
+    )
+    return f"in {amount:g} {unit}" if away_s > 0 else f"{amount:g} {unit} ago"
 
 
 def past(changes: Iterable[Recorded], live: Mapping[int, Lease], start: float) -> list[Span]:
@@ -136,25 +164,35 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         live = {lease.fencing_token: lease for lease in leases}
         rows = {state.name: _row(state) for state in states}
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
-        return cluster.version, now, running, entries, live, rows, lanes
+        windows = [window for window in cells.maintenance(cluster, now) if rows.keys() & set(window.servers)]
+        return cluster.version, now, running, entries, live, rows, lanes, windows
 
-    version, now, running, entries, live, rows, lanes = service.watch.look(look)
+    version, now, running, entries, live, rows, lanes, windows = service.watch.look(look)
     since = now - 3600 * hours
     ended = [span for span in past(newest(service.manager, version), live, since) if span.node in rows]
     begun = [span.start for span in ended] + [span.start for span, _, _ in running]
-    start = max(since, min(begun, default=now) - 60)  # a chart starts at what there is
-    window = Window(start, now, now + AHEAD * (now - start))
+    coming = [end for _, _, end in running if end is not None] + [each.end for each in windows]
+    coming += [entry["estimated_start"]["at"] or now for entry in entries]
+    # A chart shows what there is.
+    past_s = now - max(since, min(begun, default=now) - 60)
+    ahead_s = min(max(coming, default=now) + 60 - now, AHEAD * 3600 * hours)
+    past_s, ahead_s = max(past_s, MIN_PART * ahead_s), max(ahead_s, MIN_PART * past_s)
+    window = Window(now - past_s, now, now + ahead_s)
+    for each in windows:
+        for name in rows.keys() & set(each.servers):
+            _add_maintenance(rows[name], window, each)
     for span in ended:
         failed = span.outcome in ("FAILED", "expired", "PREEMPTED")
         _add(rows[span.node], lanes[span.node], window, span, "past failed" if failed else "past")
     for span, classes, end in running:
-        _add(rows[span.node], lanes[span.node], window, span, classes)
+        is_short = end is not None and window.percent(now) - window.percent(span.start) < NARROW
+        _add(rows[span.node], lanes[span.node], window, span, classes, bare=is_short)
         if end is not None:
             later = Span(span.lease_id, span.node, span.gpu_ids, now, end, "expected to end", span.team)
-            _add(rows[span.node], lanes[span.node], window, later, f"{classes} later", bare=True)
+            _add(rows[span.node], lanes[span.node], window, later, f"{classes} later", bare=not is_short)
     for entry in entries:
         _add_waiting(rows, window, entry)
-    is_empty = not (ended or running or entries)
+    is_empty = not (ended or running or entries or windows)
     return {"window": window, "rows": list(rows.values()), "is_empty": is_empty}
 
 
@@ -203,6 +241,17 @@ def _add(
         row.bars.append(
             Bar(x, max(right - x, 0.15), LANE * run[0], height, classes, label, title, span.lease_id)
         )
+
+
+def _add_maintenance(row: Row, window: Window, maintenance: cells.Maintenance) -> None:
+    """Add a time in which the server takes no leases."""
+    x = window.percent(maintenance.begin)
+    if x >= 100:
+        return
+    length = duration(maintenance.end - maintenance.begin)
+    title = f"maintenance for {length}" + (f": {maintenance.reason}" if maintenance.reason else "")
+    width = max(window.percent(maintenance.end) - x, 0.5)
+    row.bars.append(Bar(x, width, 0, row.height, "window", "maintenance", title, ""))
 
 
 def _add_waiting(rows: Mapping[str, Row], window: Window, entry: Any) -> None:

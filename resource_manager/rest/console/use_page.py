@@ -15,6 +15,10 @@ HEIGHT = 180
 """Height of the chart in pixels."""
 
 MAX_AGE_S = 60.0
+
+MIN_SHOWN_S = 3600.0
+"""Shortest time that the chart shows."""
+
 WASTED = (IDLE, FAILED, PREEMPTED, QUARANTINED)
 
 
@@ -54,31 +58,34 @@ def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery)
     """Return the rows, the columns of the chart, and who wasted most."""
     measures = measures_of(manager)
     report = accounts.report(query, measures=measures, prices=load_prices(manager.settings.prices))
-    starts, columns = accounts.series(query.since, measures=measures)
+    begun = min((segment.start for segment in accounts.hours.segments), default=accounts.now)
+    # The chart starts at what there is.
+    shown_s = min(query.since, max(accounts.now - begun, MIN_SHOWN_S))
+    starts, columns = accounts.series(shown_s, measures=measures)
     most = max(report["rows"], key=wasted, default=None)
     sums = [sum(columns[name][i] for name in CATEGORIES) for i in range(len(starts))]
-    first = next((i for i, amount in enumerate(sums) if amount), len(sums))  # a chart starts at what there is
     return {
         "report": report,
         "most": None if most is None or not wasted(most) else (most, wasted(most)),
         "wasted": wasted,
-        "parts": _parts(columns, sums, first, query.since / len(starts)),
+        "parts": _parts(columns, sums, shown_s / len(starts)),
         "highest": max(sums, default=0.0),
-        "begins_s": (len(sums) - first) * query.since / len(starts),
+        "step_s": shown_s / len(starts),
+        "begins_s": shown_s,
         "categories": CATEGORIES,
     }
 
 
-def _parts(columns: dict[str, list[float]], sums: list[float], first: int, step_s: float) -> list[Part]:
-    highest, shown = max(sums, default=0.0), len(sums) - first
+def _parts(columns: dict[str, list[float]], sums: list[float], step_s: float) -> list[Part]:
+    highest = max(sums, default=0.0)
     found = []
-    for i in range(first, len(sums)):
+    for i in range(len(sums)):
         y = float(HEIGHT)
         for name in CATEGORIES:
             height = HEIGHT * columns[name][i] / highest if highest else 0.0
             if height:
                 y -= height
-                x = 100 * (i - first) / shown
+                x = 100 * i / len(sums)
                 title = f"{columns[name][i]:.1f} GPU-hours {name} in {step_s / 3600:.1f} h"
-                found.append(Part(name, x, 96 / shown, y, height, title))
+                found.append(Part(name, x, 96 / len(sums), y, height, title))
     return found

@@ -84,7 +84,7 @@ def test_the_page_of_a_server_has_gpus_processes_leases_and_history(as_role: AsR
         "71 %",
         "62 of 80 GB",
         "61 °C",
-        "<td>78</td><td>ada</td><td>500 MiB</td>",
+        '<td data-label="Process">78</td><td data-label="User">ada</td><td data-label="Memory">500 MiB</td>',
         '<strong class="bad">⚠ none (rogue)</strong>',
         "GPU 1 closed: gpu lost",
         "watched by its agent",

@@ -33,6 +33,10 @@
     const response = await fetch(root + "/api/trends?hours=" + hours, { credentials: "same-origin" });
     if (!response.ok) return;
     const data = await response.json();
+    // A chart starts at what there is.
+    const known = (i) => [data.held, data.wait, data.longest, data.queue].some((values) => values[i] !== null);
+    const first = data.time.findIndex((_, i) => known(i));
+    if (first > 0) Object.keys(data).forEach((key) => { if (Array.isArray(data[key])) data[key] = data[key].slice(first); });
     charts.forEach((chart) => chart.destroy());
     charts = [];
     const upTo = (least) => (chart, low, high) => [0, Math.max(least, (high || 0) * 1.1)];
