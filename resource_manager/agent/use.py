@@ -80,11 +80,15 @@ class GpuUse(TypedDict):
 
 
 class ServerUse(TypedDict):
-    """One server; `age_s` is the time since its last report, None without one. `error` is the report's."""
+    """One server, which takes new leases if `is_open`; `age_s` is the time since its last report, or None.
+
+    `error` is the report's.
+    """
 
     server_id: int
     server_name: str
     state: str
+    is_open: bool
     drain_reason: str
     watched: bool
     age_s: float | None
@@ -164,6 +168,7 @@ def server_use(
         "server_id": state.node.server_id,
         "server_name": state.name,
         "state": server_state(state),
+        "is_open": state.is_open,
         "drain_reason": "" if state.drained is None else state.drained.reason,
         "watched": state.watched,
         "age_s": None if kept is None else max(now - kept.received_at, 0.0),

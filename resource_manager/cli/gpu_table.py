@@ -70,7 +70,7 @@ def _table(server: Row, colours: Mapping[str, Colour]) -> Table:
             _bar(share, _memory(used, total)),
             Text("–" if temperature is None else f"{temperature}°", _heat(temperature)),
             "–" if power is None else f"{power:.0f}W",
-            _who(gpu, colours),
+            _who(gpu, server, colours),
         )
     return table
 
@@ -99,7 +99,7 @@ def _heat(temperature: int | None) -> str:
     return "red" if temperature is not None and temperature >= HOT_C else ""
 
 
-def _who(gpu: Row, colours: Mapping[str, Colour]) -> Text:
+def _who(gpu: Row, server: Row, colours: Mapping[str, Colour]) -> Text:
     """Return what is wrong first, then the leases with their teams."""
     text = Text(no_wrap=True, overflow="ellipsis")
     if gpu["rogue"]:
@@ -118,5 +118,5 @@ def _who(gpu: Row, colours: Mapping[str, Colour]) -> Text:
         part = "" if lease["gpu_milli"] == MILLI_PER_GPU else f" {lease['gpu_milli']}m"
         text.append(f"{part}{' ' + lease['team'] if lease['team'] else ''} ", "dim")
     if not text:
-        text.append("free", "dim")
+        text.append("free" if server["is_open"] else "closed", "dim")
     return text

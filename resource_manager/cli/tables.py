@@ -11,8 +11,17 @@ from rich.text import Text
 
 from resource_manager.cli.fitting import WIDE, Column, FittedTable
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.manager.serializers import Usage, duration, short_name, short_uuid, usage_in_words
+from resource_manager.manager.serializers import (
+    Usage,
+    duration,
+    ranges,
+    short_name,
+    short_uuid,
+    usage_in_words,
+    wasted,
+)
 from resource_manager.rest.console.colours import Colour, Holder, assign
+from resource_manager.scheduling.gpu_hours import WASTED
 
 STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
 Row = Mapping[str, Any]
@@ -112,10 +121,9 @@ def cells(server: Row, leases: Sequence[Row], colours: Mapping[str, Colour]) -> 
         if lease is not None:
             mark = "█" if lease["gpu_milli"] == MILLI_PER_GPU else "▒"
             text.append(mark, colours[_key(lease)].rgb)
-        elif server["drained"] or server["retired"]:
-            text.append("x", "dim")
         else:
-            text.append("·" if free_milli == MILLI_PER_GPU else "▒", "dim")
+            is_free = free_milli and not (server["drained"] or server["retired"])
+            text.append("·" if is_free else "x", "dim")
     return text
 
 
@@ -169,7 +177,7 @@ def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
         table.add_row(
             lease["task_id"],
             "\n".join(member["server_name"] for member in lease["members"]),
-            "\n".join(",".join(map(str, member["gpu_ids"])) for member in lease["members"]),
+            "\n".join(ranges(member["gpu_ids"]) for member in lease["members"]),
             *("\n".join(map(short_uuid, _uuids(lease))) for _ in uuids),
             f"{len(lease['members']) * lease['cpu_count']:g}",
             lease.get("owner", ""),
@@ -208,8 +216,12 @@ def queue_table(queue: Sequence[Row]) -> Group:
             entry.get("reason", ""),
             start(entry["estimated_start"]),
         )
-    why = {entry["estimated_start"]["detail"]: None for entry in queue if entry["estimated_start"]["detail"]}
-    return Group(table, *(Text(f"start unknown: {detail}", "dim") for detail in why))
+    why: dict[str, list[str]] = {}
+    for entry in queue:
+        if detail := entry["estimated_start"]["detail"]:
+            why.setdefault(detail, []).append(f"#{entry['position']}")
+    lines = (f"{', '.join(places)} start unknown: {detail}" for detail, places in why.items())
+    return Group(table, *(Text(line, "dim") for line in lines))
 
 
 def start(estimate: Row) -> str:
@@ -283,8 +295,8 @@ def history_table(changes: Sequence[Row]) -> FittedTable:
     return table
 
 
-def report_table(report: Row) -> FittedTable:
-    """Return the GPU-hours by group, then their sum; a column without any value is left out."""
+def report_table(report: Row) -> Group:
+    """Return the GPU-hours by group, their sum, and who wasted most; columns without a value are left out."""
     total = report["total"]
     since, until = (
         time.strftime("%Y-%m-%d %H:%M", time.localtime(report[key])) for key in ("since", "until")
@@ -306,7 +318,17 @@ def report_table(report: Row) -> FittedTable:
         group = row["group"].values() if row is not total else ("all", *[""] * (len(report["by"]) - 1))
         amounts = (row[name] for name in ("granted", *REPORT_COLUMNS, *extra))
         table.add_row(*group, *("-" if amount is None else f"{amount:,.1f}" for amount in amounts))
-    return table
+    return Group(table, *map(Text, [] if (most := most_wasted(report["rows"])) is None else [most]))
+
+
+def most_wasted(rows: Sequence[Row]) -> str | None:
+    """Return a sentence about who wasted most, None if nothing is known to be wasted."""
+    most = max(rows, key=wasted, default=None)
+    if most is None or not wasted(most):
+        return None
+    parts = ", ".join(f"{most[name]:,.1f} {name}" for name in WASTED if most[name])
+    who = " ".join(most["group"].values())
+    return f"{who} wasted most: {wasted(most):,.1f} of {most['granted']:,.1f} GPU-hours ({parts})"
 
 
 def describe(change: Row) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
@@ -30,6 +32,7 @@ from resource_manager.manager.results import (
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
 from resource_manager.scheduling.gangs import Members, select_members
+from resource_manager.scheduling.gpu_hours import WASTED
 from resource_manager.scheduling.maintenance import closed_for
 from resource_manager.scheduling.policies import Policy, scores_of
 from resource_manager.scheduling.preemption import would_preempt
@@ -213,6 +216,22 @@ def usage_in_words(usage: Usage) -> str:
 def short_name(lease_id: str) -> str:
     """Return the last part of a lease id: `train[2]` of `dag/run/train[2]`."""
     return lease_id.rsplit("/", 1)[-1]
+
+
+def ranges(ids: Iterable[int]) -> str:
+    """Return numbers with neighbours joined: `0–3, 6`."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def wasted(row: Mapping[str, Any]) -> float:
+    """Return the GPU-hours of a report's row that gave nothing."""
+    return float(sum(row[name] for name in WASTED))
 
 
 def short_uuid(uuid: str) -> str:

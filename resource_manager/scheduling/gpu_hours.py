@@ -33,6 +33,9 @@ USED, IDLE, FAILED, PREEMPTED, QUARANTINED, UNKNOWN = CATEGORIES = (
 )
 """Categories of granted time. Their sum is the time granted."""
 
+WASTED = (IDLE, FAILED, PREEMPTED, QUARANTINED)
+"""Categories of time that gave nothing."""
+
 KEYS = ("team", "user", "dag", "gpu_type")
 """Keys to group by."""
 

@@ -44,10 +44,9 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
     "--workflows",
     "sources",
     multiple=True,
-    required=True,
     metavar="DIR|FILE|SHAPE:SIZE",
     help="DAX or WfCommons files, folders of them, or a generated shape like montage:20 "
-    f"({', '.join(SHAPES)}); more may follow as arguments.",
+    f"({', '.join(SHAPES)}); also as arguments.",
 )
 @click.argument("more_sources", nargs=-1, metavar="[DIR|FILE|SHAPE:SIZE]...")
 @click.option(
@@ -88,12 +87,15 @@ def command(
     seed: int,
 ) -> None:
     """Run serverless workflows on rented servers with NUMA nodes."""
+    sources = (*sources, *more_sources)
+    if not sources:
+        raise click.UsageError("no workflow: name files, folders, or a shape such as montage:20")
     config = ClusterConfig.c5() if cluster_path is None else ClusterConfig.from_yaml(cluster_path)
     if memory_mib is not None and memory_mib > config.largest_memory:
         raise MemoryAllocationError(
             f"--memory {memory_mib}: every NUMA node has less; the largest has {config.largest_memory} MiB"
         )
-    templates = _templates((*sources, *more_sources), seed, config.single_core_speed)
+    templates = _templates(sources, seed, config.single_core_speed)
     env = RawEnv(parse_arrivals(arrivals, seed), templates, config)
     scheduler = PolicyScheduler(scheduler_policy(policy_name, env, seed), memory_mib)
     with progress_bar("workflows") as progress:

@@ -36,7 +36,8 @@ WISH = {"required_gpus": 4, "required_cpus": 16}
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
     (dags / "console_job.py").write_text(DAG)
-    with Stack(home, dags=dags, settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}) as stack:
+    users = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}
+    with Stack(home, dags=dags, settings=users, answer_timeout_s=120.0) as stack:
         yield stack
 
 
@@ -189,15 +190,21 @@ def test_a_task_leads_to_its_lease_and_stop_job_ends_it(airflow: Stack, chromium
         b.expect(in_log).to_have_attribute("href", re.compile(r"/gpu/lease\?id=.*job$"), timeout=60_000)
         b.picture(page, "airflow-task-log")
         page.goto(f"{airflow.url}/dags/console_job/runs/{run_id}/tasks/job/details", timeout=60_000)
-        link = page.get_by_role("link", name="GPU console")
-        b.expect(link).to_be_visible(timeout=60_000)
+        b.expect(page.get_by_role("link", name="GPU console")).to_have_count(
+            2, timeout=60_000
+        )  # note, details
+        link = page.get_by_role("link", name="GPU console").last
         b.picture(page, "airflow-task")
         page.goto(link.get_attribute("href"), timeout=60_000)
         b.expect(page.get_by_text("RUNNING", exact=True)).to_be_visible()
         b.picture(page, "airflow-lease")
-        page.get_by_role("button", name="Stop job…").click()
-        page.get_by_role("button", name="Stop job of").click()
-        b.expect(page.get_by_text("is released: its job was stopped.")).to_be_visible()
+        page.goto(f"{airflow.url}/plugin/gpus", timeout=60_000)
+        frame = page.frame_locator("iframe[title=GPUs]")
+        frame.locator(".cell", has_text="job").click(timeout=60_000)
+        frame.get_by_role("button", name="Stop job…").click()
+        frame.get_by_role("button", name="Stop job of").click()
+        b.expect(frame.get_by_text("is released: its job was stopped.")).to_be_visible()
+        b.picture(page, "airflow-stopped")
         assert leases() == []
     page.context.close()
     over = ("failed", "success")

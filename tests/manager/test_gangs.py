@@ -156,7 +156,7 @@ def test_the_commands_take_and_show_gangs(manager: GPUResourceManager) -> None:
     shown = command(manager, "leases").output
     assert all(name in shown for name in ("a", "b"))
     waits = command(manager, "submit", "h", "--gpus", "4", "--nodes", "2")
-    assert "1 of 2 servers have 4 GPUs and 1 cpu free; the next, a: 0 free" in waits.output
+    assert "1 of 2 servers have 4 GPUs and 1 cpu free; the next, a: 0 GPUs free" in waits.output
     assert "2 × 4" in command(manager, "queue").output
     explained = command(manager, "explain", "--gpus", "4", "--nodes", "2")
     assert (explained.exit_code, "1 of 2 servers" in explained.output) == (1, True)

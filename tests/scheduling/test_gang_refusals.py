@@ -64,10 +64,10 @@ def test_a_gang_that_waits_knows_how_many_servers_fit_and_what_the_next_lacks() 
     cluster = cluster_of("abc", "de")
     start(cluster, Request("single", 1))
     assert no_capacity(cluster, gang("g", 5)).detail == (
-        "4 of 5 servers have 2 GPUs free; the next, a: 1 free"
+        "4 of 5 servers have 2 GPUs free; the next, a: 1 GPU free"
     )
     assert no_capacity(cluster, gang("g", 3, same="rack")).detail == (
-        "2 of 3 servers have 2 GPUs free in rack=0; the next, a: 1 free"
+        "2 of 3 servers have 2 GPUs free in rack=0; the next, a: 1 GPU free"
     )
     start(cluster, Request("cpus", 0, resources={"cpus": 5}))
     assert no_capacity(cluster, gang("g", 5, 1, resources={"cpus": 8})).detail == (

@@ -18,7 +18,7 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_on, condition_of
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.jobs.task_identity import task_of
-from resource_manager.manager.serializers import Usage, cpu_usage, gpu_usage, server_state, short_name
+from resource_manager.manager.serializers import Usage, cpu_usage, gpu_usage, ranges, server_state, short_name
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.colours import Colour, Holder
@@ -373,7 +373,7 @@ def lease_row(
     return LeaseRow(
         lease.lease_id,
         ", ".join(dict.fromkeys(member.node for member in lease.members)),
-        "; ".join(_ranges(ids) for ids in gpu_ids) + share,
+        "; ".join(ranges(ids) for ids in gpu_ids) + share,
         ", ".join(uuid for member in lease.members for uuid in member.gpu_uuids),
         f"{len(lease.members) * request.resources.get('cpus', 0):g}",
         request.owner,
@@ -387,17 +387,6 @@ def lease_row(
         task_link(request, service),
         caller.is_operator or request.owner == caller.name,
     )
-
-
-def _ranges(ids: Iterable[int]) -> str:
-    """Return numbers with neighbours joined: `0–3, 6`."""
-    runs: list[list[int]] = []
-    for number in sorted(ids):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def task_link(request: Request, service: Service) -> str | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from resource_manager.agent.accounting import accounts_of, measures_of
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.report import Accounts, ReportQuery, ReportRow, load_prices
-from resource_manager.scheduling.gpu_hours import CATEGORIES, FAILED, IDLE, PREEMPTED, QUARANTINED
+from resource_manager.manager.report import Accounts, ReportQuery, load_prices
+from resource_manager.manager.serializers import wasted
+from resource_manager.scheduling.gpu_hours import CATEGORIES
 
 HEIGHT = 180
 """Height of the chart in pixels."""
@@ -18,8 +19,6 @@ MAX_AGE_S = 60.0
 
 MIN_SHOWN_S = 3600.0
 """Shortest time that the chart shows."""
-
-WASTED = (IDLE, FAILED, PREEMPTED, QUARANTINED)
 
 
 class AccountsCache:
@@ -47,11 +46,6 @@ class Part:
     y: float
     height: float
     title: str
-
-
-def wasted(row: ReportRow) -> float:
-    """Return the GPU-hours that gave nothing."""
-    return sum(row[name] for name in WASTED)  # type: ignore[literal-required]
 
 
 def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery) -> dict[str, Any]:
