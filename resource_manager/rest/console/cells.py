@@ -161,11 +161,11 @@ def css_classes(colour: Colour) -> str:
 def server_rows(cluster: ClusterState, states: Iterable[NodeState], now: float) -> list[ServerRow]:
     states = list(states)
     found = colours_of(cluster, [lease for state in states for lease in state.leases.values()])
-    windows = {name: window for window in maintenance(cluster, now)[::-1] for name in window.servers}
+    windows = {name: window for window in coming_maintenance(cluster, now)[::-1] for name in window.servers}
     return [_server_row(state, found, windows.get(state.name)) for state in states]
 
 
-def maintenance(cluster: ClusterState, now: float) -> list[Maintenance]:
+def coming_maintenance(cluster: ClusterState, now: float) -> list[Maintenance]:
     """Return the maintenance that is on or comes next, the earliest first."""
     found = [
         Maintenance(*opening, window.reason, tuple(window.servers))

@@ -391,7 +391,7 @@ def _side(service: Service, cluster: ClusterState, now: float) -> dict[str, Any]
         "alerts": cells.alerts(cluster) + cells.under_maintenance(cluster, now),
         "waiting": first,
         "oldest": oldest,
-        "windows": cells.maintenance(cluster, now)[:FIRST],
+        "windows": cells.coming_maintenance(cluster, now)[:FIRST],
     }
 
 

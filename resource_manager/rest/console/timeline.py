@@ -164,7 +164,9 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         live = {lease.fencing_token: lease for lease in leases}
         rows = {state.name: _row(state) for state in states}
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
-        windows = [window for window in cells.maintenance(cluster, now) if rows.keys() & set(window.servers)]
+        windows = [
+            window for window in cells.coming_maintenance(cluster, now) if rows.keys() & set(window.servers)
+        ]
         return cluster.version, now, running, entries, live, rows, lanes, windows
 
     version, now, running, entries, live, rows, lanes, windows = service.watch.look(look)

@@ -2,6 +2,7 @@
 (function () {
   "use strict";
   const root = document.body.dataset.root || "";
+  const TICKS_S = [1, 5, 10, 30, 60, 180, 360, 720, 1440, 2880].map((minutes) => 60 * minutes);
   let charts = [];
   let hours = 6;
 
@@ -25,7 +26,7 @@
     }));
     charts.push(new uPlot({
       width: target.clientWidth, height: 200, series: [{}, ...series],
-      axes: [{ ...axis, values: (chart, ticks) => ticks.map(clock) }, { ...axis, size: 60 }], scales: { y: { range } }, cursor: { drag: { x: true, y: false } },
+      axes: [{ ...axis, incrs: TICKS_S, values: (chart, ticks) => ticks.map(clock) }, { ...axis, size: 60 }], scales: { y: { range } }, cursor: { drag: { x: true, y: false } },
     }, [time, ...columns.map((column) => column[1])], target));
   }
 
