@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+INTEGRATION = "GPU resource manager"
+
 
 def get_provider_info() -> dict[str, Any]:
     """Return the description that Airflow's provider manager reads."""
@@ -13,16 +15,17 @@ def get_provider_info() -> dict[str, Any]:
     def module(name: str, *parts: str) -> dict[str, Any]:
         root = f"resource_manager.airflow.{name}"
         names = [f"{root}.{part}" for part in parts] or [root]
-        return {"integration-name": "GPU resource manager", "python-modules": names}
+        return {"integration-name": INTEGRATION, "python-modules": names}
 
     def field(label: str, kind: str, description: str) -> dict[str, Any]:
         return {"label": label, "description": description, "schema": {"type": [kind, "null"]}}
 
     return {
         "package-name": "gpu-resource-manager",
-        "name": "GPU resource manager",
+        "name": INTEGRATION,
         "description": "Leases on named GPUs and CPUs for tasks.",
         "versions": [__version__],
+        "integrations": [{"integration-name": INTEGRATION, "tags": ["service"]}],
         "connection-types": [
             {
                 "connection-type": "gpu_manager",

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -98,6 +99,8 @@ class Bench(Stack):
             },
         )
 
+    program = str(Path(sys.executable).parent / "airflow")
+
     @cached_property
     def manager(self):
         return GPUResourceManager.from_url(self.store_url, inventory=self.inventory)
@@ -111,6 +114,11 @@ class Bench(Stack):
         if "manager" in self.__dict__:
             self.manager.close()
         super().stop()
+
+    def command(self, *words):
+        """Run Airflow's command line in this stack; an error says what it wrote."""
+        done = subprocess.run([self.program, *words], env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"airflow {' '.join(words)}: {(done.stderr or done.stdout)[-4000:]}"
 
     def switch_the_reconciler_on(self):
         wait_for(lambda: self.api.knows("gpu_reconcile"), what="gpu_reconcile")
@@ -146,7 +154,7 @@ class Bench(Stack):
         return found
 
     def start(self, name, *options):
-        self.spawn(name, [str(Path(sys.executable).parent / "airflow"), name, *options])
+        self.spawn(name, [self.program, name, *options])
 
     def run(self, dag_id, **conf):
         """Start a run and return it."""

@@ -1,7 +1,6 @@
 """Airflow's own teams, since 3.3: the team that owns a DAG's bundle is the team of its leases."""
 
 import json
-import subprocess
 
 import pytest
 
@@ -15,8 +14,8 @@ class OfVision(Bench):
 
     def spawn(self, name, command, **options):
         if name == "airflow":
-            for words in (("db", "migrate"), ("teams", "create", "vision")):
-                subprocess.run([command[0], *words], env=self.environment, check=True, capture_output=True)
+            self.command("db", "migrate")
+            self.command("teams", "create", "vision")
         return super().spawn(name, command, **options)
 
 

@@ -43,10 +43,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def image() -> str:
+def image() -> Iterator[str]:
     name = f"gpu-manager-test-{os.getpid()}"
     docker("build", "--quiet", "-f", str(ROOT / "deploy" / "service.Dockerfile"), "-t", name, str(ROOT))
-    return name
+    yield name
+    docker("rmi", "--force", name)
 
 
 @pytest.fixture
